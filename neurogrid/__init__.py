@@ -1,0 +1,1 @@
+"""NeuroGrid: one model on several machines."""

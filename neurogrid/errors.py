@@ -1,0 +1,116 @@
+"""The errors of NeuroGrid: one root, and a class for each thing that a caller can do something about.
+
+Retry policy reads `retryable` of the class, never the text. A text says what happened and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+__all__ = [
+    "NeuroGridError",
+    "ConfigurationError",
+    "LocalProtocolError",
+    "RemoteProtocolError",
+    "PeerRefusedError",
+    "TransportError",
+    "PeerUnreachableError",
+    "StreamBrokenError",
+    "ResponseTimeout",
+    "NoRouteError",
+    "CapacityError",
+    "ModelError",
+    "CheckpointError",
+    "UnsupportedModelError",
+    "HashMismatchError",
+]
+
+
+class NeuroGridError(Exception):
+    """The root of all errors that NeuroGrid raises on purpose."""
+
+    retryable: ClassVar[bool] = False
+
+
+class ConfigurationError(NeuroGridError):
+    """What was asked for cannot be right; the user can mend it (exit status 2)."""
+
+
+class LocalProtocolError(NeuroGridError):
+    """We were about to break the protocol: a bug of ours, or of the caller. Never retried."""
+
+
+class RemoteProtocolError(NeuroGridError):
+    """The peer broke the protocol. `code` is the wire error code to answer with."""
+
+    def __init__(self, message: str, *, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PeerRefusedError(NeuroGridError):
+    """The peer answered with an Error message.
+
+    Attributes:
+        code: the error code of the registry (`neurogrid.p2p.wire.ErrorCode`).
+        text: the peer's own words, bounded and printable.
+        retry_after: seconds after which the peer suggests to try again, or None.
+    """
+
+    def __init__(self, message: str, *, code: int, text: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.text = text
+        self.retry_after = retry_after
+
+
+class TransportError(NeuroGridError):
+    """The bytes did not get there, or no answer came back."""
+
+    retryable = True
+
+
+class PeerUnreachableError(TransportError):
+    """No connection or no stream to the peer could be opened."""
+
+
+class StreamBrokenError(TransportError):
+    """A stream or its connection ended while it was in use."""
+
+
+class ResponseTimeout(TransportError):
+    """The peer did not answer within the deadline."""
+
+
+class NoRouteError(NeuroGridError):
+    """Some layers are held by no reachable peer. `layers` names them."""
+
+    def __init__(self, message: str, *, layers: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.layers = tuple(layers)
+
+
+class CapacityError(NeuroGridError):
+    """The model does not fit. `needed` and `available` are bytes."""
+
+    def __init__(self, message: str, *, needed: int, available: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
+
+
+class ModelError(NeuroGridError):
+    """Something is wrong with the model itself."""
+
+
+class CheckpointError(ModelError):
+    """A file of the checkpoint is missing, truncated or not what it claims to be."""
+
+
+class UnsupportedModelError(ModelError):
+    """The architecture cannot be split, or was not proven equal to the whole model."""
+
+
+class HashMismatchError(ModelError):
+    """Bytes arrived or were found whose content hash is not the one announced."""
