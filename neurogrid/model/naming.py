@@ -1,0 +1,41 @@
+"""Which decoder layer a checkpoint tensor belongs to, told from its name alone.
+
+Families name their decoder layers `PREFIX.CONTAINER.NUMBER.REST`, the prefix empty in some
+checkpoints of the hub (`h.0.ln_1.weight`). The first numbered container counts: what is numbered
+further in (experts) is inside the layer. Layers of other towers (vision, audio, an encoder) and of
+multi-token prediction are nobody's: neither a decoder layer's nor one of the ends'.
+
+This module knows no family and imports no torch; `check_splittable` proves its answer on a
+miniature of the model before anything is served.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["is_end_tensor", "layer_of"]
+
+_NUMBERED = re.compile(r"^((?:[A-Za-z_]\w*\.)*?)(?:layers|layer|h|blocks|block)\.(\d{1,6})\.")
+
+# What stands before the container when the layers are not the decoder's.
+_OTHER_TOWER = re.compile(
+    r"(?:^|\.)(?:vision|visual|audio|speech|image|mtp|encoder|embed_vision|embed_audio)\w*\."
+)
+
+
+def layer_of(name: str, num_layers: int) -> int | None:
+    """The decoder layer that the tensor called `name` belongs to, in 0..num_layers-1.
+
+    None for a tensor of the ends (embedding, final norm, head) and for one that is nobody's: a
+    layer of another tower, or one past `num_layers` such as DeepSeek's multi-token prediction.
+    """
+    match = _NUMBERED.match(name)
+    if match is None or _OTHER_TOWER.search(match[1]):
+        return None
+    layer_id = int(match[2])
+    return layer_id if layer_id < num_layers else None
+
+
+def is_end_tensor(name: str) -> bool:
+    """Whether the tensor called `name` is of the ends: in no numbered layer, no other tower."""
+    return _NUMBERED.match(name) is None and _OTHER_TOWER.search(name) is None
