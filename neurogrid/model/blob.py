@@ -1,0 +1,154 @@
+"""The bytes of one layer: made from memory-mapped files for sending, and read where they arrive.
+
+A layer's blob is one safetensors file of that layer's tensors, in the order of their names, under
+their full checkpoint names, in the checkpoint's dtypes. The same tensors give the same bytes, so a
+blob is known by its content: its id is the SHA-256 of its chunks' SHA-256 (specification, blobs).
+
+Nothing here copies more than a chunk: `LayerBlob` yields slices of the files, `parse_blob` returns
+tensors that lie in the buffer it was given. This module knows neither models nor peers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from neurogrid.errors import CheckpointError
+from neurogrid.model.safetensors_header import (
+    LENGTH_BYTES,
+    TORCH_DTYPES,
+    TensorEntry,
+    encode_header,
+    header_length,
+    parse_header,
+)
+from neurogrid.p2p.wire.blob_id import BlobHasher, num_chunks
+from neurogrid.p2p.wire.limits import CHUNK_BYTES
+
+__all__ = ["CHUNK_BYTES", "LayerBlob", "blob_id_of", "parse_blob"]
+
+# Tensors in one layer: 20 times a mixture of 256 experts (DeepSeek-V3: 780).
+MAX_BLOB_TENSORS = 16_384
+# Bytes of a blob's header: 250 a tensor. JSON grows tenfold and more as Python objects.
+MAX_BLOB_HEADER_BYTES = 4 * 1024 * 1024
+
+
+class LayerBlob:
+    """The blob of one layer, as a sequence of chunks that is made while it is read.
+
+    Args:
+        tensors: for each name the entry it has in its file (dtype and shape are used) and the bytes
+            of the tensor, usually a slice of a memory-mapped file.
+    """
+
+    def __init__(self, tensors: Mapping[str, tuple[TensorEntry, memoryview]]) -> None:
+        ordered = sorted(tensors.items())
+        entries: dict[str, TensorEntry] = {}
+        offset = 0
+        for name, (entry, data) in ordered:
+            stop = offset + data.nbytes
+            entries[name] = TensorEntry(entry.dtype, entry.shape, offset, stop)
+            offset = stop
+        header = memoryview(encode_header(entries))
+        self._segments = (header, *(data for _, (_, data) in ordered))
+        self._blob_id: bytes | None = None
+        self.tensor_names = tuple(entries)
+        self.num_bytes = header.nbytes + offset
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks `chunks` yields, at least 1."""
+        return num_chunks(self.num_bytes)
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes in order, each piece CHUNK_BYTES long but the last.
+
+        A piece inside one tensor is a view of the file; one that spans several is joined.
+        """
+        parts: list[memoryview] = []
+        missing = CHUNK_BYTES
+        for segment in self._segments:
+            start = 0
+            while segment.nbytes - start >= missing:
+                parts.append(segment[start : start + missing])
+                yield parts[0] if len(parts) == 1 else b"".join(parts)
+                start += missing
+                parts, missing = [], CHUNK_BYTES
+            if start < segment.nbytes:
+                parts.append(segment[start:])
+                missing -= segment.nbytes - start
+        if parts:
+            yield parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def blob_id(self) -> bytes:
+        """The 32 bytes that name the content. The first call reads every byte; the rest do not."""
+        if self._blob_id is None:
+            hasher = BlobHasher()
+            for chunk in self.chunks():
+                hasher.update(chunk)
+            self._blob_id = hasher.digest()
+        return self._blob_id
+
+
+def blob_id_of(data: bytes | bytearray | memoryview) -> bytes:
+    """The id of a blob that lies in memory, 32 bytes."""
+    hasher = BlobHasher()
+    hasher.update(data)
+    return hasher.digest()
+
+
+def parse_blob(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:
+    """The tensors of a blob, by name, on the CPU, without a copy.
+
+    The tensors lie in `data` and keep it alive; it must not be written to afterwards. Only a tensor
+    whose offset its dtype cannot be read at (a mixture of dtypes) is copied.
+
+    Raises:
+        CheckpointError: the bytes are not one whole safetensors file within the bounds above.
+        UnsupportedModelError: a tensor has a dtype of quantised weights.
+    """
+    where = "the layer's blob"
+    view = memoryview(data).cast("B")
+    length = header_length(
+        bytes(view[:LENGTH_BYTES]),
+        num_file_bytes=view.nbytes,
+        where=where,
+        limit=MAX_BLOB_HEADER_BYTES,
+    )
+    body = view[LENGTH_BYTES + length :]
+    entries = parse_header(
+        view[LENGTH_BYTES : LENGTH_BYTES + length],
+        num_data_bytes=body.nbytes,
+        where=where,
+        max_tensors=MAX_BLOB_TENSORS,
+    )
+    if not entries:
+        raise CheckpointError(f"{where} holds no tensor")
+    if body.nbytes == 0:
+        return {name: _empty(entry) for name, entry in entries.items()}
+    storage = _as_tensor(body)
+    return {name: _view(storage, entry) for name, entry in entries.items()}
+
+
+def _as_tensor(body: memoryview) -> torch.Tensor:
+    if not body.readonly:
+        return torch.frombuffer(body, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # torch warns that a read-only buffer could be written through the tensor; nobody does.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(body, dtype=torch.uint8)
+
+
+def _view(storage: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+    if entry.num_bytes == 0:
+        return _empty(entry)
+    raw = storage[entry.start : entry.stop]
+    if raw.data_ptr() % TORCH_DTYPES[entry.dtype].itemsize:
+        raw = raw.clone()
+    return raw.view(TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def _empty(entry: TensorEntry) -> torch.Tensor:
+    return torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
