@@ -1,0 +1,58 @@
+"""The id of a blob: the SHA-256 of the list of its chunks' SHA-256 (`protocol_spec/sessions.md`,
+transfers).
+
+A hash of hashes names the chunk that is wrong, so one liar among several sources can be told from
+the others. A blob of no bytes has one chunk, of no bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from neurogrid.p2p.wire.limits import CHUNK_BYTES
+from neurogrid.p2p.wire.messages import Data
+
+__all__ = ["BLOB_ID_BYTES", "BlobHasher", "blob_id", "num_chunks"]
+
+BLOB_ID_BYTES = 32
+
+
+def blob_id(chunk_digests: Iterable[bytes]) -> bytes:
+    """The 32 bytes that name a blob, from the SHA-256 of each of its chunks in order."""
+    whole = hashlib.sha256()
+    for digest in chunk_digests:
+        whole.update(digest)
+    return whole.digest()
+
+
+def num_chunks(num_bytes: int) -> int:
+    """How many chunks a blob of `num_bytes` bytes has: at least one."""
+    return max(1, -(-num_bytes // CHUNK_BYTES))
+
+
+class BlobHasher:
+    """Takes a blob in pieces of any size and gives its id; holds one hash state, not the pieces."""
+
+    def __init__(self) -> None:
+        self._finished = hashlib.sha256()  # over the digests of the chunks before this one
+        self._chunk = hashlib.sha256()
+        self._in_chunk = 0
+
+    def update(self, data: Data) -> None:
+        """Take the next bytes of the blob."""
+        view = memoryview(data).cast("B")
+        while view:
+            if self._in_chunk == CHUNK_BYTES:
+                self._finished.update(self._chunk.digest())
+                self._chunk, self._in_chunk = hashlib.sha256(), 0
+            piece = view[: CHUNK_BYTES - self._in_chunk]
+            self._chunk.update(piece)
+            self._in_chunk += len(piece)
+            view = view[len(piece) :]
+
+    def digest(self) -> bytes:
+        """The id of what was taken so far; more may follow."""
+        whole = self._finished.copy()
+        whole.update(self._chunk.digest())
+        return whole.digest()

@@ -1,0 +1,144 @@
+"""Every bound that the codec sets, with its unit and its reason.
+
+A length is compared with its bound before anything is allocated for it. The specification repeats
+the numbers (`protocol_spec/limits.md`). Bounds on time, on streams and on tables are the matter of
+the layers
+above: this module knows messages only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from neurogrid.p2p.wire.types import MessageType
+
+__all__ = [
+    "CHUNK_BYTES",
+    "MAX_CHUNKS",
+    "MAX_BLOB_BYTES",
+    "MAX_LAYERS",
+    "MAX_SESSIONS",
+    "MAX_RANK",
+    "MAX_MAP_BYTES",
+    "MAX_NAME_BYTES",
+    "MAX_AGENT_CHARS",
+    "MAX_VERSIONS",
+    "MAX_ERROR_CHARS",
+    "MAX_RETRY_AFTER",
+    "MIN_PEER_DATA",
+    "Limits",
+    "DEFAULT_LIMITS",
+]
+
+KIB = 1024
+MIB = 1024 * KIB
+
+CHUNK_BYTES: Final = MIB
+"""Bytes in every chunk of a blob but the last: what the Go implementation sends."""
+
+MAX_CHUNKS: Final = 65_536
+"""Chunks in a blob: 64 GiB, nearly twice one layer of a trillion-parameter mixture in bfloat16. A
+peer's u32 would otherwise size our bitmap."""
+
+MAX_BLOB_BYTES: Final = MAX_CHUNKS * CHUNK_BYTES
+"""Bytes in a blob."""
+
+MAX_LAYERS: Final = 65_536
+"""Layers in a model, and layer ids in one list: a hundred times the deepest model known."""
+
+MAX_SESSIONS: Final = 65_536
+"""Sessions that an assignment may ask a worker to allow at once."""
+
+MAX_RANK: Final = 8
+"""Dimensions of a tensor: activations have three; PyTorch's own kernels seldom go past eight."""
+
+MAX_MAP_BYTES: Final = 64 * KIB
+"""Bytes of the map that opens an envelope: today's keys need 80; a route of 1,000 peers fits."""
+
+MAX_NAME_BYTES: Final = 1024
+"""UTF-8 bytes in the name of a GPU and in the name of a model: product names have some tens."""
+
+MAX_AGENT_CHARS: Final = 256
+"""Characters in the agent and in each version of a Hello."""
+
+MAX_VERSIONS: Final = 16
+"""Versions listed in a Hello."""
+
+MAX_ERROR_CHARS: Final = 1024
+"""Characters in the text of an Error: a sentence or two, meant for a terminal."""
+
+MAX_RETRY_AFTER: Final = 86_400.0
+"""Seconds, one day: a peer must not be able to put us off for ever."""
+
+MIN_PEER_DATA: Final = 64 * KIB
+"""Bytes. The smallest `max_data` that a Hello may announce: below it a peer could not be sent a
+Hello."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest Data accepted, in bytes, for each kind of message.
+
+    A bound of 0 means that the message has no Data. Both decoders and `encode_message` take one of
+    these.
+    """
+
+    # 256 MiB: 8,192 tokens of hidden size 8,192 in float32, that is more than one chunk of a
+    # prefill.
+    tensor: int = 256 * MIB
+    # The two numbers before a chunk, and the chunk.
+    weights: int = 8 + CHUNK_BYTES
+    weights_ack: int = 0
+    # The count, and one u32 for each layer.
+    layer_ids: int = 4 + 4 * MAX_LAYERS
+    # 4 MiB: the largest config.json in circulation (vision towers, long label maps) has under 1
+    # MiB.
+    model_config: int = 4 * MIB
+    # total, used, length of the name, and the name.
+    gpu_info: int = 8 + 8 + 4 + MAX_NAME_BYTES
+    gpu_info_request: int = 0
+    # Sixteen versions of 256 characters and an agent need 17 KiB at four bytes a character.
+    hello: int = 64 * KIB
+    # A text of 1,024 characters needs 4 KiB; the rest is room for keys that come later.
+    error: int = 64 * KIB
+    # 1 MiB: a list of 65,536 layers needs 320 KiB as msgpack.
+    control: int = MIB
+
+    @property
+    def max_data(self) -> int:
+        """The largest of the bounds, in bytes: what a Hello announces."""
+        return max(self.tensor, self.weights, self.model_config, self.control)
+
+    def for_type(self, msg_type: MessageType | None) -> int:
+        """The bound in bytes for a message of this type; None is the legacy header."""
+        match msg_type:
+            case (
+                None
+                | MessageType.ACTIVATION
+                | MessageType.RESPONSE
+                | MessageType.TRACED_ACTIVATION
+                | MessageType.TRACED_RESPONSE
+            ):
+                return self.tensor
+            case MessageType.WEIGHTS:
+                return self.weights
+            case MessageType.WEIGHTS_ACK:
+                return self.weights_ack
+            case MessageType.LAYER_STATUS | MessageType.LAYER_REQUEST:
+                return self.layer_ids
+            case MessageType.MODEL_CONFIG:
+                return self.model_config
+            case MessageType.GPU_INFO:
+                return self.gpu_info
+            case MessageType.GPU_INFO_REQUEST:
+                return self.gpu_info_request
+            case MessageType.HELLO:
+                return self.hello
+            case MessageType.ERROR:
+                return self.error
+            case _:
+                return self.control
+
+
+DEFAULT_LIMITS: Final = Limits()

@@ -1,0 +1,221 @@
+"""The msgpack maps of 1.1.0: written smallest, read strictly and within bounds
+(`protocol_spec/messages.md`).
+
+Strategy: the reader walks the map itself and lets msgpack build scalars only. A container comes to
+be only where a known key asks for one, after its length was checked; the value of an unknown key is
+skipped without being built. So a few bytes that claim deep or wide containers cost nothing. Which
+keys a map has is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgpack  # type: ignore[import-untyped]
+
+from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.wire.messages import Data
+from neurogrid.p2p.wire.types import ErrorCode
+
+__all__ = ["Fields", "decode_map", "encode_map", "printable_line", "MAX_U32", "MAX_U64"]
+
+MAX_U32: Final = 2**32 - 1
+MAX_U64: Final = 2**64 - 1
+
+# Entries of one map: today's largest has seven.
+_MAX_ENTRIES: Final = 64
+# Characters of a key: today's longest has fourteen.
+_MAX_KEY_CHARS: Final = 64
+# Bytes of one string or byte string under a known key: 1,024 characters of four bytes.
+_MAX_SCALAR_BYTES: Final = 4096
+
+Value = int | float | str | bytes | bool | None | list[int | float | str | bytes | bool | None]
+
+
+def encode_map(entries: Mapping[str, object]) -> bytes:
+    """The map in the order given, each value in its smallest form.
+
+    Raises:
+        LocalProtocolError: a value has no msgpack form (an integer past 64 bits, another type).
+    """
+    try:
+        return bytes(msgpack.packb(dict(entries), use_bin_type=True))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise LocalProtocolError(f"not to be written as msgpack: {error}") from error
+
+
+def decode_map(
+    data: Data, *, what: str, max_bytes: int, arrays: Mapping[str, int], known: frozenset[str]
+) -> tuple[Fields, int]:
+    """Read the map at the start of `data`.
+
+    Args:
+        data: the map and what follows it.
+        what: the name of the payload, for the error's text.
+        max_bytes: the largest map.
+        arrays: the known keys that hold an array, with the largest number of items of each.
+        known: all known keys; others are skipped.
+
+    Returns:
+        The known entries, and how many bytes the map took.
+
+    Raises:
+        RemoteProtocolError: not msgpack, cut, no map, a key twice or no string
+            (PROTOCOL_VIOLATION), or over a bound (LIMIT_EXCEEDED).
+    """
+    head = memoryview(data)[:max_bytes]
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        max_buffer_size=max(len(head), 1),
+        max_str_len=_MAX_SCALAR_BYTES,
+        max_bin_len=_MAX_SCALAR_BYTES,
+        max_array_len=0,
+        max_map_len=0,
+        max_ext_len=0,
+    )
+    values: dict[str, Value] = {}
+    seen: set[str] = set()
+    try:
+        unpacker.feed(head)
+        num_entries = unpacker.read_map_header()
+        if num_entries > _MAX_ENTRIES:
+            raise RemoteProtocolError(
+                f"{what} has {num_entries} entries; the limit is {_MAX_ENTRIES}",
+                code=ErrorCode.LIMIT_EXCEEDED,
+            )
+        for _ in range(num_entries):
+            key = unpacker.unpack()
+            if not isinstance(key, str) or len(key) > _MAX_KEY_CHARS or key in seen:
+                raise _violation(f"{what} has a key that is no short string, or has it twice")
+            seen.add(key)
+            if key not in known:
+                unpacker.skip()
+            elif key in arrays:
+                values[key] = _read_array(unpacker, f"{key} of {what}", arrays[key])
+            else:
+                values[key] = unpacker.unpack()
+        return Fields(what, values), unpacker.tell()
+    except msgpack.OutOfData as error:
+        if len(data) > max_bytes:
+            raise RemoteProtocolError(
+                f"{what} is longer than its limit of {max_bytes} bytes",
+                code=ErrorCode.LIMIT_EXCEEDED,
+            ) from error
+        raise _violation(f"{what} is cut short") from error
+    except (ValueError, msgpack.UnpackException) as error:
+        reason = str(error) or type(error).__name__
+        raise _violation(f"{what} is not a well-formed map: {reason}") from error
+
+
+def _read_array(unpacker: msgpack.Unpacker, what: str, max_items: int) -> Value:
+    num_items = unpacker.read_array_header()
+    if num_items > max_items:
+        raise RemoteProtocolError(
+            f"{what} has {num_items} items; the limit is {max_items}", code=ErrorCode.LIMIT_EXCEEDED
+        )
+    return [unpacker.unpack() for _ in range(num_items)]
+
+
+class Fields:
+    """Typed access to the entries of a decoded map. Each getter raises RemoteProtocolError
+    (PROTOCOL_VIOLATION) when the entry is absent, of another type or out of its range."""
+
+    def __init__(self, what: str, values: Mapping[str, Value]) -> None:
+        self._what = what
+        self._values = values
+
+    def uint(self, key: str, largest: int, *, smallest: int = 0) -> int:
+        """An integer from `smallest` to `largest`."""
+        return self._check_uint(key, self._get(key), smallest, largest)
+
+    def uints(self, key: str, largest: int) -> tuple[int, ...]:
+        """An array of integers from 0 to `largest`."""
+        return tuple(self._check_uint(key, item, 0, largest) for item in self._items(key))
+
+    def text(self, key: str, max_chars: int) -> str:
+        """A string of at most `max_chars` characters."""
+        return self._check_text(key, self._get(key), max_chars)
+
+    def texts(self, key: str, max_chars: int) -> tuple[str, ...]:
+        """An array of strings of at most `max_chars` characters each."""
+        return tuple(self._check_text(key, item, max_chars) for item in self._items(key))
+
+    def binary(self, key: str, num_bytes: int) -> bytes:
+        """A byte string of exactly `num_bytes` bytes."""
+        value = self._get(key)
+        if not isinstance(value, bytes) or len(value) != num_bytes:
+            raise _violation(f"{key} of {self._what} must be {num_bytes} bytes")
+        return value
+
+    def boolean(self, key: str) -> bool:
+        """A boolean."""
+        value = self._get(key)
+        if not isinstance(value, bool):
+            raise _violation(f"{key} of {self._what} must be a boolean")
+        return value
+
+    def optional_seconds(self, key: str, largest: float) -> float | None:
+        """A finite number from 0 to `largest`, or None where the entry is absent or nil."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value <= largest
+        ):
+            raise _violation(f"{key} of {self._what} must be from 0 to {largest} seconds")
+        return float(value)
+
+    def span(self, start_key: str, stop_key: str, max_stop: int) -> tuple[int, int]:
+        """Two integers with 0 <= start < stop <= max_stop."""
+        start, stop = self.uint(start_key, max_stop), self.uint(stop_key, max_stop)
+        if start >= stop:
+            raise _violation(f"{self._what} names layers {start} to {stop}, which is no range")
+        return start, stop
+
+    def _get(self, key: str) -> Value:
+        if key not in self._values:
+            raise _violation(f"{self._what} has no {key}")
+        return self._values[key]
+
+    def _items(self, key: str) -> list[int | float | str | bytes | bool | None]:
+        value = self._get(key)
+        if not isinstance(value, list):
+            raise _violation(f"{key} of {self._what} must be an array")
+        return value
+
+    def _check_uint(self, key: str, value: Value, smallest: int, largest: int) -> int:
+        # A boolean is an int in Python, and not on the wire.
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not smallest <= value <= largest
+        ):
+            raise _violation(
+                f"{key} of {self._what} must be an integer from {smallest} to {largest}"
+            )
+        return value
+
+    def _check_text(self, key: str, value: Value, max_chars: int) -> str:
+        if not isinstance(value, str) or len(value) > max_chars:
+            raise _violation(
+                f"{key} of {self._what} must be a string of at most {max_chars} characters"
+            )
+        return value
+
+
+def printable_line(text: str) -> str:
+    """The text as one printable line: what a terminal would act on becomes U+FFFD, a line break a
+    space.
+
+    The number of characters stays the same.
+    """
+    return "".join(
+        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def _violation(text: str) -> RemoteProtocolError:
+    return RemoteProtocolError(text, code=ErrorCode.PROTOCOL_VIOLATION)

@@ -1,0 +1,198 @@
+"""The payloads of 1.1.0 by which layers come to a worker: config acknowledged, layers assigned, blobs
+offered, ready (`protocol_spec/messages.md`).
+
+What a worker holds and what its answers should be is not known here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, num_chunks
+from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.limits import MAX_BLOB_BYTES, MAX_LAYERS, MAX_SESSIONS
+from neurogrid.p2p.wire.maps import MAX_U32, Fields
+from neurogrid.p2p.wire.messages import Data
+from neurogrid.p2p.wire.types import DTYPES, ErrorCode
+
+__all__ = [
+    "FINGERPRINT_BYTES",
+    "config_fingerprint",
+    "ConfigAck",
+    "Assign",
+    "AssignAck",
+    "TransferOffer",
+    "TransferAccept",
+    "Ready",
+]
+
+FINGERPRINT_BYTES: Final = 32
+_MAX_LAYER_ID: Final = MAX_LAYERS - 1
+
+
+def config_fingerprint(data: Data) -> bytes:
+    """SHA-256 of the Data of a ModelConfig message: what ConfigAck answers with, over the bytes as
+    they travelled."""
+    return hashlib.sha256(data).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigAck(ControlPayload):
+    """The worker took the config. `fingerprint` is `config_fingerprint` of the Data that it took:
+    32 bytes."""
+
+    fingerprint: bytes
+
+    _name = "ConfigAck"
+    _keys = frozenset({"fingerprint"})
+
+    def _entries(self) -> dict[str, object]:
+        return {"fingerprint": self.fingerprint}
+
+    @classmethod
+    def _read(cls, fields: Fields) -> ConfigAck:
+        return cls(fields.binary("fingerprint", FINGERPRINT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(ControlPayload):
+    """The layers [start_layer, stop_layer) that a worker is to hold.
+
+    Attributes:
+        start_layer, stop_layer: 0 <= start < stop <= `MAX_LAYERS`.
+        max_length: tokens in a session, 1 to 2**32 - 1.
+        max_sessions: sessions open at once, 1 to `MAX_SESSIONS`.
+        dtype: what the stage computes in, a name from `DTYPES`.
+    """
+
+    start_layer: int
+    stop_layer: int
+    max_length: int
+    max_sessions: int
+    dtype: str
+
+    _name = "Assign"
+    _keys = frozenset({"start", "stop", "max_length", "max_sessions", "dtype"})
+
+    def _entries(self) -> dict[str, object]:
+        return {
+            "start": self.start_layer,
+            "stop": self.stop_layer,
+            "max_length": self.max_length,
+            "max_sessions": self.max_sessions,
+            "dtype": self.dtype,
+        }
+
+    @classmethod
+    def _read(cls, fields: Fields) -> Assign:
+        start, stop = fields.span("start", "stop", MAX_LAYERS)
+        dtype = fields.text("dtype", 16)
+        if dtype not in DTYPES:
+            raise RemoteProtocolError(
+                f"unknown dtype {dtype!r} in Assign", code=ErrorCode.PROTOCOL_VIOLATION
+            )
+        return cls(
+            start,
+            stop,
+            max_length=fields.uint("max_length", MAX_U32, smallest=1),
+            max_sessions=fields.uint("max_sessions", MAX_SESSIONS, smallest=1),
+            dtype=dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AssignAck(ControlPayload):
+    """The assignment was taken.
+
+    Attributes:
+        held: layers of the range that the worker has under this config, in any order. A hint: what
+            counts is the answer to the offer of each.
+    """
+
+    held: tuple[int, ...]
+
+    _name = "AssignAck"
+    _keys = frozenset({"held"})
+    _arrays: ClassVar[Mapping[str, int]] = {"held": MAX_LAYERS}
+
+    def _entries(self) -> dict[str, object]:
+        return {"held": list(self.held)}
+
+    @classmethod
+    def _read(cls, fields: Fields) -> AssignAck:
+        return cls(fields.uints("held", _MAX_LAYER_ID))
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOffer(ControlPayload):
+    """A layer's blob is to be had.
+
+    Attributes:
+        layer_id: 0 to `MAX_LAYERS` - 1.
+        num_bytes: length of the blob, at most `MAX_BLOB_BYTES`.
+        blob_id: 32 bytes, see `neurogrid.p2p.wire.blob_id`.
+    """
+
+    layer_id: int
+    num_bytes: int
+    blob_id: bytes
+
+    _name = "TransferOffer"
+    _keys = frozenset({"layer", "bytes", "blob"})
+
+    @property
+    def num_chunks(self) -> int:
+        """How many Weights messages carry the blob; at least one."""
+        return num_chunks(self.num_bytes)
+
+    def _entries(self) -> dict[str, object]:
+        return {"layer": self.layer_id, "bytes": self.num_bytes, "blob": self.blob_id}
+
+    @classmethod
+    def _read(cls, fields: Fields) -> TransferOffer:
+        return cls(
+            layer_id=fields.uint("layer", _MAX_LAYER_ID),
+            num_bytes=fields.uint("bytes", MAX_BLOB_BYTES),
+            blob_id=fields.binary("blob", BLOB_ID_BYTES),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAccept(ControlPayload):
+    """The answer to an offer: `needed` asks for the bytes; without it the blob is held, and was
+    verified."""
+
+    layer_id: int
+    needed: bool
+
+    _name = "TransferAccept"
+    _keys = frozenset({"layer", "needed"})
+
+    def _entries(self) -> dict[str, object]:
+        return {"layer": self.layer_id, "needed": self.needed}
+
+    @classmethod
+    def _read(cls, fields: Fields) -> TransferAccept:
+        return cls(fields.uint("layer", _MAX_LAYER_ID), fields.boolean("needed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(ControlPayload):
+    """All layers of the assignment are loaded. The header repeats the request id of its Assign."""
+
+    start_layer: int
+    stop_layer: int
+
+    _name = "Ready"
+    _keys = frozenset({"start", "stop"})
+
+    def _entries(self) -> dict[str, object]:
+        return {"start": self.start_layer, "stop": self.stop_layer}
+
+    @classmethod
+    def _read(cls, fields: Fields) -> Ready:
+        return cls(*fields.span("start", "stop", MAX_LAYERS))
