@@ -1,0 +1,135 @@
+"""The cache of one session at one stage: key and value states of held layers, a length for all.
+
+A base model asks its cache how long it is before it knows which layers will run: masks and
+positions depend on it. So the answers come from one counter and from the *type* of the layer asked
+about, held or not; memory is made only where a layer writes. Asking a held layer instead is wrong
+as soon as the layer asked about is of another type than those held (Gemma 2 and 3, GPT-OSS, LFM2).
+
+It does not know what a forward computes. Its strategy: `begin` fixes the length for one forward
+over layers [start, stop), `commit` advances it; a forward that raised in between leaves layers with
+states of different lengths, so the cache is then refused (`spoil`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from transformers import DynamicCache, PreTrainedConfig
+
+from neurogrid.errors import ModelError
+
+__all__ = ["StageCache"]
+
+# A window's view may pin the storage of a whole prefill; copied out once it wastes more than this.
+_MAX_WASTE = 2
+
+
+class StageCache(DynamicCache):
+    """The cache of one session over all decoder layers, with memory for those that ran.
+
+    Args:
+        config: the model's config, as given to the model that is run.
+
+    Not thread-safe; one forward at a time.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config=config)
+        num_layers = config.get_text_config(decoder=True).num_hidden_layers
+        if len(self.layers) != num_layers:
+            raise ModelError(
+                f"transformers makes a cache of {len(self.layers)} layers for {num_layers} layers"
+            )
+        # The width of the window of each layer, 0 for a layer that sees everything.
+        self._windows = [getattr(layer, "sliding_window", None) or 0 for layer in self.layers]
+        self._lengths = [0] * num_layers
+        self._length = 0
+        self._spoiled: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens cached by the layers that ran so far (the most, where they differ)."""
+        return max(self._lengths)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held by the states of all layers, storage that a view pins included."""
+        storages = {}
+        for layer in self.layers:
+            for tensor in _tensors(vars(layer).values()):
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+        return sum(storages.values())
+
+    def begin(self, start: int, stop: int, position: int) -> None:
+        """Fix the length for a forward of layers [start, stop) whose first token is `position`.
+
+        Raises:
+            ValueError: a layer of the range has cached another number of tokens than `position`.
+            ModelError: an earlier forward failed half way; the session's cache must be rebuilt.
+        """
+        if self._spoiled is not None:
+            raise ModelError(
+                f"the cache of this session is unusable since a forward failed ({self._spoiled}); "
+                "rebuild it with a new cache and one prefill"
+            )
+        if self._lengths[start:stop].count(position) != stop - start:
+            have = sorted(set(self._lengths[start:stop]))
+            raise ValueError(
+                f"position {position} given, but layers {start}..{stop - 1} have cached "
+                f"{' or '.join(map(str, have))} tokens"
+            )
+        self._length = position
+
+    def commit(self, start: int, stop: int, num_tokens: int) -> None:
+        """Advance layers [start, stop) by `num_tokens`, after their forward ended well."""
+        length = self._length + num_tokens
+        self._lengths[start:stop] = [length] * (stop - start)
+        if num_tokens > 1:
+            for layer in self.layers[start:stop]:
+                _release_prefill(layer)
+
+    def spoil(self, reason: str) -> None:
+        """Refuse all further use: a forward failed for `reason` after it may have written."""
+        self._spoiled = reason
+
+    def pretend(self, position: int) -> None:
+        """Answer as if `position` tokens were cached, for a pass in which no layer runs."""
+        self._length = position
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        window = self._windows[layer_idx]
+        if window == 0:
+            return self._length + query_length, 0
+        kept = min(self._length, window - 1)
+        return kept + query_length, max(self._length - window + 1, 0)
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        if layer_idx is None:
+            return self._length > 0
+        return bool(super().has_previous_state(layer_idx, state_idx))
+
+
+def _tensors(values: object) -> Iterator[torch.Tensor]:
+    for value in values if not isinstance(values, dict) else values.values():  # type: ignore[attr-defined]
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (dict, list, tuple)):
+            yield from _tensors(value)
+
+
+def _release_prefill(layer: object) -> None:
+    """Copy the states out of a storage that is mostly not theirs any more."""
+    for name in ("keys", "values"):
+        states = getattr(layer, name, None)
+        if (
+            isinstance(states, torch.Tensor)
+            and states.untyped_storage().nbytes() > _MAX_WASTE * states.numel() * states.itemsize
+        ):
+            setattr(layer, name, states.clone())

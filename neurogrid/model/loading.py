@@ -1,0 +1,163 @@
+"""Weights into modules through transformers' own conversion, without making what is not wanted.
+
+transformers converts checkpoints while it loads them (merges the experts of a layer into one
+tensor, renames keys), so weights are never assigned by hand: `from_pretrained` of the model's own
+class is given a model that already exists, one layer of it real and all else placeholders, with
+that layer's tensors. What is to stay out of memory is fed as zeros that occupy one element. A key
+that is missing, unexpected or of another shape is an error; nothing stays as it was initialised.
+
+This module does not know where tensors come from, nor which layer they belong to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from neurogrid.errors import CheckpointError
+
+__all__ = ["Pristine", "hollow", "load_tensors", "move_to", "quiet_transformers"]
+
+_MAX_NAMES_SHOWN = 3
+
+# Frequencies are as many as half a head is wide; larger buffers are tables that nothing rewrites.
+_MAX_BUFFER_ELEMENTS = 65_536
+
+# Bytes; what PyTorch's CPU allocator gives.
+_ALIGNMENT = 64
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and reports off stderr: we raise what they would say."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def hollow(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Zeros of the shape and dtype of `tensor` that occupy one element."""
+    return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+
+
+def load_tensors(
+    model: PreTrainedModel,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    dtype: torch.dtype,
+    is_wanted: Callable[[str], bool],
+    what: str,
+) -> None:
+    """Load `tensors` into those parameters of `model` whose name `is_wanted`; hollow the others.
+
+    On the CPU. A tensor that needs neither cast nor conversion and whose memory is aligned is used
+    as it is: it must stay unchanged afterwards.
+
+    Args:
+        model: on the meta device; one that was loaded before would not be initialised again.
+        tensors: by checkpoint name, in the layout of the checkpoint.
+        is_wanted: tells by its name in the model whether a parameter must come from `tensors`.
+        what: for messages, such as "layer 3".
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected, or of another shape than the config says.
+    """
+    state = {name: _aligned(tensor) for name, tensor in tensors.items()}
+    for name, parameter in model.state_dict().items():
+        if not is_wanted(name) and name not in state:
+            state[name] = hollow(parameter)
+    # A class whose construction gives the model that is there: what it makes is no instance of it,
+    # so Python does not call __init__.
+    existing: Any = type("Existing", (type(model),), {"__new__": lambda *args, **kwargs: model})
+    try:
+        with quiet_transformers():
+            _, info = existing.from_pretrained(
+                None, config=model.config, state_dict=state, dtype=dtype, output_loading_info=True
+            )
+    except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as exc:
+        # What its own conversion or shape check says; the kinds differ between its versions.
+        raise CheckpointError(f"the tensors of {what} do not fit: {_one_line(exc)}") from exc
+    missing = sorted(name for name in info["missing_keys"] if is_wanted(name))
+    if missing:
+        raise CheckpointError(f"{what} lacks {_some(missing)}")
+    unexpected = sorted(info["unexpected_keys"])
+    if unexpected:
+        raise CheckpointError(
+            f"{what} has tensors that the model does not know: {_some(unexpected)}"
+        )
+
+
+def move_to(device: torch.device, modules: Iterable[nn.Module]) -> None:
+    """Move parameters and buffers of `modules` (not of their children); hollow ones stay hollow."""
+    for module in modules:
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device))
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            is_hollow = parameter.numel() > 1 and not any(parameter.stride())
+            moved = hollow(parameter, device) if is_hollow else parameter.to(device)
+            setattr(module, name, nn.Parameter(moved, requires_grad=False))
+
+
+class Pristine:
+    """What modules hold besides weights, as it was: buffers, and plain attributes beside them.
+
+    Rotary embeddings that are scaled by length rewrite their frequencies in a forward and keep them
+    for the next, which may be another session's. `restore` before each forward makes a forward
+    depend on its arguments alone.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for module in modules:
+            owned = [
+                (module, name, buffer, buffer.clone())
+                for name, buffer in module.named_buffers(recurse=False)
+                if buffer.numel() <= _MAX_BUFFER_ELEMENTS
+            ]
+            if owned:
+                self._buffers += owned
+                plain = {k: v for k, v in vars(module).items() if isinstance(v, (int, float))}
+                self._attributes.append((vars(module), plain))
+
+    def restore(self) -> None:
+        """Put everything back as it was when this object was made."""
+        for module, name, buffer, content in self._buffers:
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            buffer.copy_(content)
+        for attributes, plain in self._attributes:
+            attributes.update(plain)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, copied if need be to where PyTorch would have put it.
+
+    Kernels choose their order of summation by alignment (seen in MKL: 2e-7 off in float32), so a
+    tensor inside a received or mapped file would not give the numbers of the whole model.
+    """
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
+    more = len(names) - _MAX_NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _one_line(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:300]

@@ -1,0 +1,329 @@
+"""A checkpoint's own transformers model with slots in place of its decoder layers.
+
+The model is built on the meta device, so that every layer gets its own index and what depends on
+it, and costs no memory. Each layer then moves into a slot: until its weights are loaded, the slot
+shows the attributes that base models read off a layer, and skips. What stands outside the layers is
+there in shape only: parameters of zeros that occupy one element, and buffers with their values.
+
+A pass runs layers [start, stop) of the base model. The slot of layer `start` puts the hidden state
+that arrived in place of the one that the base model made, the slot of layer stop-1 keeps the result
+and ends the pass. So no code here knows a family; `check_splittable` proves that it works for one.
+
+Weights go through `from_pretrained` (loading.py), as transformers converts checkpoints on load.
+
+Shape legend: B batch (always 1 here), T tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from neurogrid.errors import UnsupportedModelError
+from neurogrid.model.cache import StageCache
+from neurogrid.model.loading import Pristine, load_tensors, move_to, quiet_transformers
+from neurogrid.model.naming import is_end_tensor, layer_of
+
+__all__ = ["Skeleton", "num_decoder_layers"]
+
+
+class _PassEnded(Exception):
+    """Leaves a base model from the middle: raised by a slot, the result is in `_Pass.result`."""
+
+
+class _Pass:
+    """What the slots of one skeleton share: the range that runs, what enters it, what came out.
+
+    Attributes:
+        start, stop: the layers that run; start == stop skips all and injects after the last.
+        hidden_BTD: what enters layer `start`.
+        result: what left layer stop - 1, or what reached the first slot of a capturing pass.
+        num_results: how many things a layer of this model returns in a tuple, 0 for a bare tensor.
+        capturing: whether the pass ends at the first slot, keeping what would enter layer 0.
+    """
+
+    __slots__ = ("capturing", "hidden_BTD", "num_results", "result", "start", "stop")
+
+    def __init__(self) -> None:
+        self.start = self.stop = 0
+        self.hidden_BTD: torch.Tensor | None = None
+        self.result: Any = None
+        self.num_results = 0
+        self.capturing = False
+
+    def dress(self, hidden_BTD: torch.Tensor) -> Any:
+        """`hidden_BTD` in the shape that a real layer returns."""
+        if self.num_results == 0:
+            return hidden_BTD
+        return (hidden_BTD, *([None] * (self.num_results - 1)))
+
+
+class _Slot(nn.Module):
+    """The place of decoder layer `layer_id`: runs it, or skips it."""
+
+    def __init__(self, layer_id: int, template: nn.Module, shared: _Pass, *, is_last: bool) -> None:
+        super().__init__()
+        # Into __dict__, past nn.Module's registration: the slot must own no parameters, else
+        # loading would ask for them.
+        self.__dict__["layer"] = template
+        self.layer_id = layer_id
+        self.is_last = is_last
+        self.shared = shared
+
+    def __getattr__(self, name: str) -> Any:
+        # Base models read `attention_type`, `layer_type`, `self_attn` and the like off a layer.
+        return getattr(self.__dict__["layer"], name)
+
+    # __call__ and not forward: a skipped slot stands in every step, and nn.Module's own costs more
+    # than all that a slot does.
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        shared = self.shared
+        if shared.capturing:
+            shared.result = hidden_states
+            raise _PassEnded
+        if self.layer_id < shared.start:
+            if self.is_last and shared.start == shared.stop:
+                return shared.dress(shared.hidden_BTD)  # type: ignore[arg-type]
+            return shared.dress(hidden_states)
+        if self.layer_id == shared.start:
+            hidden_states = shared.hidden_BTD  # type: ignore[assignment]
+        result = self.__dict__["layer"](hidden_states, *args, **kwargs)
+        if self.layer_id == shared.stop - 1:
+            shared.result = result
+            raise _PassEnded
+        return result
+
+
+class Skeleton:
+    """The model of a config with slots for layers, and nothing loaded.
+
+    Args:
+        config: from `build_config`; its attention implementation is used as it is.
+        dtype: what weights are cast to and activations are computed in.
+        device: where everything that gets loaded goes.
+
+    Raises:
+        UnsupportedModelError: no causal language model is known for the config, or its decoder
+            layers cannot be told from the rest.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_layers = num_decoder_layers(config)
+        self.dtype = dtype
+        self.device = device
+        model = build_on_meta(config, dtype)
+        self.config: PreTrainedConfig = model.config
+        self.hidden_size: int = self.config.get_text_config(decoder=True).hidden_size
+        self._layers_name = _find_layers(model, self.num_layers)
+        self._templates = list(_module_list(model, self._layers_name))
+        self._pass = _Pass()
+        self._slots = [
+            _Slot(i, layer, self._pass, is_last=i == self.num_layers - 1)
+            for i, layer in enumerate(self._templates)
+        ]
+        self._blank = _with_layers(model, self._layers_name, [nn.Identity() for _ in self._slots])
+        self._install(copy.deepcopy(self._blank))
+        self._arguments = _accepted(self._base)
+        self._pass.num_results = self._probe_num_results()
+
+    def load_layer(self, layer_id: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises."""
+        strangers = [name for name in tensors if layer_of(name, self.num_layers) != layer_id]
+        if strangers:
+            raise ValueError(f"{strangers[0]!r} is no tensor of layer {layer_id}")
+        # A model that was loaded before is not initialised again, so each load takes a new one.
+        model = copy.deepcopy(self._blank)
+        layer = copy.deepcopy(self._templates[layer_id])
+        _module_list(model, self._layers_name)[layer_id] = layer
+        prefix = f"{self._layers_name}.{layer_id}."
+        load_tensors(
+            model,
+            tensors,
+            dtype=self.dtype,
+            is_wanted=lambda name: name.startswith(prefix),
+            what=f"layer {layer_id}",
+        )
+        layer.requires_grad_(False)
+        self._slots[layer_id].__dict__["layer"] = layer.to(self.device)
+
+    def drop_layer(self, layer_id: int) -> None:
+        """Free a layer's memory."""
+        self._slots[layer_id].__dict__["layer"] = self._templates[layer_id]
+
+    def load_ends(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load what stands outside the layers; with no tensors, only its shapes and buffers."""
+        model = copy.deepcopy(self._blank)
+        load_tensors(
+            model,
+            tensors,
+            dtype=self.dtype,
+            is_wanted=is_end_tensor if tensors else lambda name: False,
+            what="the embedding, norm and head",
+        )
+        move_to(self.device, list(model.modules()))
+        self._install(model)
+
+    def _install(self, model: PreTrainedModel) -> None:
+        """Make `model` the one that runs, with our slots in it."""
+        self._pristine = Pristine(list(model.modules()))
+        self._model = _with_layers(model, self._layers_name, self._slots)
+        self._base = model.get_submodule(self._layers_name.rpartition(".")[0])
+
+    def run_layers(
+        self, hidden_BTD: torch.Tensor, start: int, stop: int, position: int, cache: StageCache
+    ) -> torch.Tensor:
+        """One pass over loaded layers [start, stop), whose cache has begun; in inference mode."""
+        shared = self._pass
+        shared.start, shared.stop, shared.hidden_BTD = start, stop, hidden_BTD
+        try:
+            self._call(self._base, cache, position, inputs_embeds=torch.zeros_like(hidden_BTD))
+        except _PassEnded:
+            return _hidden_state(shared.result)
+        finally:
+            shared.hidden_BTD = shared.result = None
+        raise UnsupportedModelError(f"the base model never called its layer {stop - 1}")
+
+    def run_embedding(
+        self, input_ids_BT: torch.Tensor, position: int, cache: StageCache
+    ) -> torch.Tensor:
+        """What would enter layer 0; in inference mode."""
+        shared = self._pass
+        shared.capturing = True
+        try:
+            self._call(self._base, cache, position, input_ids=input_ids_BT)
+        except _PassEnded:
+            return _hidden_state(shared.result)
+        finally:
+            shared.capturing = False
+            shared.result = None
+        raise UnsupportedModelError("the base model never called its first layer")
+
+    def run_head(self, hidden_BTD: torch.Tensor, position: int, cache: StageCache) -> torch.Tensor:
+        """Logits [B, T, vocabulary] of what left the last layer; in inference mode."""
+        shared = self._pass
+        shared.start = shared.stop = self.num_layers
+        shared.hidden_BTD = hidden_BTD
+        try:
+            output = self._call(
+                self._model, cache, position, inputs_embeds=torch.zeros_like(hidden_BTD)
+            )
+        finally:
+            shared.hidden_BTD = None
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _call(
+        self, module: nn.Module, cache: StageCache, position: int, **inputs: torch.Tensor
+    ) -> Any:
+        self._pristine.restore()
+        first = next(iter(inputs.values()))
+        if "position_ids" in self._arguments:
+            end = position + first.shape[1]
+            inputs["position_ids"] = torch.arange(position, end, device=first.device)[None]
+        return module(past_key_values=cache, use_cache=True, **inputs)
+
+    def _probe_num_results(self) -> int:
+        """How many things a layer returns: found by running layer 0 without memory.
+
+        A layer that cannot run on the meta device is taken to return a bare tensor, as nearly all
+        do; the check on a miniature assumes the same, so it shows when that is wrong.
+        """
+        shared = self._pass
+        hidden_BTD = torch.zeros(1, 1, self.hidden_size, device="meta", dtype=self.dtype)
+        shared.start, shared.stop, shared.hidden_BTD = 0, 1, hidden_BTD
+        try:
+            with torch.inference_mode(), quiet_transformers():
+                cache = StageCache(self.config)
+                self._call(self._base, cache, 0, inputs_embeds=hidden_BTD)
+        except _PassEnded:
+            result = shared.result
+            return len(result) if isinstance(result, tuple) else 0
+        except (RuntimeError, NotImplementedError):
+            return 0
+        finally:
+            shared.hidden_BTD = shared.result = None
+        return 0
+
+
+def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The causal language model of `config` without memory; its own copy of the config."""
+    try:
+        with torch.device("meta"), quiet_transformers():
+            # transformers is not typed here. Its models have a config of their own: they change it.
+            from_config: Any = AutoModelForCausalLM.from_config
+            model: Any = from_config(copy.deepcopy(config), dtype=dtype)
+    except ValueError as exc:
+        raise UnsupportedModelError(
+            f"transformers has no causal language model for model type {config.model_type!r}"
+        ) from exc
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModelError(f"model type {config.model_type!r} is not one of transformers'")
+    model.train(False)
+    return model
+
+
+def num_decoder_layers(config: PreTrainedConfig) -> int:
+    """Decoder layers that the config names; raises UnsupportedModelError if it names none."""
+    num_layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if not isinstance(num_layers, int) or num_layers < 1:
+        raise UnsupportedModelError(
+            f"model type {config.model_type!r} names no number of decoder layers"
+        )
+    return num_layers
+
+
+def _find_layers(model: PreTrainedModel, num_layers: int) -> str:
+    """The name of the list of decoder layers."""
+    names: list[str] = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) == num_layers
+        and layer_of(f"{name}.0.", num_layers) == 0
+    ]
+    if len(names) != 1:
+        found = " and ".join(names) if names else "none"
+        raise UnsupportedModelError(
+            f"cannot tell the {num_layers} decoder layers of {type(model).__name__}: found {found}"
+        )
+    return names[0]
+
+
+def _module_list(model: PreTrainedModel, name: str) -> nn.ModuleList:
+    layers = model.get_submodule(name)
+    assert isinstance(layers, nn.ModuleList)
+    return layers
+
+
+def _with_layers(model: PreTrainedModel, name: str, layers: Sequence[nn.Module]) -> PreTrainedModel:
+    """`model` itself, with `layers` in place of those it had."""
+    module_list = _module_list(model, name)
+    for i, layer in enumerate(layers):
+        module_list[i] = layer
+    return model
+
+
+def _hidden_state(result: Any) -> torch.Tensor:
+    hidden_BTD = result[0] if isinstance(result, tuple) else result
+    if not isinstance(hidden_BTD, torch.Tensor) or hidden_BTD.dim() != 3:
+        raise UnsupportedModelError("what passes between the layers is not one hidden state")
+    return hidden_BTD
+
+
+def _accepted(base: nn.Module) -> frozenset[str]:
+    accepted = frozenset(inspect.signature(base.forward).parameters)
+    for needed, why in (
+        ("inputs_embeds", "takes no hidden state from outside"),
+        ("past_key_values", "takes no cache of the common kind"),
+    ):
+        if needed not in accepted:
+            raise UnsupportedModelError(f"{type(base).__name__} {why} ({needed})")
+    return accepted
