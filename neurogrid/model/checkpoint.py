@@ -1,0 +1,344 @@
+"""A checkpoint directory: opened, checked, and read layer by layer without reading it whole.
+
+Safetensors only: a pickle is code. What is wrong with a directory is said when it is opened, by the
+headers alone, in one line that names the file and what to do. Weights stay in the files, which are
+mapped into memory; nothing here makes a model or knows where the bytes go.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.model.blob import LayerBlob
+from neurogrid.model.config import build_config
+from neurogrid.model.naming import is_end_tensor, layer_of
+from neurogrid.model.safetensors_header import (
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    TensorEntry,
+    header_length,
+    parse_header,
+)
+
+__all__ = ["Checkpoint"]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_model.safetensors"
+# Mistral ships its weights twice, this file in a layout of its own.
+_OTHER_LAYOUT = "consolidated"
+_SHARD_OF = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack")
+
+# Bytes of a JSON file of the directory: the index of a model of 100,000 tensors has 10 MB.
+_MAX_JSON_BYTES = 64 * 1024 * 1024
+# Tensors in one file; DeepSeek-V3 has 91,000 in all of its 163.
+_MAX_TENSORS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies: its file, and its entry in the header of that."""
+
+    file: Path
+    entry: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """The data part of one file, mapped. The mapping lives as long as a view of it does."""
+
+    data: memoryview
+
+    @classmethod
+    def open(cls, file: Path) -> _Mapped:
+        with file.open("rb") as handle:
+            view = memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+        length = int.from_bytes(view[:LENGTH_BYTES], "little")
+        return cls(view[LENGTH_BYTES + length :])
+
+
+class Checkpoint:
+    """A directory with `config.json` and safetensors, as transformers saves it. Made by `open`.
+
+    Attributes:
+        path: the directory.
+        config: config.json as it is, not sanitised.
+        generation_config: generation_config.json, empty where there is none.
+        num_layers: decoder layers by the config.
+        present_layers: the layers all of whose tensors are here.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        config: dict[str, object],
+        generation_config: dict[str, object],
+        num_layers: int,
+        places: Mapping[str, _Place],
+        absent: Mapping[str, str],
+    ) -> None:
+        self.path = path
+        self.config = config
+        self.generation_config = generation_config
+        self.num_layers = num_layers
+        self._places = dict(places)
+        self._absent = dict(absent)
+        self._mapped: dict[Path, _Mapped] = {}
+        self._blobs: dict[int, LayerBlob] = {}
+        self.present_layers = frozenset(self._layer_names) - {
+            layer_of(name, num_layers) for name in absent
+        }
+
+    @classmethod
+    def open(cls, path: str | Path, *, partial: bool = False) -> Checkpoint:
+        """Read the headers of the checkpoint in the directory `path`, and check them.
+
+        Args:
+            partial: accept that shards which the index names, and layers, are not here.
+
+        Raises:
+            ConfigurationError: there is no such directory.
+            CheckpointError: a file is missing, truncated, corrupt or of another format.
+            UnsupportedModelError: quantised weights, or a config that `build_config` refuses.
+        """
+        folder = Path(path)
+        try:
+            is_folder, exists = folder.is_dir(), folder.exists()
+        except OSError as exc:  # a directory above it may not be entered
+            raise ConfigurationError(
+                f"the model directory {folder} cannot be read: {exc.strerror}"
+            ) from exc
+        if not is_folder:
+            fault = "is a file, not a directory" if exists else "does not exist"
+            raise ConfigurationError(
+                f"the model directory {folder} {fault}; give the directory that has config.json"
+            )
+        config = _read_json(folder / "config.json", "it describes the model")
+        _refuse_quantised(config)
+        num_layers: int = build_config(config).num_hidden_layers
+        generation_config: dict[str, object] = {}
+        if (folder / "generation_config.json").exists():
+            generation_config = _read_json(folder / "generation_config.json", "")
+        places, absent = _find_tensors(folder, partial=partial)
+        checkpoint = cls(
+            folder,
+            config=config,
+            generation_config=generation_config,
+            num_layers=num_layers,
+            places=places,
+            absent=absent,
+        )
+        missing = sorted(set(range(num_layers)) - checkpoint.present_layers)
+        if missing and not partial:
+            raise CheckpointError(
+                f"{folder}: no tensors for layer {missing[0]} ({len(missing)} of {num_layers} "
+                "layers have none); config.json and the weights do not belong together"
+            )
+        return checkpoint
+
+    def layer_blob(self, layer_id: int) -> LayerBlob:
+        """The bytes of one layer; the same object each time, so that its id is computed once.
+
+        Raises CheckpointError if the layer is not in `present_layers`.
+        """
+        if layer_id not in self.present_layers:
+            raise CheckpointError(f"{self.path}: layer {layer_id} is not in this checkpoint")
+        if layer_id not in self._blobs:
+            tensors = {}
+            for name in self._layer_names[layer_id]:
+                place = self._places[name]
+                if place.file not in self._mapped:
+                    self._mapped[place.file] = _Mapped.open(place.file)
+                data = self._mapped[place.file].data
+                tensors[name] = (place.entry, data[place.entry.start : place.entry.stop])
+            self._blobs[layer_id] = LayerBlob(tensors)
+        return self._blobs[layer_id]
+
+    def layer_num_bytes(self, layer_id: int) -> int:
+        """Bytes of the layer's tensors as stored; 0 if none are here. Maps nothing."""
+        names = self._layer_names.get(layer_id, ())
+        return sum(self._places[name].entry.num_bytes for name in names)
+
+    def end_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors outside the layers (embedding, final norm, head), mapped, on the CPU.
+
+        Raises CheckpointError if the file of one of them is not here.
+        """
+        for name, shard in self._absent.items():
+            if is_end_tensor(name):
+                raise CheckpointError(f"{self.path / shard}: missing, and it holds {name}")
+        by_file: dict[Path, list[str]] = defaultdict(list)
+        for name, place in self._places.items():
+            if is_end_tensor(name):
+                by_file[place.file].append(name)
+        tensors: dict[str, torch.Tensor] = {}
+        for file, names in by_file.items():
+            try:
+                with safe_open(file, framework="pt") as opened:
+                    tensors.update((name, opened.get_tensor(name)) for name in names)
+            except (SafetensorError, OSError) as exc:
+                raise CheckpointError(f"{file}: cannot be read: {exc}") from exc
+        return tensors
+
+    @cached_property
+    def _layer_names(self) -> dict[int, tuple[str, ...]]:
+        names: dict[int, list[str]] = defaultdict(list)
+        for name in self._places:
+            layer_id = layer_of(name, self.num_layers)
+            if layer_id is not None:
+                names[layer_id].append(name)
+        return {layer_id: tuple(sorted(found)) for layer_id, found in names.items()}
+
+
+def _refuse_quantised(config: Mapping[str, object]) -> None:
+    text_config = config.get("text_config")
+    parts = (config, text_config) if isinstance(text_config, dict) else (config,)
+    for part in parts:
+        for key in ("quantization_config", "compression_config"):
+            entry = part.get(key)
+            if not isinstance(entry, dict) or not entry:
+                continue
+            # bitsandbytes writes its entry also where it quantises nothing.
+            if entry.get("load_in_4bit") is False and entry.get("load_in_8bit") is False:
+                continue
+            method = entry.get("quant_method", "an unnamed method")
+            raise UnsupportedModelError(
+                f"the weights are quantised ({str(method)[:32]!r}): quantised checkpoints are not "
+                "supported yet; use the float16, bfloat16 or float32 checkpoint"
+            )
+
+
+def _find_tensors(folder: Path, *, partial: bool) -> tuple[dict[str, _Place], dict[str, str]]:
+    """Every tensor that is here, and for every one that is not the name of its file."""
+    if (folder / _SINGLE).exists():
+        return _read_files([folder / _SINGLE]), {}
+    if (folder / _INDEX).exists():
+        return _read_indexed(folder, partial=partial)
+    files = sorted(folder.glob("*.safetensors"))
+    weights = [file for file in files if file.name != _ADAPTER]
+    if len(weights) > 1:
+        weights = [file for file in weights if not file.name.startswith(_OTHER_LAYOUT)]
+    if weights:
+        _refuse_incomplete_shards(folder, weights)
+        return _read_files(weights), {}
+    if files:
+        raise CheckpointError(
+            f"{files[0]}: an adapter without its model; merge it into its base model first "
+            "(merge_and_unload of peft) and save that"
+        )
+    for pattern in _OTHER_WEIGHTS:
+        for file in sorted(folder.glob(pattern)):
+            raise CheckpointError(
+                f"{file}: only safetensors weights are read; convert it with transformers: "
+                "from_pretrained(...).save_pretrained(...)"
+            )
+    raise CheckpointError(
+        f"{folder}: no weights; {_SINGLE} (or {_INDEX} and its shards) must be there"
+    )
+
+
+def _read_indexed(folder: Path, *, partial: bool) -> tuple[dict[str, _Place], dict[str, str]]:
+    index = folder / _INDEX
+    weight_map = _read_json(index, "").get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: has no weight_map; fetch the file again")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or shard != Path(shard).name or shard in ("", "..", "."):
+            raise CheckpointError(f"{index}: {name[:80]!r} is in no file of this directory")
+    shards = sorted(set(weight_map.values()))
+    here = [folder / shard for shard in shards if (folder / shard).exists()]
+    if len(here) < len(shards) and not partial:
+        lost = next(shard for shard in shards if not (folder / shard).exists())
+        raise CheckpointError(
+            f"{folder / lost}: missing, and {_INDEX} names it ({len(shards) - len(here)} of "
+            f"{len(shards)} shards are missing); fetch it"
+        )
+    places = _read_files(here)
+    absent: dict[str, str] = {}
+    for name, shard in weight_map.items():
+        if name not in places:
+            if (folder / shard).exists():
+                raise CheckpointError(
+                    f"{folder / shard}: lacks {name[:80]!r}, which {_INDEX} places there; "
+                    "fetch both again"
+                )
+            absent[name] = shard
+    return places, absent
+
+
+def _refuse_incomplete_shards(folder: Path, files: list[Path]) -> None:
+    found = [match for file in files if (match := _SHARD_OF.search(file.name))]
+    total = max((int(match[2]) for match in found), default=0)
+    if len(found) < total:
+        raise CheckpointError(
+            f"{folder}: {len(found)} of {total} shards are here and {_INDEX} is not, so nobody can "
+            "say which layers are whole; fetch the index"
+        )
+
+
+def _read_files(files: list[Path]) -> dict[str, _Place]:
+    places: dict[str, _Place] = {}
+    for file in files:
+        for name, entry in _read_header(file).items():
+            if name in places:
+                raise CheckpointError(
+                    f"{file}: {name[:80]!r} is in {places[name].file.name} too; remove the file "
+                    "that does not belong to this model"
+                )
+            places[name] = _Place(file, entry)
+    return places
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    try:
+        num_bytes = file.stat().st_size
+        with file.open("rb") as handle:
+            prefix = handle.read(LENGTH_BYTES)
+            length = header_length(
+                prefix, num_file_bytes=num_bytes, where=str(file), limit=MAX_HEADER_BYTES
+            )
+            header = handle.read(length)
+    except OSError as exc:
+        raise CheckpointError(f"{file}: cannot be read: {exc.strerror}") from exc
+    return parse_header(
+        header,
+        num_data_bytes=num_bytes - LENGTH_BYTES - length,
+        where=str(file),
+        max_tensors=_MAX_TENSORS,
+    )
+
+
+def _read_json(file: Path, purpose: str) -> dict[str, Any]:
+    try:
+        with file.open("rb") as handle:
+            data = handle.read(_MAX_JSON_BYTES + 1)
+    except FileNotFoundError as exc:
+        because = f" ({purpose})" if purpose else ""
+        raise CheckpointError(
+            f"{file}: missing{because}; is {file.parent} the directory of a model?"
+        ) from exc
+    except OSError as exc:
+        raise CheckpointError(f"{file}: cannot be read: {exc.strerror}") from exc
+    if len(data) > _MAX_JSON_BYTES:
+        raise CheckpointError(f"{file}: longer than {_MAX_JSON_BYTES} bytes")
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{file}: not valid JSON; fetch the file again") from exc
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{file}: not a JSON object; fetch the file again")
+    return table

@@ -1,0 +1,294 @@
+"""A checkpoint's config: built into transformers' own object, and told to others as a message.
+
+The object is the one that transformers itself would make from the same `config.json`, with all
+that it does to old or odd files, except that code, quantisation and choices of kernels were
+dropped first (sanitize.py). No family is named here. The attention is left to transformers'
+default, sdpa where the model has it and eager where not: no config can choose another, its key
+was dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+)
+
+from neurogrid.errors import ConfigurationError, UnsupportedModelError
+from neurogrid.model.loading import quiet_transformers
+from neurogrid.model.sanitize import (
+    DTYPE_NAMES,
+    FLOAT_TAG,
+    config_fingerprint,
+    sanitize_checkpoint_config,
+)
+from neurogrid.p2p.wire.model_config import ModelConfig
+
+__all__ = [
+    "COMPUTE_DTYPES",
+    "build_config",
+    "config_fingerprint",
+    "eos_token_ids",
+    "model_config_message",
+    "resolve_dtype",
+    "sanitize_checkpoint_config",
+]
+
+# What stages compute in; the wire has a name for each.
+COMPUTE_DTYPES: Mapping[str, torch.dtype] = {
+    name: getattr(torch, name) for name in DTYPE_NAMES if name != "float64"
+}
+
+# What config classes raise on values that they do not like, their own validation included.
+_BUILD_ERRORS = (
+    StrictDataclassError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+_DEFAULT_ROPE_THETA = 10_000.0
+_MAX_LAYER_TYPE_LENGTH = 64
+
+
+def build_config(config: Mapping[str, object]) -> PreTrainedConfig:
+    """The config object of the text model that `config` (a config.json, of any origin) describes.
+
+    That is what AutoModelForCausalLM would use: of a composite config whose causal model is the
+    text model alone, the text part.
+
+    Raises:
+        UnsupportedModelError: a bound of sanitize.py is exceeded; transformers does not know the
+            model type, or has no causal language model for it; the model is multimodal; the values
+            are not what the family takes.
+    """
+    sanitized = sanitize_checkpoint_config(config)
+    model_type = sanitized.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise UnsupportedModelError("the model's config has no model_type")
+    shown = repr(model_type[:64])
+    if model_type not in CONFIG_MAPPING:
+        code = ", and the code that it brings is never run" if config.get("auto_map") else ""
+        raise UnsupportedModelError(
+            f"model type {shown} is unknown to transformers {transformers.__version__}{code}; "
+            "a newer transformers may know it: pip install --upgrade transformers"
+        )
+    if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(
+            f"model type {shown} has no causal language model in transformers "
+            f"{transformers.__version__}; only models that generate text can be served"
+        )
+    try:
+        built = _text_config(_as_transformers_would(sanitized, CONFIG_MAPPING[model_type]))
+    except _BUILD_ERRORS as exc:
+        raise UnsupportedModelError(
+            f"the config of model type {shown} is refused: {_one_line(exc)}"
+        ) from exc
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        value = getattr(built, name, None)
+        if type(value) is not int or value < 1:
+            raise UnsupportedModelError(
+                f"the config of model type {shown} is refused: {name} must be a positive integer"
+            )
+    return built
+
+
+def model_config_message(
+    config: PreTrainedConfig,
+    raw: Mapping[str, object],
+    *,
+    model_name: str,
+    max_seq_len: int,
+    dtype: torch.dtype,
+) -> ModelConfig:
+    """The message that tells a worker the model.
+
+    Args:
+        config: what `build_config` made of `raw`.
+        raw: the checkpoint's config.json; it travels sanitised and whole.
+        max_seq_len: tokens of the longest sequence that will be asked for.
+        dtype: what stages compute in, one of COMPUTE_DTYPES.
+
+    The fields beside `checkpoint_config` are for readers that know no other (1.0.0). Where a family
+    has no such number, they get the usual one: 4 hidden sizes for the intermediate size, as many
+    key-value heads as heads.
+    """
+    hidden_size = config.hidden_size
+    num_heads = _size(config, ("num_attention_heads",), 1)
+    layer_types = getattr(config, "layer_types", None)
+    return ModelConfig(
+        model_name=model_name,
+        hidden_size=hidden_size,
+        intermediate_size=_size(config, ("intermediate_size", "ffn_dim"), 4 * hidden_size),
+        num_layers=config.num_hidden_layers,
+        num_heads=num_heads,
+        num_kv_heads=_size(config, ("num_key_value_heads",), num_heads),
+        head_dim=_size(config, ("head_dim", "v_head_dim"), max(1, hidden_size // num_heads)),
+        vocab_size=config.vocab_size,
+        max_seq_len=max_seq_len,
+        rms_norm_eps=_norm_epsilon(config),
+        rope_theta=next(_thetas(getattr(config, "rope_parameters", None)), None)
+        or _positive(getattr(config, "rope_theta", None))
+        or _DEFAULT_ROPE_THETA,
+        layer_types=_checked_layer_types(layer_types, config.num_hidden_layers),
+        tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        dtype=next(name for name, value in COMPUTE_DTYPES.items() if value == dtype),
+        model_type=config.model_type,
+        checkpoint_config=sanitize_checkpoint_config(raw),
+    )
+
+
+def resolve_dtype(config: PreTrainedConfig, requested: str | None) -> torch.dtype:
+    """What stages compute in: what was asked for, else the checkpoint's dtype, else float32.
+
+    Raises:
+        ConfigurationError: `requested` (the flag `--dtype`) is not one of COMPUTE_DTYPES.
+        UnsupportedModelError: nothing was asked for, and the checkpoint's dtype is another.
+    """
+    names = ", ".join(COMPUTE_DTYPES)
+    if requested is not None:
+        if requested not in COMPUTE_DTYPES:
+            raise ConfigurationError(f"--dtype must be one of {names}, got {requested!r}")
+        return COMPUTE_DTYPES[requested]
+    stored = config.dtype
+    if stored is None:
+        return torch.float32
+    name = str(stored).removeprefix("torch.")
+    if name not in COMPUTE_DTYPES:
+        raise UnsupportedModelError(f"the model is in {name}; choose --dtype from {names}")
+    return COMPUTE_DTYPES[name]
+
+
+def eos_token_ids(
+    config: Mapping[str, object], generation_config: Mapping[str, object] | None
+) -> frozenset[int]:
+    """The ids of which any one ends a generation, as `generate()` takes them.
+
+    Args:
+        config: the checkpoint's config.json.
+        generation_config: its generation_config.json; where there is one, it decides alone.
+    """
+    if generation_config:
+        return _token_ids(generation_config.get("eos_token_id"))
+    found = _token_ids(config.get("eos_token_id"))
+    text_config = config.get("text_config")
+    if not found and isinstance(text_config, Mapping):
+        return _token_ids(text_config.get("eos_token_id"))
+    return found
+
+
+def _as_transformers_would(
+    sanitized: Mapping[str, object], config_class: type[PreTrainedConfig]
+) -> PreTrainedConfig:
+    # Through a file, because what transformers does to old and odd configs is done by the readers
+    # of files alone (a `mistral` that has `layer_types` is a `ministral`, for one).
+    with quiet_transformers(), tempfile.TemporaryDirectory(prefix="neurogrid-config-") as folder:
+        text = json.dumps(_as_file(sanitized, _method_names(config_class)))
+        Path(folder, "config.json").write_text(text, encoding="ascii")
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    config.name_or_path = ""
+    return config
+
+
+def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part that AutoModelForCausalLM.from_config would use."""
+    text_class = config.sub_configs.get("text_config")
+    if text_class is None:
+        return config
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(model_class, "config_class", None) is text_class:
+        return config.get_text_config(decoder=True)
+    raise UnsupportedModelError(
+        f"model type {config.model_type!r} is multimodal ({model_class.__name__}); only text "
+        "models can be served yet: save its text model as a checkpoint of its own and use that"
+    )
+
+
+def _method_names(config_class: type[PreTrainedConfig]) -> frozenset[str]:
+    # A key becomes an attribute, and would shadow the method of that name.
+    return frozenset(
+        name for name in dir(config_class) if callable(getattr(config_class, name, None))
+    )
+
+
+def _as_file(value: object, dropped: frozenset[str]) -> object:
+    """`value` as config.json would have it: infinities as such, no key in `dropped`."""
+    if isinstance(value, Mapping):
+        if FLOAT_TAG in value:
+            return float(value[FLOAT_TAG])
+        return {key: _as_file(item, dropped) for key, item in value.items() if key not in dropped}
+    if isinstance(value, list):
+        return [_as_file(item, dropped) for item in value]
+    return value
+
+
+def _size(config: PreTrainedConfig, names: tuple[str, ...], default: int) -> int:
+    """The first of the attributes that is a size; the largest, where it differs between layers."""
+    for name in names:
+        value = getattr(config, name, None)
+        values: tuple[object, ...] = tuple(value) if isinstance(value, list | tuple) else (value,)
+        sizes = [item for item in values if isinstance(item, int) and item > 0]
+        if sizes and len(sizes) == len(values):
+            return max(sizes)
+    return default
+
+
+def _norm_epsilon(config: PreTrainedConfig) -> float:
+    for name in ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
+        value = _positive(getattr(config, name, None))
+        if value is not None:
+            return value
+    return 1e-6
+
+
+def _thetas(rope: object) -> Iterator[float]:
+    """The rope bases in `rope_parameters`, which some families have one of for each layer type."""
+    if isinstance(rope, Mapping):
+        theta = _positive(rope.get("rope_theta"))
+        if theta is not None:
+            yield theta
+        for inner in rope.values():
+            yield from _thetas(inner)
+
+
+def _positive(value: object) -> float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    return None
+
+
+def _checked_layer_types(layer_types: object, num_layers: int) -> tuple[str, ...] | None:
+    if not isinstance(layer_types, list | tuple) or len(layer_types) != num_layers:
+        return None
+    if not all(isinstance(t, str) and len(t) <= _MAX_LAYER_TYPE_LENGTH for t in layer_types):
+        return None
+    return tuple(layer_types)
+
+
+def _token_ids(value: object) -> frozenset[int]:
+    values = value if isinstance(value, list | tuple) else (value,)
+    return frozenset(item for item in values if type(item) is int and item >= 0)
+
+
+def _one_line(exc: BaseException) -> str:
+    return " ".join(str(exc).split())[:300] or type(exc).__name__
