@@ -1,0 +1,146 @@
+"""Sampling: equal to transformers' warpers, reproducible, and never a token out of NaN."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from neurogrid.errors import ConfigurationError, ModelError
+from neurogrid.inference.sampling import Sampler, SamplingParams, filtered_logits
+
+
+def as_transformers_does(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    ids = torch.zeros((1, 1), dtype=torch.long)
+    warped = TemperatureLogitsWarper(float(params.temperature))(ids, scores[None])
+    if params.top_k:
+        warped = TopKLogitsWarper(params.top_k)(ids, warped)
+    if params.top_p < 1:
+        warped = TopPLogitsWarper(params.top_p)(ids, warped)
+    return warped[0]
+
+
+# Derandomised: a token whose cumulated probability is 1 - top_p to the last bit may fall either way.
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32),
+    vocab=st.integers(1, 300),
+    spread=st.floats(0.01, 20),
+    temperature=st.floats(0.05, 5),
+    top_k=st.integers(0, 320),
+    top_p=st.floats(0.01, 1),
+    num_masked=st.integers(0, 3),
+)
+def test_distribution_equals_that_of_transformers(
+    seed: int,
+    vocab: int,
+    spread: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    num_masked: int,
+) -> None:
+    scores = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * spread
+    scores[: min(num_masked, vocab - 1)] = -torch.inf
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    ours = filtered_logits(scores, params).softmax(-1)
+    theirs = as_transformers_does(scores, params).softmax(-1)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_draws_the_tokens_of_transformers_with_the_same_seed() -> None:
+    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, seed=11)
+    sampler = Sampler(params)
+    generator = torch.Generator().manual_seed(11)
+    logits = torch.randn((50, 500), generator=torch.Generator().manual_seed(3)) * 3
+    for scores in logits:
+        probabilities = as_transformers_does(scores, params).softmax(-1)
+        assert sampler.sample(scores) == int(
+            torch.multinomial(probabilities, 1, generator=generator)
+        )
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    sampler = Sampler(SamplingParams(top_k=1, top_p=0.1, seed=3))
+    logits = torch.tensor([0.5, 2.0, -torch.inf, 2.0])
+    assert sampler.sample(logits) == int(torch.argmax(logits)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_float_dtype(dtype: torch.dtype) -> None:
+    logits = torch.tensor([0.0, 3.0, 1.0], dtype=dtype)
+    assert Sampler(SamplingParams()).sample(logits) == 1
+
+
+def test_a_tiny_temperature_is_greedy() -> None:
+    logits = torch.tensor([5.0, 40.0, 39.0])
+    assert Sampler(SamplingParams(temperature=1e-30)).sample(logits) == 1
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=0))
+    probabilities = torch.tensor([0.5, 0.3, 0.2, 0.0])
+    counts = Counter(sampler.sample(probabilities.log()) for _ in range(4000))
+    assert counts[3] == 0
+    for token, expected in enumerate([0.5, 0.3, 0.2]):
+        assert abs(counts[token] / 4000 - expected) < 0.04
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_draws() -> None:
+    logits = torch.zeros(1000)
+    params = SamplingParams(temperature=1.0, seed=2**63 - 1)
+    first, second, unseeded = Sampler(params), Sampler(params), Sampler(SamplingParams(1.0))
+    drawn = []
+    for _ in range(20):
+        torch.rand(3)
+        unseeded.sample(logits)
+        drawn.append((first.sample(logits), second.sample(logits)))
+    assert all(a == b for a, b in drawn)
+    assert len({a for a, _ in drawn}) > 10
+    other = Sampler(SamplingParams(temperature=1.0))
+    assert [other.sample(logits) for _ in range(20)] != [a for a, _ in drawn]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "logits",
+    [
+        [0.0, float("nan")],
+        [float("inf"), 0.0],
+        [float("-inf"), float("-inf")],
+        [],
+        [[0.0, 1.0]],
+    ],
+)
+def test_what_is_no_number_is_an_error(logits: list[Any], temperature: float) -> None:
+    with pytest.raises(ModelError, match="not finite"):
+        Sampler(SamplingParams(temperature=temperature)).sample(torch.tensor(logits))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"temperature": -0.1}, "--temperature must be a number from 0 .* got -0.1"),
+        ({"temperature": 101}, "--temperature .* to 100, got 101"),
+        ({"temperature": float("nan")}, "--temperature"),
+        ({"temperature": float("inf")}, "--temperature"),
+        ({"temperature": "hot"}, "--temperature .* got hot"),
+        ({"temperature": True}, "--temperature"),
+        ({"top_k": -1}, "--top-k must be a whole number from 0"),
+        ({"top_k": 1.5}, "--top-k"),
+        ({"top_p": 0}, "--top-p must be a number above 0 and at most 1"),
+        ({"top_p": 1.01}, "--top-p"),
+        ({"top_p": None}, "--top-p"),
+        ({"seed": -1}, "--seed must be a whole number from 0"),
+        ({"seed": 2**63}, "--seed"),
+        ({"seed": 1.0}, "--seed"),
+    ],
+)
+def test_bounds_are_named(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        SamplingParams(**fields)
