@@ -1,5 +1,4 @@
-"""The id of a blob: the SHA-256 of the list of its chunks' SHA-256 (`protocol_spec/sessions.md`,
-transfers).
+"""The id of a blob: the SHA-256 of the list of its chunks' SHA-256 (`protocol_spec/sessions.md`).
 
 A hash of hashes names the chunk that is wrong, so one liar among several sources can be told from
 the others. A blob of no bytes has one chunk, of no bytes.

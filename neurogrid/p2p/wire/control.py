@@ -1,5 +1,6 @@
-"""What every payload of 1.1.0 that is no tensor shares, and the two of the stream itself: Hello and
-Error (`protocol_spec/messages.md`).
+"""The payloads of 1.1.0 that concern the stream itself, Hello and Error, and what all share.
+
+Source: `protocol_spec/messages.md`.
 
 Such a payload is a msgpack map. Its class has `encode() -> bytes`, which raises LocalProtocolError
 for a value out of its range, and `decode(data)`, which raises RemoteProtocolError for anything that
@@ -122,8 +123,9 @@ class Hello(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class ErrorPayload(ControlPayload):
-    """Data of Error: the answer to the request whose id the header repeats, or of the stream with
-    id 0.
+    """Why a request was refused, or a stream is about to end.
+
+    The header repeats the id of the request; an id of 0 speaks of the stream.
 
     Attributes:
         code: an `ErrorCode`, or another number from 1 to 65,535 that a newer peer may send.

@@ -3,11 +3,10 @@
 Two decoders differ in what a first byte may be: `MessageDecoder` speaks 1.0.0 with its legacy
 header, `StreamDecoder` 1.1.0 without. Neither does I/O, and neither looks into Data.
 
-Strategy: a header is gathered in at most 50 bytes. Data is gathered in one bytearray of its own,
-which is
-given away with the message: its memory is aligned and writable, and nobody else's. The buffer grows
-with what arrived, at most fourfold at a time, so a length that is announced and never sent costs
-nothing, and every byte is copied fewer than three times in all, however the input was cut.
+Strategy: a header is gathered in at most 50 bytes. Data is gathered in a bytearray of its own,
+which is given away with the message: its memory is aligned and writable, and nobody else's. The
+buffer grows with what arrived, to four times that at most, so a length that is announced and never
+sent costs nothing, and less than 2.5 times the length is copied in all, however the input was cut.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class _Decoder:
 
     @property
     def error(self) -> RemoteProtocolError | None:
-        """The violation found, if any. The next call raises it; a reader may ask before it waits
-        for more."""
+        """The violation found, if any: the next call raises it. Ask before waiting for more."""
         return self._error
 
     def receive_data(self, data: Data) -> list[TensorMessage]:
@@ -157,8 +155,7 @@ class _Decoder:
 
 
 class MessageDecoder(_Decoder):
-    """For a stream of `/neurogrid/tensor/1.0.0`: one message or several, until EOF; a first byte
-    0x00 is legacy.
+    """For a stream of `/neurogrid/tensor/1.0.0`; a first byte 0x00 begins a legacy header.
 
     Args:
         limits: the largest Data for each type.

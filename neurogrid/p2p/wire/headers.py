@@ -20,6 +20,7 @@ __all__ = [
     "EXTENDED_HEADER_BYTES",
     "TRACED_HEADER_BYTES",
     "Header",
+    "message_type",
     "header_bytes",
     "decode_header",
     "encode_header",

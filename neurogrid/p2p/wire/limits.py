@@ -108,7 +108,7 @@ class Limits:
     @property
     def max_data(self) -> int:
         """The largest of the bounds, in bytes: what a Hello announces."""
-        return max(self.tensor, self.weights, self.model_config, self.control)
+        return max(map(self.for_type, (None, *MessageType)))
 
     def for_type(self, msg_type: MessageType | None) -> int:
         """The bound in bytes for a message of this type; None is the legacy header."""

@@ -1,5 +1,4 @@
-"""The msgpack maps of 1.1.0: written smallest, read strictly and within bounds
-(`protocol_spec/messages.md`).
+"""The msgpack maps of 1.1.0, read strictly and within bounds (`protocol_spec/messages.md`).
 
 Strategy: the reader walks the map itself and lets msgpack build scalars only. A container comes to
 be only where a known key asks for one, after its length was checked; the value of an unknown key is
@@ -118,8 +117,11 @@ def _read_array(unpacker: msgpack.Unpacker, what: str, max_items: int) -> Value:
 
 
 class Fields:
-    """Typed access to the entries of a decoded map. Each getter raises RemoteProtocolError
-    (PROTOCOL_VIOLATION) when the entry is absent, of another type or out of its range."""
+    """Typed access to the entries of a decoded map.
+
+    Each getter raises RemoteProtocolError (PROTOCOL_VIOLATION) when the entry is absent, of another
+    type or out of its range.
+    """
 
     def __init__(self, what: str, values: Mapping[str, Value]) -> None:
         self._what = what
@@ -207,10 +209,10 @@ class Fields:
 
 
 def printable_line(text: str) -> str:
-    """The text as one printable line: what a terminal would act on becomes U+FFFD, a line break a
-    space.
+    """The text as one line that is safe to print.
 
-    The number of characters stays the same.
+    White space becomes a space, and what a terminal would act on U+FFFD. The number
+    of characters stays the same.
     """
     return "".join(
         c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text

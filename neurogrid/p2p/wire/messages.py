@@ -1,5 +1,4 @@
-"""The two frozen values that the codec takes and gives: a message, and the trace context that it
-may carry.
+"""The frozen values that the codec takes and gives: a message, and its trace context.
 
 They know nothing of layout and check nothing: `headers` does, in both directions.
 """
@@ -14,8 +13,7 @@ from neurogrid.p2p.wire.types import MessageType
 __all__ = ["Data", "TraceContext", "TensorMessage"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
-"""What may be sent: any of these, C-contiguous. A memoryview of any element type counts by its
-bytes."""
+"""What may be sent: any of these, contiguous. A memoryview counts by its bytes, not its items."""
 
 
 @dataclass(frozen=True, slots=True)

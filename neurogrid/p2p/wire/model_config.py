@@ -1,5 +1,4 @@
-"""The ModelConfig message: JSON that any version can read, with the checkpoint's own config under
-one more key.
+"""The ModelConfig message: JSON for any version, with the checkpoint's own config as one more key.
 
 A config that arrives is data: it is parsed, its types and signs are checked, and nothing is looked
 up, imported or built from it. What a family makes of its own config, and which sizes fit a machine,
@@ -24,7 +23,7 @@ __all__ = ["ModelConfig", "serialize_config", "deserialize_config"]
 DEFAULT_ROPE_THETA: Final = 10_000.0
 # What a reader in another language can hold in an int.
 _MAX_SIZE: Final = 2**31 - 1
-# Levels of objects and arrays in the checkpoint's own config: the deepest known has seven.
+# Objects and arrays within one another in the checkpoint's own config: the deepest known has seven.
 _MAX_DEPTH: Final = 32
 _MAX_LABEL_CHARS: Final = 64
 
@@ -66,8 +65,7 @@ class ModelConfig:
 
 
 def serialize_config(config: ModelConfig) -> bytes:
-    """The Data of a ModelConfig message: compact JSON, UTF-8, keys in the order above, absent where
-    None.
+    """The Data of a ModelConfig message: compact JSON in UTF-8; what is None is left out.
 
     Raises:
         LocalProtocolError: a field is out of its range, or the whole over the limit.
@@ -202,7 +200,7 @@ class _Reader:
         if not isinstance(value, dict):
             raise _invalid("checkpoint_config must be an object")
         level: list[object] = [value]
-        for _ in range(_MAX_DEPTH):
+        for _ in range(_MAX_DEPTH + 1):
             # 1e999 is valid JSON, and infinity once it is parsed.
             if any(isinstance(item, float) and not math.isfinite(item) for item in level):
                 raise _invalid("checkpoint_config holds a number that is not finite")

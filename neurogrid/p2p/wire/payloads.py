@@ -85,8 +85,7 @@ class WeightsChunk:
 
 
 def iter_weights_chunks(data: Data) -> Iterator[WeightsChunk]:
-    """Slice a layer's bytes into chunks without copying; at least one, which is empty if there are
-    no bytes.
+    """Slice a layer's bytes into chunks, uncopied; no bytes are one empty chunk.
 
     Raises:
         LocalProtocolError: more than `MAX_BLOB_BYTES`.
@@ -103,8 +102,10 @@ def iter_weights_chunks(data: Data) -> Iterator[WeightsChunk]:
 
 @dataclass(frozen=True, slots=True)
 class LayerIds:
-    """Layer ids in any order: Data of LayerStatus and LayerRequest. A request without ids asks for
-    the status."""
+    """Layer ids in any order: Data of LayerStatus and LayerRequest.
+
+    A request without ids asks for the status.
+    """
 
     ids: tuple[int, ...]
 
@@ -137,8 +138,7 @@ class LayerIds:
 
 @dataclass(frozen=True, slots=True)
 class GPUInfo:
-    """The memory that a worker computes in: Data of GPUInfo (`total_vram`, `used_vram`, name on the
-    wire).
+    """The memory that a worker computes in: Data of GPUInfo.
 
     Attributes:
         total_bytes: u64.

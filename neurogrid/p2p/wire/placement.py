@@ -1,5 +1,4 @@
-"""The payloads of 1.1.0 by which layers come to a worker: config acknowledged, layers assigned, blobs
-offered, ready (`protocol_spec/messages.md`).
+"""The payloads of 1.1.0 by which layers come to a worker (`protocol_spec/messages.md`).
 
 What a worker holds and what its answers should be is not known here.
 """
@@ -35,15 +34,17 @@ _MAX_LAYER_ID: Final = MAX_LAYERS - 1
 
 
 def config_fingerprint(data: Data) -> bytes:
-    """SHA-256 of the Data of a ModelConfig message: what ConfigAck answers with, over the bytes as
-    they travelled."""
+    """SHA-256 of the Data of a ModelConfig message, over the bytes as they travelled."""
     return hashlib.sha256(data).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigAck(ControlPayload):
-    """The worker took the config. `fingerprint` is `config_fingerprint` of the Data that it took:
-    32 bytes."""
+    """The worker took the config.
+
+    Attributes:
+        fingerprint: 32 bytes, `config_fingerprint` of the Data that it took.
+    """
 
     fingerprint: bytes
 
@@ -163,8 +164,12 @@ class TransferOffer(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class TransferAccept(ControlPayload):
-    """The answer to an offer: `needed` asks for the bytes; without it the blob is held, and was
-    verified."""
+    """The answer to an offer.
+
+    Attributes:
+        layer_id: that of the offer.
+        needed: True asks for the bytes; False says that this very blob is held, and was verified.
+    """
 
     layer_id: int
     needed: bool

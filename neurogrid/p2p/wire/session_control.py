@@ -17,8 +17,13 @@ __all__ = ["SessionOpen", "SessionClose", "SessionAck"]
 
 @dataclass(frozen=True, slots=True)
 class SessionOpen(ControlPayload):
-    """A session over the layers [start_layer, stop_layer), for at most `max_length` tokens;
-    `session_id` is u64."""
+    """Open a session over the layers [start_layer, stop_layer).
+
+    Attributes:
+        session_id: u64, chosen at random by the sender.
+        start_layer, stop_layer: 0 <= start < stop <= `MAX_LAYERS`.
+        max_length: tokens that the session may come to hold, 1 to 2**32 - 1.
+    """
 
     session_id: int
     start_layer: int

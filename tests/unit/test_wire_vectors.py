@@ -1,0 +1,199 @@
+"""The codec against `protocol_spec/vectors/`, which were written from the specification."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p import wire
+from neurogrid.p2p.wire.decoder import _Decoder
+
+VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors"
+DECODERS: dict[str, type[_Decoder]] = {
+    wire.PROTOCOL_V10: wire.MessageDecoder,
+    wire.PROTOCOL_V11: wire.StreamDecoder,
+}
+# A further message that both versions can read, put behind each valid case.
+TRAILING = wire.TensorMessage(wire.MessageType.WEIGHTS_ACK, layer_id=3)
+
+
+def cases(names: str) -> list[Any]:
+    return [
+        pytest.param(subject, case, id=f"{path.stem}:{case['id']}")
+        for path in sorted(VECTORS.glob(names))
+        for subject in [json.loads(path.read_text(encoding="utf-8"))]
+        for case in subject["cases"]
+    ]
+
+
+FRAMING = cases("framing_*.json")
+PAYLOADS = [p for p in cases("*.json") if "payload" in p.values[0]]
+
+
+def as_message(fields: Mapping[str, Any]) -> wire.TensorMessage:
+    trace = fields["trace"]
+    return wire.TensorMessage(
+        msg_type=None if fields["type"] is None else wire.MessageType[fields["type"]],
+        layer_id=fields["layer_id"],
+        seq_id=int(fields["seq_id"]),
+        request_id=int(fields["request_id"]),
+        data=bytes.fromhex(fields["data"]),
+        trace_context=trace
+        and wire.TraceContext(
+            bytes.fromhex(trace["trace_id"]), bytes.fromhex(trace["span_id"]), trace["flags"]
+        ),
+    )
+
+
+def run(
+    decoder: _Decoder, pieces: list[bytes]
+) -> tuple[list[wire.TensorMessage], RemoteProtocolError | None, bool]:
+    """The messages, the violation, and whether it was the end of the stream that brought it out."""
+    messages: list[wire.TensorMessage] = []
+    try:
+        for piece in pieces:
+            messages += decoder.receive_data(piece)
+            if decoder.error is not None:
+                return messages, decoder.error, False
+    except RemoteProtocolError as error:
+        return messages, error, False
+    try:
+        decoder.receive_eof()
+    except RemoteProtocolError as error:
+        return messages, error, True
+    return messages, None, False
+
+
+@pytest.mark.parametrize("chop", [len, lambda _: 1], ids=["whole", "bytewise"])
+@pytest.mark.parametrize(("subject", "case"), FRAMING)
+def test_framing(subject: Any, case: Any, chop: Callable[[bytes], int]) -> None:
+    data = bytes.fromhex(case["hex"])
+    step = max(1, chop(data))
+    pieces = [data[i : i + step] for i in range(0, len(data), step)]
+    messages, error, at_eof = run(DECODERS[subject["protocol"]](), pieces)
+    assert messages == [as_message(fields) for fields in case["messages"]]
+    if case["result"] == "valid":
+        assert error is None
+    else:
+        assert error is not None
+        assert at_eof == (case["result"] == "incomplete")
+        assert error.code == wire.ErrorCode[case.get("error", "PROTOCOL_VIOLATION")]
+
+
+@pytest.mark.parametrize(
+    ("subject", "case"), [p for p in FRAMING if p.values[1]["result"] == "valid"]
+)
+def test_framing_with_trailing_bytes(subject: Any, case: Any) -> None:
+    trailing = wire.encode_message(TRAILING)
+    data = bytes.fromhex(case["hex"])
+    expected = [as_message(fields) for fields in case["messages"]]
+    decoder = DECODERS[subject["protocol"]]()
+    assert decoder.receive_data(data + trailing) == [*expected, TRAILING]
+    assert decoder.receive_data(data + trailing[:7]) == expected
+    assert decoder.receive_data(trailing[7:]) == [TRAILING]
+    decoder.receive_eof()
+
+
+@pytest.mark.parametrize(
+    ("subject", "case"),
+    [p for p in FRAMING if p.values[1]["result"] == "valid" and p.values[1].get("canonical", True)],
+)
+def test_framing_encodes(subject: Any, case: Any) -> None:
+    messages = [as_message(fields) for fields in case["messages"]]
+    assert b"".join(map(wire.encode_message, messages)).hex() == case["hex"]
+    parts = [part for message in messages for part in wire.encode_message_parts(message)]
+    assert b"".join(parts).hex() == case["hex"]
+
+
+def plain(value: Any) -> Any:
+    """A field as the vectors write it: bytes in hex, tuples as lists."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, bytes | memoryview):
+        return value.hex()
+    return value
+
+
+# 64-bit numbers stand in the vectors as strings, since JSON readers differ past 2**53.
+U64_FIELDS = {"session_id", "total_bytes", "used_bytes"}
+
+
+def to_fields(payload: Any) -> dict[str, Any]:
+    fields = {f.name: plain(getattr(payload, f.name)) for f in dataclasses.fields(payload)}
+    if isinstance(payload, wire.TransferOffer):
+        fields["num_chunks"] = payload.num_chunks
+    return {name: str(v) if name in U64_FIELDS else v for name, v in fields.items()}
+
+
+def encode(payload: Any) -> bytes:
+    if isinstance(payload, wire.TensorEnvelope):
+        return b"".join(wire.encode_envelope_parts(payload))
+    if isinstance(payload, wire.ModelConfig):
+        return wire.serialize_config(payload)
+    return bytes(payload.encode())
+
+
+def decoder_of(name: str) -> Callable[[bytes], Any]:
+    special: dict[str, Callable[[bytes], Any]] = {
+        "TensorEnvelope": wire.decode_envelope,
+        "ModelConfig": wire.deserialize_config,
+    }
+    return special.get(name) or getattr(wire, name).decode
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize(("subject", "case"), PAYLOADS)
+def test_payload(subject: Any, case: Any, kind: Callable[[bytes], bytes]) -> None:
+    data = kind(bytes.fromhex(case["hex"]))
+    decode = decoder_of(subject["payload"])
+    if case["result"] == "invalid":
+        with pytest.raises(RemoteProtocolError) as caught:
+            decode(data)
+        assert caught.value.code == wire.ErrorCode[case["error"]]
+        assert "\n" not in str(caught.value)
+        return
+    payload = decode(data)
+    assert to_fields(payload) == case["fields"]
+    assert decode(encode(payload)) == payload
+    if case.get("canonical", True):
+        assert encode(payload).hex() == case["hex"]
+
+
+@pytest.mark.parametrize(("subject", "case"), cases("blob_id.json"))
+def test_blob_id(subject: Any, case: Any) -> None:
+    size = case["num_bytes"]
+    content = (bytes(range(251)) * (size // 251 + 1))[:size]
+    chunks = list(wire.iter_weights_chunks(content))
+    digests = [hashlib.sha256(chunk.data).digest() for chunk in chunks]
+    assert [digest.hex() for digest in digests] == case["chunk_sha256"]
+    assert len(chunks) == wire.num_chunks(size) == case["num_chunks"]
+    assert {chunk.total_chunks for chunk in chunks} == {case["num_chunks"]}
+    assert wire.blob_id(digests).hex() == case["blob_id"]
+    for step in (1000 * 1000, wire.CHUNK_BYTES, 3 * wire.CHUNK_BYTES):
+        hasher = wire.BlobHasher()
+        for at in range(0, size, step):
+            hasher.update(memoryview(content)[at : at + step])
+        assert hasher.digest().hex() == case["blob_id"]
+
+
+def test_every_type_has_valid_incomplete_and_invalid_frames() -> None:
+    for name, types in (("framing_v10", wire.V10_TYPES), ("framing_v11", wire.V11_TYPES)):
+        ids = {case["id"] for case in json.loads((VECTORS / f"{name}.json").read_text())["cases"]}
+        for msg_type in types:
+            stem = msg_type.name.lower().replace("_", "-")
+            assert {f"{stem}-header-cut", f"{stem}-over-limit"} <= ids
+            assert any(stem in i and "cut" not in i and "limit" not in i for i in ids)
+
+
+def test_every_payload_has_vectors() -> None:
+    named = {p.values[0]["payload"] for p in PAYLOADS}
+    classes = {c.__name__ for c in wire.ControlPayload.__subclasses__() if c.__name__[0] != "_"}
+    assert named >= classes | {"SessionClose", "SessionAck", "WeightsChunk", "LayerIds"}
+    assert named >= {"GPUInfo", "ModelConfig", "TensorEnvelope"}
