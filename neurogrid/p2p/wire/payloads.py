@@ -107,13 +107,13 @@ class LayerIds:
     A request without ids asks for the status.
     """
 
-    layer_ids: tuple[int, ...]
+    ids: tuple[int, ...]
 
     def encode(self) -> bytes:
         """Raises LocalProtocolError for more than `MAX_LAYERS` ids, or one that is no u32."""
-        if len(self.layer_ids) > MAX_LAYERS or not all(0 <= i <= MAX_U32 for i in self.layer_ids):
+        if len(self.ids) > MAX_LAYERS or not all(0 <= i <= MAX_U32 for i in self.ids):
             raise LocalProtocolError(f"layer ids are u32, at most {MAX_LAYERS} of them")
-        return struct.pack(f">I{len(self.layer_ids)}I", len(self.layer_ids), *self.layer_ids)
+        return struct.pack(f">I{len(self.ids)}I", len(self.ids), *self.ids)
 
     @classmethod
     def decode(cls, data: Data) -> LayerIds:
