@@ -115,8 +115,8 @@ class Hello(ControlPayload):
         if role not in ROLES:
             raise _violation(f"unknown role {role!r} in Hello")
         versions = fields.texts("versions", MAX_AGENT_CHARS)
-        if not versions:
-            raise _violation("Hello names no version")
+        if not versions or not all(version.isprintable() for version in versions):
+            raise _violation("Hello names no version, or one that is not printable")
         agent = printable_line(fields.text("agent", MAX_AGENT_CHARS))
         return cls(role, agent, versions, fields.uint("max_data", MAX_U32, smallest=MIN_PEER_DATA))
 

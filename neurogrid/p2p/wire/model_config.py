@@ -189,7 +189,9 @@ class _Reader:
             return None
         if not isinstance(value, list) or len(value) != num_layers:
             raise _invalid(f"layer_types must be an array of {num_layers} names")
-        if not all(isinstance(name, str) and len(name) <= _MAX_LABEL_CHARS for name in value):
+        if not all(
+            isinstance(n, str) and n.isprintable() and len(n) <= _MAX_LABEL_CHARS for n in value
+        ):
             raise _invalid(f"layer_types must hold names of at most {_MAX_LABEL_CHARS} characters")
         return tuple(value)
 
@@ -201,18 +203,24 @@ class _Reader:
             raise _invalid("checkpoint_config must be an object")
         level: list[object] = [value]
         for _ in range(_MAX_DEPTH + 1):
-            # 1e999 is valid JSON, and infinity once it is parsed.
-            if any(isinstance(item, float) and not math.isfinite(item) for item in level):
-                raise _invalid("checkpoint_config holds a number that is not finite")
+            if not all(map(_is_sound, level)):
+                raise _invalid("checkpoint_config holds an infinite number or half a character")
             level = [child for item in level for child in _children(item)]
             if not level:
                 return value
         raise _invalid(f"checkpoint_config is nested deeper than {_MAX_DEPTH} levels")
 
 
+def _is_sound(item: object) -> bool:
+    """Whether a value can be written again: 1e999 and a lone surrogate are valid JSON to a reader."""
+    if isinstance(item, str):
+        return not any("\ud800" <= c <= "\udfff" for c in item)
+    return not isinstance(item, float) or math.isfinite(item)
+
+
 def _children(item: object) -> list[object]:
     if isinstance(item, dict):
-        return list(item.values())
+        return [*item.keys(), *item.values()]
     return item if isinstance(item, list) else []
 
 
