@@ -1,0 +1,195 @@
+"""Text to token ids and back, and text that grows one token at a time.
+
+The tokenizer is the checkpoint's own, read by transformers from the checkpoint's directory and
+nowhere else: no code of its own, no hub, no substitute where it is missing.
+
+`TextStream` gives out text as soon as no later token can change it, so that the pieces together are
+exactly the text of all ids at once. It decodes a window of recent tokens, never the whole: the group
+of tokens before the new ones stays in the window, because what a token decodes to depends on what is
+before it (a leading space, a separator). Two things hold text back: a trailing replacement
+character, which may be half of a character, and a run of byte tokens (`<0xE4>`), which is decoded as
+one and turns into replacement characters if its last byte does not fit.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from neurogrid.errors import CheckpointError
+from neurogrid.model.loading import quiet_transformers
+
+__all__ = ["TextStream", "TokenKind", "Tokenizer"]
+
+# One of these must be there; transformers would otherwise make up an empty tokenizer or ask the hub.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+# Tokens in a window that ends in a replacement character before its start is cut off, and those
+# kept on either side of the cut: an unfinished character has at most 3 bytes, so at most 3 tokens.
+_MAX_WINDOW = 32
+_KEPT = 8
+
+
+class TokenKind(enum.Enum):
+    """What a token contributes to a text."""
+
+    TEXT = enum.auto()
+    BYTE = enum.auto()
+    """One byte, which makes characters together with the byte tokens next to it."""
+    NOTHING = enum.auto()
+    """A special token, or an id that is nobody's: `decode` leaves both out."""
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint. Made by `open`.
+
+    Attributes:
+        vocab_size: how many tokens there are, added ones included.
+    """
+
+    def __init__(self, backend: PreTrainedTokenizerBase) -> None:
+        self._backend = backend
+        self.vocab_size = len(backend)
+        # The ids that `decode` leaves out: tokenizers looks at a flag, transformers at its own list.
+        added = backend.added_tokens_decoder.items()
+        self._special_ids = frozenset(
+            (token_id for token_id, token in added if token.special)
+            if backend.is_fast
+            else backend.all_special_ids
+        )
+
+    @classmethod
+    def open(cls, path: str | Path) -> Tokenizer:
+        """Read the tokenizer in the checkpoint directory `path`.
+
+        Raises CheckpointError: its files are missing, damaged, or need code or a package that is
+        not here; the text says which.
+        """
+        folder = Path(path)
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise CheckpointError(
+                f"{folder}: no tokenizer; copy tokenizer.json and tokenizer_config.json there from "
+                "where the model came from"
+            )
+        backend = _load(folder)
+        if not len(backend):
+            raise CheckpointError(f"{folder}: the tokenizer has no tokens; fetch its files again")
+        return cls(backend)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with the special tokens that the tokenizer adds."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=True)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens, nothing tidied up."""
+        return str(
+            self._backend.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def stream(self) -> TextStream:
+        """A new stream of text, for the tokens of one completion."""
+        return TextStream(self)
+
+    def kind(self, token_id: int) -> TokenKind:
+        """What the id contributes to a text."""
+        if token_id in self._special_ids:
+            return TokenKind.NOTHING
+        token: Any = self._backend.convert_ids_to_tokens(token_id)
+        if token is None:
+            return TokenKind.NOTHING
+        return TokenKind.BYTE if _BYTE_TOKEN.fullmatch(token) else TokenKind.TEXT
+
+
+class TextStream:
+    """The text of one completion, token by token.
+
+    All that `push` returned and what `finish` returns, joined, is `decode` of all ids pushed. The
+    time for n tokens grows with n, not with its square.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_context = 0  # tokens at the start of the window whose text was given out
+        self._num_given = 0  # characters of the window's text that were given out
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; the text that is certain now, often empty."""
+        kind = self._tokenizer.kind(token_id)
+        if kind is TokenKind.NOTHING:
+            return ""
+        self._window.append(token_id)
+        if kind is TokenKind.BYTE:
+            return ""
+        text = self._tokenizer.decode(self._window)
+        if not text.endswith(_REPLACEMENT):
+            piece = text[self._num_given :]
+            self._move_on(text)
+            return piece
+        piece = text[self._num_given : -1]
+        self._num_given += len(piece)
+        if len(self._window) % _MAX_WINDOW == 0:
+            self._cut(text)
+        return piece
+
+    def finish(self) -> str:
+        """The rest of the text, what can no longer be completed included. No push after it."""
+        return self._tokenizer.decode(self._window)[self._num_given :]
+
+    def _move_on(self, text: str) -> None:
+        """Make the newest group the context of the next, unless it decodes to nothing by itself:
+        a lone space at the start of a text does, and in the middle it does not.
+        """
+        group = self._window[self._num_context :]
+        group_text = self._tokenizer.decode(group)
+        if group_text:
+            self._window, self._num_context = group, len(group)
+            self._num_given = len(group_text)
+        else:
+            self._num_given = len(text)
+
+    def _cut(self, text: str) -> None:
+        """Drop the start of a window that keeps ending in a replacement character, if what follows
+        decodes the same without it; noise would be decoded anew with every token otherwise.
+        """
+        middle = len(self._window) - _KEPT
+        before = self._tokenizer.decode(self._window[:middle])
+        shorter = self._window[middle - _KEPT :]
+        context = self._tokenizer.decode(shorter[:_KEPT])
+        same = self._tokenizer.decode(shorter) == context + text[len(before) :]
+        if context and same and text.startswith(before):
+            self._window, self._num_context = shorter, _KEPT
+            self._num_given += len(context) - len(before)
+
+
+def _load(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as exc:
+        # As broad as this because tokenizers raises bare Exception for a damaged file.
+        reason = " ".join(str(exc).split())[:300] or type(exc).__name__
+        if "trust_remote_code" in str(exc):
+            reason = "it needs code of its own, which is never run; it must come as tokenizer.json"
+        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from exc
