@@ -1,1 +1,48 @@
-"""NeuroGrid: one model on several machines."""
+"""NeuroGrid: one model on several machines, weights and activations over libp2p.
+
+`neurogrid.p2p` is the transport library and needs no torch. `Worker`, `Coordinator` and what opens them
+need the extra `neurogrid[inference]`; they are imported when first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from neurogrid.inference.coordinator import (
+        Coordinator,
+        CoordinatorSettings,
+        open_coordinator,
+    )
+    from neurogrid.inference.sampling import SamplingParams
+    from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Coordinator",
+    "CoordinatorSettings",
+    "SamplingParams",
+    "Worker",
+    "WorkerSettings",
+    "open_coordinator",
+    "open_worker",
+    "__version__",
+]
+
+_HOMES = {
+    "Coordinator": "neurogrid.inference.coordinator",
+    "CoordinatorSettings": "neurogrid.inference.coordinator",
+    "open_coordinator": "neurogrid.inference.coordinator",
+    "SamplingParams": "neurogrid.inference.sampling",
+    "Worker": "neurogrid.inference.worker",
+    "WorkerSettings": "neurogrid.inference.worker",
+    "open_worker": "neurogrid.inference.worker",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

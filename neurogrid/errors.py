@@ -14,6 +14,7 @@ __all__ = [
     "LocalProtocolError",
     "RemoteProtocolError",
     "PeerRefusedError",
+    "RequestRefusedError",
     "TransportError",
     "PeerUnreachableError",
     "StreamBrokenError",
@@ -58,10 +59,26 @@ class PeerRefusedError(NeuroGridError):
         retry_after: seconds after which the peer suggests to try again, or None.
     """
 
-    def __init__(self, message: str, *, code: int, text: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: int, text: str, retry_after: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.text = text
+        self.retry_after = retry_after
+
+
+class RequestRefusedError(NeuroGridError):
+    """We refuse what a peer asked for; raised by handlers, sent to the peer as an Error message.
+
+    Attributes:
+        code: the error code of the registry (`neurogrid.p2p.wire.ErrorCode`).
+        retry_after: seconds after which the peer may try again, or None.
+    """
+
+    def __init__(self, message: str, *, code: int, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
         self.retry_after = retry_after
 
 

@@ -1,0 +1,85 @@
+"""Identities: an Ed25519 key pair, whose public key is the peer id.
+
+The file format is libp2p's own (a serialised `PrivateKey` protobuf), so the file can be used by other
+libp2p programs. A new file is readable by its owner alone.
+
+Source: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.serialization import deserialize_private_key
+from libp2p.peer.id import ID
+
+from neurogrid.errors import ConfigurationError
+
+__all__ = ["Identity"]
+
+# A serialised Ed25519 key is 68 B; RSA keys of other programs take a few KiB.
+MAX_IDENTITY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key pair and the peer id that follows from it.
+
+    Attributes:
+        key_pair: the libp2p key pair; the private half stays out of `repr`.
+        peer_id: the peer id in base58, as it stands in multiaddrs after `/p2p/`.
+    """
+
+    key_pair: KeyPair = field(repr=False)
+    peer_id: str
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """Make a new Ed25519 identity that lives as long as the process."""
+        return cls._of(create_new_key_pair())
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Read the identity in `path`, or create the file (mode 0600) with a new one.
+
+        Raises:
+            ConfigurationError: the file cannot be read or written, or holds no private key.
+        """
+        try:
+            if path.exists():
+                with path.open("rb") as file:
+                    return cls._parse(path, file.read(MAX_IDENTITY_BYTES + 1))
+            identity = cls.generate()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(identity.key_pair.private_key.serialize())
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot use the identity file {path}: {exc.strerror}"
+            ) from exc
+        return identity
+
+    @classmethod
+    def _parse(cls, path: Path, data: bytes) -> Identity:
+        if not 0 < len(data) <= MAX_IDENTITY_BYTES:
+            raise ConfigurationError(
+                f"{path} is not an identity file: {len(data)} B is no key's size"
+            )
+        try:
+            private_key = deserialize_private_key(data)
+        # libp2p raises whatever its protobuf and key libraries raise; the file is the only cause.
+        except Exception as exc:
+            raise ConfigurationError(
+                f"{path} is not an identity file (a serialised libp2p private key): "
+                "delete it to have a new one made, or name another"
+            ) from exc
+        return cls._of(KeyPair(private_key, private_key.get_public_key()))
+
+    @classmethod
+    def _of(cls, key_pair: KeyPair) -> Identity:
+        return cls(key_pair=key_pair, peer_id=ID.from_pubkey(key_pair.public_key).to_base58())
