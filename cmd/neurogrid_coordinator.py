@@ -1,0 +1,5 @@
+"""Run `neurogrid-coordinator` from a checkout."""
+
+from neurogrid.cli.coordinator import main
+
+raise SystemExit(main())

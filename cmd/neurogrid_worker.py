@@ -1,0 +1,5 @@
+"""Run `neurogrid-worker` from a checkout."""
+
+from neurogrid.cli.worker import main
+
+raise SystemExit(main())
