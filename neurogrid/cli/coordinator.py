@@ -1,0 +1,277 @@
+"""`neurogrid-coordinator`: put a model on workers and let it write.
+
+stdout gets the completion, a newline, and nothing else; plan, progress and figures go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from neurogrid.cli.common import (
+    ExitStatus,
+    add_common_options,
+    listen_addresses,
+    positive_int,
+    run_command,
+    set_up_logging,
+)
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from neurogrid.inference.coordinator import Coordinator, CoordinatorSettings
+    from neurogrid.inference.sampling import SamplingParams
+
+__all__ = ["build_parser", "main"]
+
+NAME = "neurogrid-coordinator"
+GIB = 1024**3
+# A prompt is read whole before its tokens are counted; no context holds this many bytes.
+MAX_PROMPT_BYTES = 64 * 1024 * 1024
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `neurogrid-coordinator`."""
+    parser = argparse.ArgumentParser(
+        prog=NAME,
+        description="Spread a model over workers, stream them their weights, and generate. Without "
+        "--model, a small one that comes with NeuroGrid.",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", type=Path, metavar="DIR", help="checkpoint: config.json, safetensors, tokenizer"
+    )
+    model.add_argument("--model-name", metavar="NAME", help="what to call it (default: DIR's name)")
+    model.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="to compute in (default: the checkpoint's)",
+    )
+    model.add_argument(
+        "--max-seq-len",
+        type=positive_int,
+        default=4096,
+        metavar="N",
+        help="tokens of the longest session (default %(default)s, or the model's bound if less)",
+    )
+    workers = parser.add_argument_group("workers")
+    workers.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="MULTIADDR",
+        help="a worker to dial, as it printed its address; may be given again",
+    )
+    workers.add_argument(
+        "--bootstrap",
+        action="append",
+        default=[],
+        metavar="MULTIADDR",
+        help="another peer to dial; used if it is a worker, but not waited for",
+    )
+    workers.add_argument(
+        "--local-workers",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="start N workers on this machine; they share its memory, each gets a stage",
+    )
+    workers.add_argument(
+        "--min-peers",
+        type=positive_int,
+        metavar="N",
+        help="workers to wait for (default: as many as are named and started)",
+    )
+    workers.add_argument(
+        "--wait",
+        type=_positive_float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to wait for them (default %(default)g)",
+    )
+    workers.add_argument(
+        "--stages",
+        type=positive_int,
+        metavar="N",
+        help="that many stages (default: fewest that fit)",
+    )
+    workers.add_argument(
+        "--skip-weight-transfer",
+        action="store_true",
+        help="send no weights: workers must hold this model's layers already",
+    )
+    workers.add_argument(
+        "--peer-vram-gb",
+        type=_positive_float,
+        default=8.0,
+        metavar="G",
+        help="GiB assumed for workers that do not tell their memory (default %(default)g)",
+    )
+    generation = parser.add_argument_group("generation")
+    prompt = generation.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
+    prompt.add_argument(
+        "--prompt-file", metavar="F", help="a file with the text to continue, - for stdin"
+    )
+    generation.add_argument(
+        "--max-tokens",
+        type=positive_int,
+        default=128,
+        metavar="N",
+        help="new tokens at most (default %(default)s)",
+    )
+    generation.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the likeliest token each time (default %(default)g)",
+    )
+    generation.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample among the K likeliest (default: all)",
+    )
+    generation.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample among the likeliest that make up P (default: all)",
+    )
+    generation.add_argument("--seed", type=int, metavar="S", help="makes sampling repeatable")
+    add_common_options(parser, port_flag="--p2p-port")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.prompt is None and options.prompt_file is None:
+        parser.error("give --prompt or --prompt-file: serving over HTTP is not there yet")
+    set_up_logging(options.log_level)
+    return run_command(NAME, lambda: _generate(options))
+
+
+async def _generate(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.inference.coordinator import open_coordinator
+    from neurogrid.inference.sampling import SamplingParams
+
+    prompt = options.prompt
+    if prompt is None:
+        prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
+    sampling = SamplingParams(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
+    settings = _settings(options)
+    console = Console(stderr=True)
+    name = options.model_name or (options.model.name if options.model else "the embedded model")
+    with TerminalProgress(console, name) as progress:
+        async with open_coordinator(settings, progress=progress) as coordinator:
+            await _write(coordinator, prompt, sampling, options.max_tokens, console)
+    return ExitStatus.OK
+
+
+def _settings(options: argparse.Namespace) -> CoordinatorSettings:
+    from neurogrid.inference.coordinator import CoordinatorSettings
+
+    return CoordinatorSettings(
+        model=options.model,
+        model_name=options.model_name,
+        peers=tuple(options.peer),
+        bootstrap=tuple(options.bootstrap),
+        min_peers=options.min_peers,
+        local_workers=options.local_workers,
+        stages=options.stages,
+        wait=options.wait,
+        listen=listen_addresses(options, port_flag="--p2p-port"),
+        identity_file=options.identity,
+        skip_weight_transfer=options.skip_weight_transfer,
+        max_seq_len=options.max_seq_len,
+        peer_memory_bytes=int(options.peer_vram_gb * GIB),
+        dtype=options.dtype,
+    )
+
+
+def _read_prompt(name: str) -> str:
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(MAX_PROMPT_BYTES + 1)
+        if len(data) > MAX_PROMPT_BYTES:
+            raise ConfigurationError(f"the prompt in {name} is longer than {MAX_PROMPT_BYTES:,} B")
+        return data.decode()
+    except OSError as exc:
+        raise ConfigurationError(f"cannot read the prompt from {name}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"the prompt in {name} is not UTF-8 text") from exc
+
+
+async def _write(
+    coordinator: Coordinator,
+    prompt: str,
+    sampling: SamplingParams,
+    max_tokens: int,
+    console: Console,
+) -> None:
+    """Stream the completion to stdout, and say at the end how fast it was."""
+    from neurogrid.cli.show import format_bytes
+    from neurogrid.p2p.counters import Direction
+
+    tokenizer = coordinator.tokenizer()
+    token_ids = tokenizer.encode(prompt)
+    text = tokenizer.stream()
+    started = time.perf_counter()
+    first: float | None = None
+    num_tokens = 0
+    last = started
+    async for token_id in coordinator.generate(token_ids, max_tokens=max_tokens, sampling=sampling):
+        last = time.perf_counter()
+        first = first or last
+        num_tokens += 1
+        sys.stdout.write(text.push(token_id))
+        sys.stdout.flush()
+    sys.stdout.write(text.finish() + "\n")
+    sys.stdout.flush()
+    sent = coordinator.counters.total(Direction.SENT).num_bytes
+    if first is None:
+        figures = f"no token: the model ended at once after {time.perf_counter() - started:.2f} s"
+    else:
+        figures = f"time to first token {first - started:.2f} s"
+        if num_tokens > 1:
+            figures += f", {(num_tokens - 1) / (last - first):.1f} tokens/s"
+        figures += f" ({len(token_ids)} prompt and {num_tokens} new tokens)"
+    console.print(
+        f"{figures}, {format_bytes(sent)} sent", highlight=False, markup=False, soft_wrap=True
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""How the coordinator's progress looks on a terminal: the plan, the transfer, the figures at the end.
+
+All of it goes to stderr, readable without colour; on a pipe the bar becomes a line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import (
+    Progress as ProgressBar,
+)
+
+from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.progress import Progress, WorkerInfo
+
+__all__ = ["TerminalProgress", "format_bytes", "short_peer_id"]
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes for people, in powers of 1,000: `12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def short_peer_id(peer_id: str) -> str:
+    """The end of a peer id: the beginning is the same for all Ed25519 keys."""
+    return f"…{peer_id[-8:]}"
+
+
+class TerminalProgress(Progress):
+    """Shows on a rich console; a context manager, so that the bar is always taken down."""
+
+    def __init__(self, console: Console, model_name: str) -> None:
+        self._console = console
+        self._model_name = model_name
+        self._bar: ProgressBar | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._sent = 0
+        self._held = 0
+        self._started: float | None = None
+        self._finished = 0.0
+
+    def __enter__(self) -> TerminalProgress:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop_bar()
+
+    def waiting(self, found: int, wanted: int) -> None:
+        if found < wanted:
+            self._say(f"waiting for workers: {found} of {wanted} found")
+
+    def planned(
+        self, stages: Sequence[PlannedStage], workers: Sequence[WorkerInfo], num_layers: int
+    ) -> None:
+        by_peer = {worker.peer_id: worker for worker in workers}
+        self._say(
+            f"plan: {self._model_name}, {num_layers} layers in {len(stages)} stage"
+            f"{'s' if len(stages) != 1 else ''}"
+        )
+        for number, stage in enumerate(stages, 1):
+            worker = by_peer[stage.peer_id]
+            layers = f"{stage.start}-{stage.stop - 1}"
+            assumed = "" if worker.memory_known else " (assumed)"
+            self._say(
+                f"  stage {number}  layers {layers:<7} {format_bytes(stage.num_bytes):>9}  "
+                f"on {short_peer_id(stage.peer_id)}  {worker.name}, "
+                f"{format_bytes(worker.free_bytes)} free{assumed}"
+            )
+        used = {stage.peer_id for stage in stages}
+        for worker in workers:
+            if worker.peer_id not in used:
+                self._say(
+                    f"  not needed: {short_peer_id(worker.peer_id)}  {worker.name}, "
+                    f"{format_bytes(worker.free_bytes)} free"
+                )
+        self._start_bar()
+
+    def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
+        assert self._bar is not None
+        self._tasks[peer_id] = self._bar.add_task(f"to {short_peer_id(peer_id)}", total=num_bytes)
+
+    def transferred(self, peer_id: str, num_bytes: int) -> None:
+        self._sent += num_bytes
+        self._finished = time.monotonic()
+        self._started = self._started or self._finished
+        self._advance(peer_id, num_bytes)
+
+    def already_held(self, peer_id: str, num_bytes: int) -> None:
+        self._held += num_bytes
+        self._advance(peer_id, num_bytes)
+
+    def ready(self) -> None:
+        self._stop_bar()
+        held = f", {format_bytes(self._held)} were there already" if self._held else ""
+        if self._started is not None:
+            seconds = max(self._finished - self._started, 1e-9)
+            rate = format_bytes(self._sent / seconds)
+            self._say(
+                f"weights: {format_bytes(self._sent)} sent in {seconds:.1f} s ({rate}/s){held}"
+            )
+        else:
+            self._say(f"weights: nothing to send{held}")
+
+    def _advance(self, peer_id: str, num_bytes: int) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._tasks[peer_id], num_bytes)
+
+    def _start_bar(self) -> None:
+        self._bar = ProgressBar(
+            TextColumn("  weights {task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._bar.start()
+
+    def _stop_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)

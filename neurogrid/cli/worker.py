@@ -1,0 +1,123 @@
+"""`neurogrid-worker`: lend this machine to a model.
+
+Prints its full addresses to stdout, one a line, when it is ready; runs until SIGINT or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from neurogrid.cli.common import (
+    ExitStatus,
+    add_common_options,
+    listen_addresses,
+    positive_int,
+    run_command,
+    set_up_logging,
+    size_in_bytes,
+)
+
+__all__ = ["build_parser", "main"]
+
+NAME = "neurogrid-worker"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `neurogrid-worker`."""
+    parser = argparse.ArgumentParser(
+        prog=NAME,
+        description="Hold some layers of a model and compute with them. Without --model nothing is "
+        "needed on disk: config and weights come from the coordinator.",
+    )
+    add_common_options(parser, port_flag="--port")
+    parser.add_argument(
+        "--bootstrap",
+        action="append",
+        default=[],
+        metavar="MULTIADDR",
+        help="a coordinator to dial, e.g. /ip4/192.168.1.5/tcp/9000/p2p/12D3...; may be given again",
+    )
+    device = parser.add_argument_group("device").add_mutually_exclusive_group()
+    device.add_argument("--gpu", type=int, metavar="N", help="compute on CUDA device N")
+    device.add_argument(
+        "--device", metavar="D", help="cpu or cuda:N (default: the first GPU, or the CPU)"
+    )
+    parser.add_argument(
+        "--memory-limit",
+        type=size_in_bytes,
+        metavar="BYTES",
+        help="memory for weights and KV caches, e.g. 8GiB (default: what the device has free)",
+    )
+    parser.add_argument(
+        "--max-seq-len",
+        type=positive_int,
+        default=4096,
+        metavar="N",
+        help="tokens of the longest session (default %(default)s)",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="a checkpoint with safetensors of this machine's own; may hold some of the layers only",
+    )
+    model.add_argument(
+        "--wait-for-assignment",
+        action="store_true",
+        help="with --model: load only the layers that the coordinator asks for",
+    )
+    # For those who start workers as children: ends with the parent, however that ends.
+    parser.add_argument("--stop-on-stdin-eof", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    if options.wait_for_assignment and options.model is None:
+        parser.error("--wait-for-assignment needs --model")
+    if options.gpu is not None and options.gpu < 0:
+        parser.error(f"there is no GPU {options.gpu}")
+    set_up_logging(options.log_level)
+
+    async def serve() -> int:
+        # Here, not above: torch and transformers take seconds, and --help needs neither.
+        from neurogrid.inference.worker import WorkerSettings, open_worker
+
+        settings = WorkerSettings(
+            listen=listen_addresses(options, port_flag="--port"),
+            identity_file=options.identity,
+            device=f"cuda:{options.gpu}" if options.gpu is not None else options.device,
+            memory_limit=options.memory_limit,
+            model=options.model,
+            wait_for_assignment=options.wait_for_assignment,
+            bootstrap=tuple(options.bootstrap),
+            max_seq_len=options.max_seq_len,
+        )
+        async with open_worker(settings) as worker:
+            for address in worker.addresses:
+                print(address, flush=True)
+            if options.stop_on_stdin_eof:
+                await _wait_stdin_eof()
+            else:
+                await trio.sleep_forever()
+        return ExitStatus.OK
+
+    return run_command(NAME, serve, status_on_signal=ExitStatus.OK)
+
+
+async def _wait_stdin_eof() -> None:
+    async with trio.lowlevel.FdStream(sys.stdin.fileno()) as stdin:
+        while await stdin.receive_some(4096):
+            pass  # what is written there means nothing, only its end does
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,395 @@
+"""The coordinator: has the model, gathers workers, places layers on them, generates.
+
+    async with open_coordinator(CoordinatorSettings(model=path, local_workers=2)) as coordinator:
+        async for token_id in coordinator.generate(prompt_ids, max_tokens=64):
+            ...
+
+Order comes from acknowledgements: a worker's memory is known before the plan, its config acknowledged before
+weights go out, every stage ready before the first token.
+
+T = tokens, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+import trio
+
+from neurogrid.errors import (
+    ConfigurationError,
+    NoRouteError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    TransportError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.gathering import gather_workers
+from neurogrid.inference.local_workers import start_local_workers
+from neurogrid.inference.pipeline import PipelineStage, open_session
+from neurogrid.inference.planner import LayerSize, PeerCapacity, PlannedStage, plan_stages
+from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts
+from neurogrid.inference.sampling import Sampler, SamplingParams
+from neurogrid.model.checkpoint import Checkpoint
+from neurogrid.model.config import (
+    build_config,
+    eos_token_ids,
+    model_config_message,
+    resolve_dtype,
+)
+from neurogrid.model.cost import LayerCost, layer_cost
+from neurogrid.model.device import device_memory
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.miniature import SplitTraits, check_splittable
+from neurogrid.model.stage import Ends
+from neurogrid.model.tokenizer import Tokenizer
+from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.host import open_host
+from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
+
+__all__ = ["Coordinator", "CoordinatorSettings", "open_coordinator"]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Sessions that the plan reserves memory for. One generation runs at a time until sessions are batched.
+MAX_SESSIONS = 1
+# Of the machine's free memory, what local workers get; the rest is the coordinator's own.
+LOCAL_WORKERS_FRACTION = 0.8
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    """What a coordinator was started with.
+
+    Attributes:
+        model: a checkpoint directory; None for the embedded model.
+        model_name: what the model is called; None for the directory's name.
+        peers: workers to dial, as full multiaddrs.
+        bootstrap: other peers to dial; workers among them are used, but not waited for.
+        min_peers: workers to wait for; None for as many as `peers` and local workers.
+        local_workers: processes to start on this machine.
+        stages: that many stages; None for the fewest that fit (one a local worker).
+        wait: seconds to wait for the workers.
+        listen: multiaddrs to listen on.
+        identity_file: where the key pair lives; None for a new identity each time.
+        skip_weight_transfer: workers must hold their layers already.
+        max_seq_len: tokens of the longest session.
+        peer_memory_bytes: assumed for workers that do not tell.
+        dtype: to compute in; None for the checkpoint's own.
+        timeouts: deadlines towards workers.
+        protocol_versions: protocol ids to speak; None for all.
+    """
+
+    model: Path | None = None
+    model_name: str | None = None
+    peers: tuple[str, ...] = ()
+    bootstrap: tuple[str, ...] = ()
+    min_peers: int | None = None
+    local_workers: int = 0
+    stages: int | None = None
+    wait: float = 60.0
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    identity_file: Path | None = None
+    skip_weight_transfer: bool = False
+    max_seq_len: int = 4096
+    peer_memory_bytes: int = 8 * GIB
+    dtype: str | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    protocol_versions: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The model as the coordinator has it: everything but the layers in memory.
+
+    Attributes:
+        max_seq_len: tokens of a session; what was asked for, or the model's own bound if less.
+        eos_token_ids: tokens that end a generation.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    ends: Ends
+    dtype: torch.dtype
+    costs: tuple[LayerCost, ...]
+    traits: SplitTraits
+    max_seq_len: int
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def load(cls, settings: CoordinatorSettings) -> LoadedModel:
+        """Read config and ends, and prove that the model may be split. Blocks: run it in a thread.
+
+        Raises:
+            ModelError: a file is missing or broken, or the architecture cannot be split.
+        """
+        path = settings.model or embedded_model_path()
+        checkpoint = Checkpoint.open(path)
+        config = build_config(checkpoint.config)
+        traits = check_splittable(config)
+        dtype = resolve_dtype(config, settings.dtype)
+        ends = Ends(config, dtype=dtype, device=torch.device("cpu"))
+        ends.load(checkpoint.end_tensors())
+        bound = getattr(config, "max_position_embeddings", None) or settings.max_seq_len
+        return cls(
+            name=settings.model_name or path.resolve().name,
+            checkpoint=checkpoint,
+            ends=ends,
+            dtype=dtype,
+            costs=tuple(layer_cost(config, dtype)),
+            traits=traits,
+            max_seq_len=min(settings.max_seq_len, bound),
+            eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
+        )
+
+    def layer_sizes(self) -> list[LayerSize]:
+        """What each layer takes on a worker, with the caches of the agreed sessions."""
+        return [
+            LayerSize(cost.weight_bytes, MAX_SESSIONS * cost.cache_bytes(self.max_seq_len))
+            for cost in self.costs
+        ]
+
+
+class Coordinator:
+    """A coordinator whose workers are ready. Made by `open_coordinator`.
+
+    Attributes:
+        model: the loaded model.
+        stages: the stages in order, each with its worker.
+        workers: what the workers said of themselves.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        model: LoadedModel,
+        stages: Sequence[PipelineStage],
+        workers: Sequence[WorkerInfo],
+    ) -> None:
+        self.model = model
+        self.stages = tuple(stages)
+        self.workers = tuple(workers)
+        self._protocol = protocol
+        self._torch_limiter = trio.CapacityLimiter(1)
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def counters(self) -> TrafficCounters:
+        """Messages and bytes by peer, type and direction."""
+        return self._protocol.counters
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, loaded when first asked for.
+
+        Raises:
+            CheckpointError: the model directory has none.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.open(self.model.checkpoint.path)
+        return self._tokenizer
+
+    def check_prompt(self, token_ids: Sequence[int]) -> None:
+        """Refuse a prompt that cannot be served.
+
+        Raises:
+            ConfigurationError: empty, or as long as a session may be or longer.
+        """
+        if not token_ids:
+            raise ConfigurationError("the prompt is empty, and this tokenizer adds no first token")
+        if len(token_ids) >= self.model.max_seq_len:
+            raise ConfigurationError(
+                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer: sessions "
+                f"have at most {self.model.max_seq_len} (--max-seq-len, or the model's own bound)"
+            )
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams | None = None,
+    ) -> AsyncIterator[int]:
+        """Yield new token ids, at most `max_tokens`, until an end-of-sequence token or the last place.
+
+        The end-of-sequence token itself is not yielded. Greedy unless `sampling` says otherwise.
+
+        Raises:
+            ConfigurationError: the prompt cannot be served.
+            NoRouteError: a worker was lost; names its layers.
+        """
+        self.check_prompt(token_ids)
+        model = self.model
+        max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
+        sampler = Sampler(sampling or SamplingParams())
+        tokens = list(token_ids)
+        while len(tokens) < max_length:
+            # A model whose caches hold only below some length starts over there, by one prefill.
+            bound = model.traits.recompute_at
+            stop = max_length if bound is None or len(tokens) >= bound else min(max_length, bound)
+            async with open_session(self.stages, max_length=stop) as session:
+                while len(tokens) < stop:
+                    new_tokens = tokens[session.length :]
+                    hidden_BTD = await self._run_torch(
+                        model.ends.embed, new_tokens, position=session.length
+                    )
+                    hidden_BTD = await session.forward(hidden_BTD)
+                    logits_V = await self._run_torch(
+                        model.ends.logits, hidden_BTD, position=session.length - 1
+                    )
+                    token_id = sampler.sample(logits_V)
+                    if token_id in model.eos_token_ids:
+                        return
+                    tokens.append(token_id)
+                    yield token_id
+
+    async def _run_torch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        def call() -> R:
+            with torch.inference_mode():
+                return function(*args, **kwargs)
+
+        return await trio.to_thread.run_sync(call, limiter=self._torch_limiter)
+
+
+@asynccontextmanager
+async def open_coordinator(
+    settings: CoordinatorSettings, *, progress: Progress | None = None
+) -> AsyncIterator[Coordinator]:
+    """Load the model, gather workers, place the layers; ready when the block is entered.
+
+    Raises:
+        ConfigurationError: what was asked for cannot be right.
+        ModelError: the model cannot be loaded or split.
+        CapacityError: the layers do not fit the workers.
+        NoRouteError: too few workers, or one was lost while it got its layers.
+    """
+    progress = progress or Progress()
+    min_peers = settings.min_peers
+    if min_peers is None:
+        min_peers = len(set(settings.peers)) + settings.local_workers
+    if min_peers < 1:
+        raise ConfigurationError(
+            "there is no worker to run on: name some with --peer, start some here with "
+            "--local-workers, or wait for some to dial in with --min-peers"
+        )
+    async with AsyncExitStack() as stack:
+        stack.enter_context(unwrap_errors())
+        model = await trio.to_thread.run_sync(LoadedModel.load, settings)
+        identity = Identity.load(settings.identity_file) if settings.identity_file else None
+        host = await stack.enter_async_context(open_host(listen=settings.listen, identity=identity))
+        versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
+        protocol = Protocol(host, role="coordinator", versions=versions)
+        addresses = list(settings.peers)
+        if settings.local_workers:
+            memory = device_memory(torch.device("cpu"))
+            addresses += await stack.enter_async_context(
+                start_local_workers(
+                    settings.local_workers,
+                    memory_bytes=int(memory.free_bytes * LOCAL_WORKERS_FRACTION),
+                    max_seq_len=settings.max_seq_len,
+                )
+            )
+        remote = await gather_workers(
+            host,
+            protocol,
+            addresses=[*addresses, *settings.bootstrap],
+            min_peers=min_peers,
+            wait=settings.wait,
+            timeouts=settings.timeouts,
+            progress=progress,
+        )
+        infos = await _describe(remote, settings)
+        planned = _plan(model, infos, settings)
+        progress.planned(planned, infos, len(model.costs))
+        by_peer = {worker.peer_id: worker for worker in remote}
+        stages = [PipelineStage(stage, by_peer[stage.peer_id]) for stage in planned]
+        await _place(model, stages, settings, progress)
+        progress.ready()
+        yield Coordinator(protocol, model, stages, infos)
+
+
+async def _describe(
+    workers: Sequence[RemoteWorker], settings: CoordinatorSettings
+) -> list[WorkerInfo]:
+    infos: dict[str, WorkerInfo] = {}
+
+    async def describe(worker: RemoteWorker) -> None:
+        try:
+            infos[worker.peer_id] = await worker.describe(assumed_bytes=settings.peer_memory_bytes)
+        except (TransportError, PeerRefusedError) as exc:
+            raise NoRouteError(f"worker {worker.peer_id} did not describe itself: {exc}") from exc
+
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(describe, worker)
+    return [infos[worker.peer_id] for worker in workers]
+
+
+def _plan(
+    model: LoadedModel, infos: Sequence[WorkerInfo], settings: CoordinatorSettings
+) -> list[PlannedStage]:
+    num_stages = settings.stages
+    if num_stages is None and settings.local_workers:
+        num_stages = settings.local_workers
+    capacities = [PeerCapacity(info.peer_id, info.free_bytes) for info in infos]
+    return plan_stages(model.layer_sizes(), capacities, num_stages=num_stages)
+
+
+async def _place(
+    model: LoadedModel,
+    stages: Sequence[PipelineStage],
+    settings: CoordinatorSettings,
+    progress: Progress,
+) -> None:
+    """Send config and missing layers to all workers at once; returns when all are ready."""
+    config = model_config_message(
+        build_config(model.checkpoint.config),
+        model.checkpoint.config,
+        model_name=model.name,
+        max_seq_len=model.max_seq_len,
+        dtype=model.dtype,
+    )
+
+    async def place(item: PipelineStage) -> None:
+        peer_id, stage = item.worker.peer_id, item.stage
+        blobs = {i: model.checkpoint.layer_blob(i) for i in range(stage.start, stage.stop)}
+        progress.transfer_planned(peer_id, sum(blob.num_bytes for blob in blobs.values()))
+        placement = Placement(
+            stage=stage,
+            blobs=blobs,
+            max_length=model.max_seq_len,
+            max_sessions=MAX_SESSIONS,
+            dtype=model.dtype,
+            skip_weight_transfer=settings.skip_weight_transfer,
+        )
+        try:
+            await item.worker.configure(config)
+            await item.worker.place(
+                placement,
+                on_sent=lambda num_bytes: progress.transferred(peer_id, num_bytes),
+                on_held=lambda num_bytes: progress.already_held(peer_id, num_bytes),
+            )
+        except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+            raise NoRouteError(
+                f"worker {peer_id} did not get ready for layers {stage.start} to "
+                f"{stage.stop - 1}: {exc}",
+                layers=range(stage.start, stage.stop),
+            ) from exc
+
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            for item in stages:
+                nursery.start_soon(place, item)

@@ -1,0 +1,139 @@
+"""Find the workers of a coordinator: dial those that were named, take in those that dial us.
+
+Ends when enough are there, or at the deadline with what was tried and why it failed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import trio
+
+from neurogrid.errors import ConfigurationError, NeuroGridError, NoRouteError, TransportError
+from neurogrid.inference.progress import Progress
+from neurogrid.inference.remote_v10 import RemoteWorkerV10
+from neurogrid.inference.remote_v11 import RemoteWorkerV11
+from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
+from neurogrid.p2p.host import Host, parse_peer_address
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.wire import PROTOCOL_V10, Hello
+
+__all__ = ["gather_workers"]
+
+logger = logging.getLogger(__name__)
+
+# Between attempts at an address where nobody answers yet. Seconds.
+RETRY_DELAY = 0.5
+
+
+async def gather_workers(
+    host: Host,
+    protocol: Protocol,
+    *,
+    addresses: Sequence[str],
+    min_peers: int,
+    wait: float,
+    timeouts: Timeouts,
+    progress: Progress,
+) -> list[RemoteWorker]:
+    """Return at least `min_peers` workers, in the order of `addresses`, then as they came.
+
+    Raises:
+        ConfigurationError: an address is malformed or our own.
+        NoRouteError: fewer workers were there after `wait` seconds; says what failed where.
+    """
+    for address in addresses:
+        _, peer_id = parse_peer_address(address)
+        if peer_id == host.peer_id:
+            raise ConfigurationError(f"{address} is this coordinator's own address")
+    gathering = _Gathering(host, protocol, timeouts, progress, min_peers)
+    host.on_connected(gathering.on_connected)
+    protocol.on_peer_opened(gathering.on_opened)
+    with trio.move_on_after(wait):
+        async with trio.open_nursery() as nursery:
+            gathering.nursery = nursery
+            for peer_id in host.connected_peers:
+                gathering.on_connected(peer_id)
+            for address in dict.fromkeys(addresses):
+                nursery.start_soon(gathering.dial, address)
+            await gathering.enough.wait()
+            nursery.cancel_scope.cancel()
+    gathering.nursery = None
+    found = gathering.workers
+    if len(found) < min_peers:
+        reasons = "".join(f"; {reason}" for reason in gathering.failures.values())
+        raise NoRouteError(
+            f"{len(found)} of {min_peers} workers were there after {wait:g} s{reasons}. Start "
+            "neurogrid-worker on the other machines and name its address with --peer"
+        )
+    named = [parse_peer_address(address)[1] for address in addresses]
+    order = {peer_id: index for index, peer_id in enumerate(named)}
+    return sorted(found.values(), key=lambda worker: order.get(worker.peer_id, len(order)))
+
+
+class _Gathering:
+    def __init__(
+        self,
+        host: Host,
+        protocol: Protocol,
+        timeouts: Timeouts,
+        progress: Progress,
+        min_peers: int,
+    ) -> None:
+        self.workers: dict[str, RemoteWorker] = {}
+        self.failures: dict[str, str] = {}
+        self.enough = trio.Event()
+        self.nursery: trio.Nursery | None = None
+        self._host = host
+        self._protocol = protocol
+        self._timeouts = timeouts
+        self._progress = progress
+        self._min_peers = min_peers
+        progress.waiting(0, min_peers)
+
+    async def dial(self, address: str) -> None:
+        """Try an address until somebody answers; the reasons are kept for the deadline."""
+        while True:
+            try:
+                peer_id = await self._host.connect(address)
+                await self._meet(peer_id)
+                self.failures.pop(address, None)
+                return
+            except TransportError as exc:
+                self.failures[address] = str(exc)
+            await trio.sleep(RETRY_DELAY)
+
+    def on_connected(self, peer_id: str) -> None:
+        """Somebody connected; ask what they are."""
+        if self.nursery is not None and peer_id not in self.workers:
+            self.nursery.start_soon(self._meet_unnamed, peer_id)
+
+    def on_opened(self, peer_id: str, hello: Hello) -> None:
+        """A peer said what it is."""
+        if hello.role == "worker":
+            self._add(RemoteWorkerV11(self._protocol, peer_id, self._timeouts))
+
+    async def _meet_unnamed(self, peer_id: str) -> None:
+        try:
+            await self._meet(peer_id)
+        except NeuroGridError as exc:
+            logger.debug("%s is no worker: %s", peer_id, exc)
+
+    async def _meet(self, peer_id: str) -> None:
+        if await self._protocol.open(peer_id) == PROTOCOL_V10:
+            worker = RemoteWorkerV10(self._protocol, peer_id, self._timeouts)
+            await worker.describe(assumed_bytes=0)
+            self._add(worker)
+            return
+        hello = self._protocol.hello_of(peer_id)
+        if hello is not None and hello.role != "worker":
+            raise TransportError(f"{peer_id} is a {hello.role}, no worker")
+
+    def _add(self, worker: RemoteWorker) -> None:
+        if worker.peer_id in self.workers:
+            return
+        self.workers[worker.peer_id] = worker
+        self._progress.waiting(len(self.workers), self._min_peers)
+        if len(self.workers) >= self._min_peers:
+            self.enough.set()

@@ -1,0 +1,99 @@
+"""Worker processes on the coordinator's own machine, for as long as it runs.
+
+Each gets a free port on loopback, an equal share of the memory and of the cores, and ends when its standard
+input does: also when the coordinator is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from neurogrid.errors import ConfigurationError, TransportError
+from neurogrid.exception_groups import unwrap_errors
+
+__all__ = ["start_local_workers"]
+
+# Importing torch and transformers takes 3 s on an idle machine, and several do it at once.
+START_TIMEOUT = 120.0  # seconds
+STOP_TIMEOUT = 5.0  # seconds
+MAX_LOCAL_WORKERS = 64
+
+
+@asynccontextmanager
+async def start_local_workers(
+    count: int, *, memory_bytes: int, max_seq_len: int, extra_args: Sequence[str] = ()
+) -> AsyncIterator[list[str]]:
+    """Start `count` workers and yield their full multiaddrs once all are ready.
+
+    Args:
+        memory_bytes: for all of them together.
+        max_seq_len: tokens, handed to each.
+
+    Raises:
+        ConfigurationError: the count is out of range.
+        TransportError: one did not start; its own words stand on stderr.
+    """
+    if not 0 < count <= MAX_LOCAL_WORKERS:
+        raise ConfigurationError(f"--local-workers takes 1 to {MAX_LOCAL_WORKERS}, not {count}")
+    threads = max((os.cpu_count() or 1) // count, 1)
+    command = [
+        *(sys.executable, "-m", "neurogrid.cli.worker"),
+        *("--port", "0", "--stop-on-stdin-eof", "--log-level", "warning"),
+        *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),
+        *extra_args,
+    ]
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    processes: list[trio.Process] = []
+    try:
+        for _ in range(count):
+            processes.append(
+                await trio.lowlevel.open_process(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                )
+            )
+        addresses: list[str | None] = [None] * count
+
+        async def read_address(index: int) -> None:
+            addresses[index] = await _first_line(processes[index])
+
+        with trio.move_on_after(START_TIMEOUT) as scope, unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                for index in range(count):
+                    nursery.start_soon(read_address, index)
+        if scope.cancelled_caught:
+            raise TransportError(f"a local worker was not ready within {START_TIMEOUT:g} s")
+        yield [address for address in addresses if address is not None]
+    finally:
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for process in processes:
+                    nursery.start_soon(_stop, process)
+
+
+async def _first_line(process: trio.Process) -> str:
+    assert process.stdout is not None
+    line = b""
+    while b"\n" not in line:
+        data = await process.stdout.receive_some(4096)
+        if not data:
+            status = await process.wait()
+            raise TransportError(f"a local worker ended with status {status} before it was ready")
+        line += data
+    return line.split(b"\n")[0].decode()
+
+
+async def _stop(process: trio.Process) -> None:
+    process.terminate()
+    with trio.move_on_after(STOP_TIMEOUT) as scope:
+        await process.wait()
+    if scope.cancelled_caught:
+        process.kill()
+        await process.wait()
+    for stream in filter(None, (process.stdin, process.stdout)):
+        await stream.aclose()

@@ -1,0 +1,57 @@
+"""What a coordinator tells while it works, for whoever shows it.
+
+The coordinator calls; a terminal or a page draws. All calls are quick and never fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neurogrid.inference.planner import PlannedStage
+
+__all__ = ["Progress", "WorkerInfo"]
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker as its coordinator sees it.
+
+    Attributes:
+        name: of its device, in its own words.
+        free_bytes: what it can give to a stage.
+        protocol_id: the version that it speaks with us.
+        memory_known: False where it did not say and a size was assumed.
+        held_layers: layers in its memory, of whatever model.
+    """
+
+    peer_id: str
+    name: str
+    free_bytes: int
+    protocol_id: str
+    memory_known: bool
+    held_layers: tuple[int, ...]
+
+
+class Progress:
+    """Does nothing; subclasses show what happens."""
+
+    def waiting(self, found: int, wanted: int) -> None:
+        """`found` of `wanted` workers are there."""
+
+    def planned(
+        self, stages: Sequence[PlannedStage], workers: Sequence[WorkerInfo], num_layers: int
+    ) -> None:
+        """The layers have been placed."""
+
+    def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
+        """So many bytes of weights may go to this worker."""
+
+    def transferred(self, peer_id: str, num_bytes: int) -> None:
+        """So many more bytes of weights have gone out."""
+
+    def already_held(self, peer_id: str, num_bytes: int) -> None:
+        """So many bytes of the plan need not be sent: the worker has them."""
+
+    def ready(self) -> None:
+        """Every worker is ready."""

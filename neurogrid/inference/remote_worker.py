@@ -1,0 +1,169 @@
+"""A worker, seen from its coordinator: what it is asked and what it is given, one class a version.
+
+The coordinator talks to `RemoteWorker` and knows no versions. Here is the choreography: each step waits for
+the acknowledgement of the one before, and every wait has a deadline.
+
+Source: protocol_spec/sessions.md.
+
+T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import trio
+
+from neurogrid.errors import PeerRefusedError, ResponseTimeout, TransportError
+from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.progress import WorkerInfo
+from neurogrid.model.blob import LayerBlob
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
+
+__all__ = ["Placement", "RemoteWorker", "Timeouts", "send_chunks"]
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long a coordinator waits for its workers. Seconds; generous, for slow machines and links.
+
+    Attributes:
+        describe: for memory and layer status.
+        configure: for the acknowledgement of a config, which costs the worker a check of the model.
+        layer: for one layer's acknowledgement after its last byte has gone out.
+        stall: without any chunk going out while weights are sent.
+        step: for one stage's answer to an activation.
+    """
+
+    describe: float = 15.0
+    configure: float = 180.0
+    layer: float = 180.0
+    stall: float = 60.0
+    step: float = 120.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What one worker is to hold, and where the bytes are.
+
+    Attributes:
+        stage: the layers.
+        blobs: layer id to blob, for the layers of the stage.
+        max_length: tokens that a session may have.
+        max_sessions: sessions open at once.
+        dtype: what the stage computes in.
+        skip_weight_transfer: refuse to send: the worker must hold the layers already.
+    """
+
+    stage: PlannedStage
+    blobs: Mapping[int, LayerBlob]
+    max_length: int
+    max_sessions: int
+    dtype: torch.dtype
+    skip_weight_transfer: bool
+
+
+class RemoteWorker(ABC):
+    """One connected worker. Its methods raise TransportError or PeerRefusedError."""
+
+    def __init__(self, protocol: Protocol, peer_id: str, timeouts: Timeouts) -> None:
+        self.protocol = protocol
+        self.peer_id = peer_id
+        self.timeouts = timeouts
+
+    @property
+    @abstractmethod
+    def protocol_id(self) -> str:
+        """The version spoken with this worker."""
+
+    async def describe(self, *, assumed_bytes: int) -> WorkerInfo:
+        """Ask for memory and layers; `assumed_bytes` of memory where the peer does not answer."""
+        held = await self._held_layers()
+        try:
+            reply = await self._ask(MessageType.GPU_INFO_REQUEST, b"", MessageType.GPU_INFO)
+            info = GPUInfo.decode(reply.data)
+            name, free, known = info.name, max(info.total_bytes - info.used_bytes, 0), True
+        except (ResponseTimeout, PeerRefusedError):
+            name, free, known = "unknown device", assumed_bytes, False
+        return WorkerInfo(
+            peer_id=self.peer_id,
+            name=name,
+            free_bytes=free,
+            protocol_id=self.protocol_id,
+            memory_known=known,
+            held_layers=held,
+        )
+
+    async def _held_layers(self) -> tuple[int, ...]:
+        reply = await self._ask(
+            MessageType.LAYER_REQUEST, LayerIds(()).encode(), MessageType.LAYER_STATUS
+        )
+        return LayerIds.decode(reply.data).ids
+
+    async def _ask(self, msg_type: MessageType, data: bytes, answer: MessageType) -> TensorMessage:
+        message = TensorMessage(msg_type=msg_type, request_id=self._request_id(), data=data)
+        return await self.protocol.request(
+            self.peer_id, message, answer, timeout=self.timeouts.describe
+        )
+
+    @abstractmethod
+    def _request_id(self) -> int:
+        """A request id for questions that 1.0.0 asks without one."""
+
+    @abstractmethod
+    async def configure(self, config: ModelConfig) -> None:
+        """Send the model's config; returns when the worker has taken it."""
+
+    @abstractmethod
+    async def place(
+        self,
+        placement: Placement,
+        *,
+        on_sent: Callable[[int], None],
+        on_held: Callable[[int], None],
+    ) -> None:
+        """Bring the stage's layers to the worker; returns when all are usable.
+
+        `on_sent` gets bytes as they go out, `on_held` bytes of layers that need not be sent.
+
+        Raises:
+            ModelError: a layer is missing there and `skip_weight_transfer` forbids to send it.
+        """
+
+    @abstractmethod
+    async def open_session(
+        self, session_id: int, *, start: int, stop: int, max_length: int
+    ) -> None:
+        """Open a session over layers [start, stop)."""
+
+    @abstractmethod
+    async def close_session(self, session_id: int) -> None:
+        """Close a session; its cache is freed."""
+
+    @abstractmethod
+    async def forward(
+        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
+    ) -> torch.Tensor:
+        """Send [1, T, D] through layers [start, stop) of the session; returns [1, T, D]."""
+
+
+async def send_chunks(
+    blob: LayerBlob, send: Callable[[int, int, bytes | memoryview], object], *, stall: float
+) -> None:
+    """Read a blob chunk by chunk in a thread and hand each to `send(index, total, data)`, awaited.
+
+    Raises:
+        TransportError: one chunk took longer than `stall` seconds to go out.
+    """
+    chunks = iter(blob.chunks())
+    index = 0
+    while (chunk := await trio.to_thread.run_sync(next, chunks, None)) is not None:
+        with trio.move_on_after(stall) as scope:
+            await send(index, blob.num_chunks, chunk)  # type: ignore[misc]
+        if scope.cancelled_caught:
+            raise TransportError(f"the transfer stopped: no chunk went out for {stall:g} s")
+        index += 1

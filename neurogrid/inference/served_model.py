@@ -1,0 +1,206 @@
+"""What a worker holds: one model's config, its stage, and which bytes each layer came from.
+
+All methods call torch and block: the worker runs them in its torch thread, one at a time. Nothing here
+knows peers or the network.
+
+B = batch rows (1), T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from neurogrid.errors import (
+    CapacityError,
+    CheckpointError,
+    NeuroGridError,
+    RequestRefusedError,
+    UnsupportedModelError,
+)
+from neurogrid.model.blob import parse_blob
+from neurogrid.model.cache import StageCache
+from neurogrid.model.config import build_config, config_fingerprint
+from neurogrid.model.cost import LayerCost, layer_cost
+from neurogrid.model.miniature import check_splittable
+from neurogrid.model.stage import Stage
+from neurogrid.p2p.wire import ErrorCode, ModelConfig
+
+__all__ = ["ServedModel", "checkpoint_config_of"]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def checkpoint_config_of(config: ModelConfig) -> Mapping[str, object]:
+    """The checkpoint's own config from the message, or what the ten fields of 1.0.0 say.
+
+    Those ten describe a Llama: without `model_type` that is the family they mean.
+    """
+    if config.checkpoint_config is not None:
+        return config.checkpoint_config
+    return {
+        "model_type": config.model_type or "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": bool(config.tie_embeddings),
+        **({"layer_types": list(config.layer_types)} if config.layer_types else {}),
+    }
+
+
+@dataclass(frozen=True)
+class HeldLayer:
+    """A layer in memory: the content id of the blob that it was loaded from."""
+
+    blob_id: bytes
+
+
+class ServedModel:
+    """One model on one device: the layers that are held, each with its content id.
+
+    Attributes:
+        fingerprint: SHA-256 of the canonical checkpoint config.
+        dtype: what the stage computes in.
+        costs: bytes of each layer, whether held or not.
+    """
+
+    def __init__(self, config: ModelConfig, *, device: torch.device) -> None:
+        """Check the config and build the skeleton; allocates no weights.
+
+        Raises:
+            RequestRefusedError: CONFIG_INVALID or MODEL_UNSUPPORTED, with the reason.
+        """
+        raw = checkpoint_config_of(config)
+        try:
+            hf_config = build_config(raw)
+            check_splittable(hf_config)
+        except UnsupportedModelError as exc:
+            raise RequestRefusedError(str(exc), code=ErrorCode.MODEL_UNSUPPORTED) from exc
+        except NeuroGridError as exc:
+            raise RequestRefusedError(str(exc), code=ErrorCode.CONFIG_INVALID) from exc
+        self.dtype = _DTYPES[config.dtype or "float16"]
+        self.fingerprint = config_fingerprint(raw)
+        self.costs: tuple[LayerCost, ...] = tuple(layer_cost(hf_config, self.dtype))
+        self.device = device
+        self._stage = Stage(hf_config, dtype=self.dtype, device=device)
+        self.held: dict[int, HeldLayer] = {}
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the whole model."""
+        return self._stage.num_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        return self._stage.hidden_size
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the weights that are held."""
+        return sum(self.costs[layer_id].weight_bytes for layer_id in self.held)
+
+    def load(self, layer_id: int, blob: memoryview, blob_id: bytes) -> None:
+        """Load a verified blob into the stage.
+
+        Raises:
+            RequestRefusedError: the blob is no safetensors file of that layer (TRANSFER_INVALID), or
+                the device has no room (OUT_OF_MEMORY).
+        """
+        self.held.pop(layer_id, None)
+        try:
+            self._stage.load_layer(layer_id, parse_blob(blob))
+        except (CheckpointError, UnsupportedModelError, ValueError) as exc:
+            raise RequestRefusedError(
+                f"the weights of layer {layer_id} do not fit its config: {exc}",
+                code=ErrorCode.TRANSFER_INVALID,
+            ) from exc
+        except (torch.OutOfMemoryError, MemoryError) as exc:
+            raise RequestRefusedError(
+                f"out of memory while loading layer {layer_id}", code=ErrorCode.OUT_OF_MEMORY
+            ) from exc
+        self.held[layer_id] = HeldLayer(blob_id)
+
+    def keep_only(self, start: int, stop: int) -> None:
+        """Free the layers outside [start, stop)."""
+        for layer_id in [layer for layer in self.held if not start <= layer < stop]:
+            self._stage.drop_layer(layer_id)
+            del self.held[layer_id]
+
+    def new_cache(self) -> StageCache:
+        """An empty cache for one session."""
+        return self._stage.new_cache()
+
+    def cache_bytes(self, start: int, stop: int, num_tokens: int) -> int:
+        """Bytes of one session's cache over layers [start, stop) at `num_tokens` tokens."""
+        return sum(cost.cache_bytes(num_tokens) for cost in self.costs[start:stop])
+
+    def require_room(
+        self, start: int, stop: int, *, num_tokens: int, num_sessions: int, limit_bytes: int
+    ) -> None:
+        """Check that the layers and their sessions' caches fit in `limit_bytes`.
+
+        Raises:
+            CapacityError: they do not; says what is needed and there.
+        """
+        needed = sum(cost.weight_bytes for cost in self.costs[start:stop])
+        needed += num_sessions * self.cache_bytes(start, stop, num_tokens)
+        if needed > limit_bytes:
+            raise CapacityError(
+                f"layers {start} to {stop - 1} take {needed:,} B with {num_sessions} session"
+                f"{'s' if num_sessions != 1 else ''} of {num_tokens} tokens, and this worker "
+                f"has {limit_bytes:,} B",
+                needed=needed,
+                available=limit_bytes,
+            )
+
+    def forward(
+        self,
+        hidden_BTD: torch.Tensor,
+        *,
+        start: int,
+        stop: int,
+        position: int,
+        cache: StageCache,
+    ) -> torch.Tensor:
+        """Run layers [start, stop).
+
+        Args:
+            hidden_BTD: [1, T, D] in any float dtype; computed in `dtype` on the device.
+            position: absolute position of the first token; must be the cache's length.
+
+        Returns:
+            [1, T, D] in `dtype`, on the CPU.
+
+        Raises:
+            RequestRefusedError: the computation failed (COMPUTE_FAILED or OUT_OF_MEMORY).
+        """
+        hidden_BTD = hidden_BTD.to(device=self.device, dtype=self.dtype)
+        try:
+            with torch.inference_mode():
+                result = self._stage.forward(
+                    hidden_BTD, start=start, stop=stop, position=position, cache=cache
+                )
+                return result.cpu()
+        except (torch.OutOfMemoryError, MemoryError) as exc:
+            raise RequestRefusedError(
+                f"out of memory in layers {start} to {stop - 1}", code=ErrorCode.OUT_OF_MEMORY
+            ) from exc
+        except (RuntimeError, ValueError) as exc:
+            reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
+            raise RequestRefusedError(
+                f"layers {start} to {stop - 1} failed: {reason}", code=ErrorCode.COMPUTE_FAILED
+            ) from exc

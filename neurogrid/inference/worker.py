@@ -1,0 +1,148 @@
+"""The worker: holds a stage, computes with it, for one coordinator at a time.
+
+Stateless unless it has a model directory of its own. Layers come in by `worker_layers`, sessions are
+computed by `worker_sessions`; here they are put on a host and kept running.
+
+    async with open_worker(WorkerSettings()) as worker:
+        print(worker.addresses)
+        await trio.sleep_forever()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from neurogrid.errors import NeuroGridError, TransportError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.worker_layers import LayerService
+from neurogrid.inference.worker_sessions import SessionService
+from neurogrid.inference.worker_state import WorkerSettings, WorkerState
+from neurogrid.model.checkpoint import Checkpoint
+from neurogrid.model.config import build_config, model_config_message, resolve_dtype
+from neurogrid.model.device import device_name, select_device
+from neurogrid.p2p.host import Host, open_host, parse_peer_address
+from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
+
+__all__ = ["Worker", "WorkerSettings", "open_worker"]
+
+logger = logging.getLogger(__name__)
+
+# Between attempts to reach a coordinator that is not there yet. Seconds.
+FIRST_RETRY_DELAY = 0.5
+MAX_RETRY_DELAY = 15.0
+
+
+class Worker:
+    """A worker that runs. Made by `open_worker`.
+
+    Attributes:
+        protocol: its tensor protocol, with the traffic counters.
+    """
+
+    def __init__(self, state: WorkerState, layers: LayerService, sessions: SessionService) -> None:
+        self._state = state
+        self._layers = layers
+        self._sessions = sessions
+        self.protocol = state.protocol
+        self.protocol.on_peer_lost(self._on_peer_lost)
+        self.protocol.host.on_disconnected(self._on_disconnected)
+
+    @property
+    def peer_id(self) -> str:
+        """The worker's peer id (base58)."""
+        return self.protocol.host.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that a coordinator can dial."""
+        return self.protocol.host.addresses
+
+    @property
+    def held_layers(self) -> tuple[int, ...]:
+        """Layers in memory."""
+        return tuple(sorted(self._state.model.held)) if self._state.model else ()
+
+    def _on_peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
+        logger.debug("the stream with %s ended: %s", peer_id, reason)
+        self._forget(peer_id)
+
+    def _on_disconnected(self, peer_id: str) -> None:
+        self._forget(peer_id)
+
+    def _forget(self, peer_id: str) -> None:
+        self._sessions.forget(peer_id)
+        self._layers.forget(peer_id)
+        if self._state.coordinator == peer_id:
+            logger.info("the coordinator %s is gone; its layers are kept", peer_id)
+            self._state.release()
+
+
+@asynccontextmanager
+async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
+    """Run a worker until the block is left; it is ready when the block is entered.
+
+    Raises:
+        ConfigurationError: an address, the identity file or the device is not usable.
+        ModelError: the worker's own model cannot be served.
+    """
+    device = select_device(settings.device)
+    for address in settings.bootstrap:
+        parse_peer_address(address)
+    identity = Identity.load(settings.identity_file) if settings.identity_file else None
+    checkpoint = None
+    if settings.model is not None:
+        checkpoint = await trio.to_thread.run_sync(
+            lambda path: Checkpoint.open(path, partial=True), settings.model
+        )
+    with unwrap_errors():
+        async with open_host(listen=settings.listen, identity=identity) as host:
+            versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
+            protocol = Protocol(host, role="worker", versions=versions)
+            state = WorkerState(settings, protocol, device)
+            state.checkpoint = checkpoint
+            layers = LayerService(state)
+            sessions = SessionService(state, device_name=device_name(device))
+            layers.register()
+            sessions.register()
+            worker = Worker(state, layers, sessions)
+            if checkpoint is not None and not settings.wait_for_assignment:
+                await _load_own(layers, checkpoint, settings)
+            host.start_soon(layers.expire_transfers)
+            for address in settings.bootstrap:
+                host.start_soon(_keep_connected, host, protocol, address)
+            yield worker
+
+
+async def _load_own(layers: LayerService, checkpoint: Checkpoint, settings: WorkerSettings) -> None:
+    config = build_config(checkpoint.config)
+    await layers.load_own_layers(
+        model_config_message(
+            config,
+            checkpoint.config,
+            model_name=checkpoint.path.name,
+            max_seq_len=settings.max_seq_len,
+            dtype=resolve_dtype(config, None),
+        )
+    )
+
+
+async def _keep_connected(host: Host, protocol: Protocol, address: str) -> None:
+    """Dial a coordinator, say what we are, and dial again when it is lost."""
+    delay = FIRST_RETRY_DELAY
+    while True:
+        try:
+            peer_id = await host.connect(address)
+            await protocol.open(peer_id)
+            logger.info("connected to the coordinator %s", peer_id)
+            delay = FIRST_RETRY_DELAY
+            await host.wait_disconnected(peer_id)
+        except TransportError as exc:
+            logger.warning("%s; trying again in %.1f s", exc, delay)
+        await trio.sleep(delay)
+        delay = min(delay * 2, MAX_RETRY_DELAY)

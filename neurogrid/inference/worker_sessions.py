@@ -1,0 +1,281 @@
+"""What a worker computes: sessions with a KV cache each, and activations that extend them.
+
+Over 1.1.0 a session is opened, extended by activations at its own length, and closed. 1.0.0 has none: there
+one cache is kept for each peer and layer, begun anew at position 0.
+
+Source: protocol_spec/sessions.md; wire.md for 1.0.0.
+
+T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+
+import torch
+import trio
+
+from neurogrid.errors import RemoteProtocolError, RequestRefusedError
+from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.worker_state import WorkerState
+
+from neurogrid.model.cache import StageCache
+from neurogrid.model.tensors import dtype_name, tensor_from_bytes, tensor_to_bytes
+from neurogrid.p2p.wire import (
+    ErrorCode,
+    GPUInfo,
+    MessageType,
+    SessionAck,
+    SessionClose,
+    SessionOpen,
+    TensorEnvelope,
+    TensorMessage,
+    decode_envelope,
+    encode_envelope_parts,
+)
+
+__all__ = ["SessionService"]
+
+logger = logging.getLogger(__name__)
+
+_RESPONSE_TYPES = {
+    MessageType.ACTIVATION: MessageType.RESPONSE,
+    MessageType.TRACED_ACTIVATION: MessageType.TRACED_RESPONSE,
+}
+
+
+@dataclass
+class _Session:
+    """One session's cache over layers [start, stop) of one model."""
+
+    model: ServedModel
+    start: int
+    stop: int
+    max_length: int
+    cache: StageCache
+    length: int = 0
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+
+class SessionService:
+    """The handlers that compute. `register` puts them on the worker's protocol."""
+
+    def __init__(self, state: WorkerState, *, device_name: str) -> None:
+        self._state = state
+        self._device_name = device_name
+        self._sessions: dict[tuple[str, int], _Session] = {}
+        self._v10_caches: dict[tuple[str, int], _Session] = {}
+
+    def register(self) -> None:
+        """Serve the messages of this service on the worker's protocol."""
+        protocol = self._state.protocol
+        protocol.on_message(MessageType.GPU_INFO_REQUEST, self._on_gpu_info_request)
+        protocol.on_message(MessageType.SESSION_OPEN, self._on_open)
+        protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
+        protocol.on_message(MessageType.ACTIVATION, self._on_activation)
+        protocol.on_message(MessageType.TRACED_ACTIVATION, self._on_activation)
+
+    def forget(self, peer_id: str) -> None:
+        """Drop the sessions of a peer, and their caches."""
+        for table in (self._sessions, self._v10_caches):
+            for key in [key for key in table if key[0] == peer_id]:
+                del table[key]
+
+    async def _on_gpu_info_request(self, message: TensorMessage) -> None:
+        memory = self._state.memory()
+        info = GPUInfo(
+            total_bytes=memory.total_bytes, used_bytes=memory.used_bytes, name=self._device_name
+        )
+        await self._answer(message, MessageType.GPU_INFO, info.encode())
+
+    # Sessions (1.1.0)
+
+    async def _on_open(self, message: TensorMessage) -> None:
+        state = self._state
+        model = state.require_coordinator(message.from_peer)
+        opened = SessionOpen.decode(message.data)
+        missing = set(range(opened.start_layer, opened.stop_layer))
+        if state.assignment is not None:
+            missing -= state.assignment.confirmed
+        if missing:
+            raise RequestRefusedError(
+                f"this worker is not ready for layers {sorted(missing)}",
+                code=ErrorCode.LAYER_NOT_HELD,
+            )
+        assert state.assignment is not None
+        if not 0 < opened.max_length <= state.assignment.max_length:
+            raise RequestRefusedError(
+                f"a session of {opened.max_length} tokens was asked for, and "
+                f"{state.assignment.max_length} were agreed",
+                code=ErrorCode.LIMIT_EXCEEDED,
+            )
+        key = (_sender(message), opened.session_id)
+        if key in self._sessions:
+            raise RequestRefusedError(
+                f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
+            )
+        if len(self._sessions) >= state.assignment.max_sessions:
+            raise RequestRefusedError(
+                f"{len(self._sessions)} sessions are open, and no more were agreed",
+                code=ErrorCode.SESSION_LIMIT,
+                retry_after=1.0,
+            )
+        self._sessions[key] = _Session(
+            model=model,
+            start=opened.start_layer,
+            stop=opened.stop_layer,
+            max_length=opened.max_length,
+            cache=model.new_cache(),
+        )
+        ack = SessionAck(session_id=opened.session_id)
+        await self._answer(message, MessageType.SESSION_ACK, ack.encode())
+
+    async def _on_close(self, message: TensorMessage) -> None:
+        closed = SessionClose.decode(message.data)
+        self._sessions.pop((_sender(message), closed.session_id), None)
+        ack = SessionAck(session_id=closed.session_id)
+        await self._answer(message, MessageType.SESSION_ACK, ack.encode())
+
+    # Activations
+
+    async def _on_activation(self, message: TensorMessage) -> None:
+        if self._state.protocol.is_v10(_sender(message)):
+            data = await self._compute_v10(message)
+        else:
+            data = await self._compute(message)
+        assert message.msg_type is not None
+        await self._answer(message, _RESPONSE_TYPES[message.msg_type], data)
+
+    async def _compute(self, message: TensorMessage) -> bytes:
+        model = self._state.require_coordinator(message.from_peer)
+        try:
+            envelope = decode_envelope(message.data)
+        except RemoteProtocolError as exc:
+            # The frame was whole, so the stream goes on; only this request is refused.
+            raise RequestRefusedError(str(exc), code=exc.code) from exc
+        key = (_sender(message), envelope.session_id)
+        session = self._sessions.get(key)
+        if session is None or session.model is not model:
+            raise RequestRefusedError(
+                f"session {envelope.session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+            )
+        if (envelope.start_layer, envelope.stop_layer) != (session.start, session.stop):
+            raise RequestRefusedError(
+                f"layers {envelope.start_layer} to {envelope.stop_layer - 1} were asked of a session "
+                f"over layers {session.start} to {session.stop - 1}",
+                code=ErrorCode.LAYER_NOT_HELD,
+            )
+        expected = (1, None, model.hidden_size)
+        shape = envelope.shape
+        if len(shape) != 3 or shape[0] != 1 or shape[2] != model.hidden_size or shape[1] < 1:
+            raise RequestRefusedError(
+                f"an activation of shape {list(shape)} came instead of {list(expected)}",
+                code=ErrorCode.SHAPE_MISMATCH,
+            )
+        if envelope.dtype != dtype_name(model.dtype):
+            raise RequestRefusedError(
+                f"an activation in {envelope.dtype} came; this stage computes in "
+                f"{dtype_name(model.dtype)}",
+                code=ErrorCode.SHAPE_MISMATCH,
+            )
+        hidden_BTD = tensor_from_bytes(envelope.data, model.dtype, shape)
+        result_BTD = await self._extend(session, envelope.position, hidden_BTD)
+        prefix, data = encode_envelope_parts(
+            TensorEnvelope(
+                session_id=envelope.session_id,
+                position=envelope.position,
+                start_layer=session.start,
+                stop_layer=session.stop,
+                dtype=dtype_name(result_BTD.dtype),
+                shape=tuple(result_BTD.shape),
+                data=tensor_to_bytes(result_BTD),
+            )
+        )
+        return b"".join((prefix, data))
+
+    async def _compute_v10(self, message: TensorMessage) -> bytes:
+        """1.0.0: FP16, exactly the layer that the header names, position in SeqID."""
+        model = self._state.require_coordinator(message.from_peer)
+        layer_id, position = message.layer_id, message.seq_id
+        if layer_id not in model.held:
+            raise RequestRefusedError(
+                f"layer {layer_id} was asked for, and is not held here",
+                code=ErrorCode.LAYER_NOT_HELD,
+            )
+        num_tokens, rest = divmod(len(message.data), model.hidden_size * torch.float16.itemsize)
+        if rest or not num_tokens:
+            raise RequestRefusedError(
+                f"an activation of {len(message.data)} B is no FP16 [1, tokens, {model.hidden_size}]",
+                code=ErrorCode.SHAPE_MISMATCH,
+            )
+        key = (_sender(message), layer_id)
+        session = self._v10_caches.get(key)
+        if position == 0 or session is None or session.model is not model:
+            self._require_room_v10(model, key)
+            session = _Session(
+                model=model,
+                start=layer_id,
+                stop=layer_id + 1,
+                max_length=self._state.settings.max_seq_len,
+                cache=model.new_cache(),
+            )
+            self._v10_caches[key] = session
+        hidden_BTD = tensor_from_bytes(
+            message.data, torch.float16, (1, num_tokens, model.hidden_size)
+        )
+        result_BTD = await self._extend(session, position, hidden_BTD)
+        return bytes(tensor_to_bytes(result_BTD.to(torch.float16)))
+
+    def _require_room_v10(self, model: ServedModel, key: tuple[str, int]) -> None:
+        """Check that one more layer's cache fits beside the weights and the other caches."""
+        caches = {layer_id for peer_id, layer_id in self._v10_caches if (peer_id, layer_id) != key}
+        max_length = self._state.settings.max_seq_len
+        needed = model.held_bytes + sum(
+            model.cache_bytes(layer_id, layer_id + 1, max_length) for layer_id in (*caches, key[1])
+        )
+        available = self._state.memory().free_bytes
+        if needed > available:
+            raise RequestRefusedError(
+                f"no room for a cache of {max_length} tokens for layer {key[1]}: {needed:,} B needed "
+                f"in all, {available:,} B available",
+                code=ErrorCode.OUT_OF_MEMORY,
+            )
+
+    async def _extend(
+        self, session: _Session, position: int, hidden_BTD: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the session's layers on new tokens, which must continue it."""
+        num_tokens = hidden_BTD.shape[1]
+        async with session.lock:
+            if position != session.length:
+                raise RequestRefusedError(
+                    f"an activation for position {position} came to a session of "
+                    f"{session.length} tokens",
+                    code=ErrorCode.POSITION_MISMATCH,
+                )
+            if position + num_tokens > session.max_length:
+                raise RequestRefusedError(
+                    f"{position + num_tokens} tokens are more than the {session.max_length} "
+                    "that were agreed",
+                    code=ErrorCode.LIMIT_EXCEEDED,
+                )
+            result_BTD = await self._state.run_torch(
+                session.model.forward,
+                hidden_BTD,
+                start=session.start,
+                stop=session.stop,
+                position=position,
+                cache=session.cache,
+            )
+            session.length += num_tokens
+        return result_BTD
+
+    async def _answer(self, message: TensorMessage, msg_type: MessageType, data: bytes) -> None:
+        reply = replace(message, msg_type=msg_type, data=data, from_peer=None)
+        await self._state.protocol.send(_sender(message), reply)
+
+
+def _sender(message: TensorMessage) -> str:
+    assert message.from_peer is not None  # set by Protocol for all that is received
+    return message.from_peer

@@ -1,0 +1,170 @@
+"""What the parts of a worker share: its settings, its model, whom it serves, and its torch thread.
+
+No handlers here, and no messages: `worker_layers` brings layers in, `worker_sessions` computes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+import trio
+
+from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.served_model import ServedModel
+from neurogrid.model.checkpoint import Checkpoint
+from neurogrid.model.device import DeviceMemory, device_memory
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.wire import ErrorCode
+
+__all__ = ["Assignment", "WorkerSettings", "WorkerState"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# What a second coordinator is told to wait for; a generation takes seconds to minutes. Seconds.
+BUSY_RETRY_AFTER = 10.0
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker was started with.
+
+    Attributes:
+        listen: multiaddrs to listen on.
+        identity_file: where the key pair lives; None for a new identity each time.
+        device: `cpu`, `cuda:0`; None for the best there is.
+        memory_limit: bytes that weights and caches may take; None for what the device has.
+        model: a checkpoint directory of its own; None for a stateless worker.
+        wait_for_assignment: load from `model` only what a coordinator assigns.
+        bootstrap: coordinators to dial, as full multiaddrs.
+        max_seq_len: tokens; the longest session that is opened here.
+        max_sessions: sessions that a coordinator may ask to have open at once.
+        transfer_timeout: seconds without a chunk after which a transfer is given up.
+        protocol_versions: protocol ids to speak; None for all.
+    """
+
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    identity_file: Path | None = None
+    device: str | None = None
+    memory_limit: int | None = None
+    model: Path | None = None
+    wait_for_assignment: bool = False
+    bootstrap: tuple[str, ...] = ()
+    max_seq_len: int = 4096
+    max_sessions: int = 64
+    transfer_timeout: float = 60.0
+    protocol_versions: tuple[str, ...] | None = None
+
+
+@dataclass
+class Assignment:
+    """Layers [start, stop) that the coordinator wants here, and those confirmed by their hash."""
+
+    start: int
+    stop: int
+    max_length: int
+    max_sessions: int
+    request_id: int
+    confirmed: set[int] = field(default_factory=set)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every layer is here with the announced content."""
+        return len(self.confirmed) == self.stop - self.start
+
+    def __contains__(self, layer_id: int) -> bool:
+        return self.start <= layer_id < self.stop
+
+
+class WorkerState:
+    """The mutable state of one worker.
+
+    Attributes:
+        checkpoint: the worker's own model directory, if it has one.
+        model: the model of the last config, with the layers that are held.
+        assignment: the stage of the current coordinator, once assigned (1.1.0).
+        coordinator: the peer that the worker serves now.
+    """
+
+    def __init__(self, settings: WorkerSettings, protocol: Protocol, device: torch.device) -> None:
+        self.settings = settings
+        self.protocol = protocol
+        self.device = device
+        self.checkpoint: Checkpoint | None = None
+        self.model: ServedModel | None = None
+        self.assignment: Assignment | None = None
+        self.coordinator: str | None = None
+        self._torch_limiter = trio.CapacityLimiter(1)
+        self._model_lock = trio.Lock()
+
+    async def run_torch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call `function` in the torch thread, after those that wait already.
+
+        Cancellation waits for the call to end: torch cannot be interrupted.
+        """
+        return await trio.to_thread.run_sync(
+            lambda: function(*args, **kwargs), limiter=self._torch_limiter
+        )
+
+    @property
+    def model_lock(self) -> trio.Lock:
+        """Held while the model, the assignment or the held layers change."""
+        return self._model_lock
+
+    def memory(self) -> DeviceMemory:
+        """Memory of the device, or the limit; what layers held here take counts as free.
+
+        They make room for the next assignment, or are part of it. So `free_bytes` is what an assignment
+        may take in all.
+        """
+        held = self.model.held_bytes if self.model else 0
+        actual = device_memory(self.device)
+        free = actual.free_bytes + held
+        total = actual.total_bytes
+        if self.settings.memory_limit is not None:
+            total = self.settings.memory_limit
+        return DeviceMemory(total_bytes=total, used_bytes=max(total - free, 0))
+
+    def claim(self, peer_id: str) -> None:
+        """Make `peer_id` the coordinator that this worker serves.
+
+        Raises:
+            RequestRefusedError: another one is being served (BUSY).
+        """
+        if self.coordinator not in (None, peer_id):
+            if self.coordinator in self.protocol.host.connected_peers:
+                raise RequestRefusedError(
+                    f"busy: this worker serves the coordinator {self.coordinator}",
+                    code=ErrorCode.BUSY,
+                    retry_after=BUSY_RETRY_AFTER,
+                )
+            self.release()
+        self.coordinator = peer_id
+
+    def release(self) -> None:
+        """Serve nobody; the layers stay for the next coordinator that wants the same bytes."""
+        self.coordinator = None
+        self.assignment = None
+
+    def require_coordinator(self, peer_id: str | None) -> ServedModel:
+        """The model, for the peer whose config it came with.
+
+        Raises:
+            RequestRefusedError: no config was sent (CONFIG_REQUIRED), or another peer is served (BUSY).
+        """
+        if self.coordinator is not None and self.coordinator != peer_id:
+            raise RequestRefusedError(
+                f"busy: this worker serves the coordinator {self.coordinator}",
+                code=ErrorCode.BUSY,
+                retry_after=BUSY_RETRY_AFTER,
+            )
+        if self.model is None or self.coordinator is None:
+            raise RequestRefusedError(
+                "no model config was received: send ModelConfig first",
+                code=ErrorCode.CONFIG_REQUIRED,
+            )
+        return self.model
