@@ -148,10 +148,9 @@ def decoder_of(name: str) -> Callable[[bytes], Any]:
     return special.get(name) or getattr(wire, name).decode
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize(("subject", "case"), PAYLOADS)
-def test_payload(subject: Any, case: Any, kind: Callable[[bytes], bytes]) -> None:
-    data = kind(bytes.fromhex(case["hex"]))
+def test_payload(subject: Any, case: Any) -> None:
+    data = bytes.fromhex(case["hex"])
     decode = decoder_of(subject["payload"])
     if case["result"] == "invalid":
         with pytest.raises(RemoteProtocolError) as caught:
@@ -162,6 +161,7 @@ def test_payload(subject: Any, case: Any, kind: Callable[[bytes], bytes]) -> Non
     payload = decode(data)
     assert to_fields(payload) == case["fields"]
     assert decode(encode(payload)) == payload
+    assert decode(bytearray(data)) == decode(memoryview(data)) == payload
     if case.get("canonical", True):
         assert encode(payload).hex() == case["hex"]
 

@@ -22,9 +22,9 @@ __all__ = ["Fields", "decode_map", "encode_map", "printable_line", "MAX_U32", "M
 MAX_U32: Final = 2**32 - 1
 MAX_U64: Final = 2**64 - 1
 
-# Entries of one map: today's largest has seven.
+# Entries of one map: today's largest has six.
 _MAX_ENTRIES: Final = 64
-# Characters of a key: today's longest has fourteen.
+# Characters of a key: today's longest has twelve.
 _MAX_KEY_CHARS: Final = 64
 # Bytes of one string or byte string under a known key: 1,024 characters of four bytes.
 _MAX_SCALAR_BYTES: Final = 4096

@@ -1,0 +1,79 @@
+"""The registries of the specification say the same as the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neurogrid.p2p import wire
+
+SPECIFICATION = Path(__file__).parents[2] / "protocol_spec"
+
+
+def registry(name: str) -> Any:
+    return json.loads((SPECIFICATION / "registry" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_message_types() -> None:
+    entries = registry("message_types")
+    reserved = {entry["name"]: entry["value"] for entry in entries["reserved"]}
+    assert reserved == {"CREDIT": wire.MessageType.CREDIT}
+    named = {entry["name"]: entry["value"] for entry in entries["message_types"]}
+    assert named | reserved == {t.name: t.value for t in wire.MessageType}
+    for entry in entries["message_types"]:
+        msg_type = wire.MessageType(entry["value"])
+        assert (entry["since"] == "1.0.0") == (msg_type in wire.V10_TYPES)
+        assert msg_type in wire.V11_TYPES
+        size = {"extended": wire.EXTENDED_HEADER_BYTES, "traced": wire.TRACED_HEADER_BYTES}
+        assert size[entry["header"]] == wire.header_bytes(msg_type)
+        assert entry["max_data"] == wire.DEFAULT_LIMITS.for_type(msg_type)
+
+
+def test_error_codes() -> None:
+    entries = registry("error_codes")["error_codes"]
+    assert {e["name"]: e["value"] for e in entries} == {c.name: c.value for c in wire.ErrorCode}
+
+
+def test_dtypes() -> None:
+    entries = registry("dtypes")
+    assert {e["name"]: e["size"] for e in entries["dtypes"]} == dict(wire.DTYPES)
+    assert entries["config_dtypes"] == dict(wire.CONFIG_DTYPES)
+    assert set(wire.CONFIG_DTYPES.values()) <= set(wire.DTYPES)
+
+
+def test_header_sizes() -> None:
+    assert wire.header_bytes(None) == wire.LEGACY_HEADER_BYTES == 16
+    assert (wire.EXTENDED_HEADER_BYTES, wire.TRACED_HEADER_BYTES) == (25, 50)
+
+
+@pytest.mark.parametrize(
+    ("chapter", "names"),
+    [
+        ("messages.md", [f"0x{t.value:02x}" for t in wire.MessageType]),
+        ("errors.md", [c.name for c in wire.ErrorCode]),
+        ("versioning.md", [wire.PROTOCOL_V10, wire.PROTOCOL_V11]),
+    ],
+)
+def test_chapters_name_everything(chapter: str, names: list[str]) -> None:
+    text = (SPECIFICATION / chapter).read_text(encoding="utf-8")
+    assert [name for name in names if name not in text] == []
+
+
+@pytest.mark.parametrize("chapter", sorted(SPECIFICATION.glob("*.md")), ids=lambda p: p.name)
+def test_links_lead_somewhere(chapter: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", chapter.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        if not name.startswith("http"):
+            file = chapter.parent / name if name else chapter
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+def anchors(file: Path) -> set[str]:
+    """What a Markdown reader makes of the headings."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
