@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError
 
-__all__ = ["Pristine", "hollow", "load_tensors", "move_to", "quiet_transformers"]
+__all__ = ["Pristine", "hollow", "load_tensors", "move_to", "one_line", "quiet_transformers"]
 
 _MAX_NAMES_SHOWN = 3
 
@@ -90,7 +90,7 @@ def load_tensors(
             )
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as exc:
         # What its own conversion or shape check says; the kinds differ between its versions.
-        raise CheckpointError(f"the tensors of {what} do not fit: {_one_line(exc)}") from exc
+        raise CheckpointError(f"the tensors of {what} do not fit: {one_line(exc)}") from exc
     missing = sorted(name for name in info["missing_keys"] if is_wanted(name))
     if missing:
         raise CheckpointError(f"{what} lacks {_some(missing)}")
@@ -107,9 +107,10 @@ def move_to(device: torch.device, modules: Iterable[nn.Module]) -> None:
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, buffer.to(device))
         for name, parameter in list(module.named_parameters(recurse=False)):
-            is_hollow = parameter.numel() > 1 and not any(parameter.stride())
-            moved = hollow(parameter, device) if is_hollow else parameter.to(device)
-            setattr(module, name, nn.Parameter(moved, requires_grad=False))
+            if parameter.device != device:
+                is_hollow = parameter.numel() > 1 and not any(parameter.stride())
+                moved = hollow(parameter, device) if is_hollow else parameter.to(device)
+                setattr(module, name, nn.Parameter(moved))
 
 
 class Pristine:
@@ -159,5 +160,6 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _one_line(exc: Exception) -> str:
+def one_line(exc: Exception) -> str:
+    """What `exc` says, without line breaks and not too long."""
     return " ".join(str(exc).split())[:300]

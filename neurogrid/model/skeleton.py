@@ -27,10 +27,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.cache import StageCache
-from neurogrid.model.loading import Pristine, load_tensors, move_to, quiet_transformers
+from neurogrid.model.loading import Pristine, load_tensors, move_to, one_line, quiet_transformers
 from neurogrid.model.naming import is_end_tensor, layer_of
 
-__all__ = ["Skeleton", "num_decoder_layers"]
+__all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
 
 
 class _PassEnded(Exception):
@@ -64,21 +64,30 @@ class _Pass:
         return (hidden_BTD, *([None] * (self.num_results - 1)))
 
 
-class _Slot(nn.Module):
-    """The place of decoder layer `layer_id`: runs it, or skips it."""
+class _Placeholder(nn.Module):
+    """Shows the attributes of a layer and owns none of its parameters."""
 
-    def __init__(self, layer_id: int, template: nn.Module, shared: _Pass, *, is_last: bool) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        # Into __dict__, past nn.Module's registration: the slot must own no parameters, else
-        # loading would ask for them.
-        self.__dict__["layer"] = template
-        self.layer_id = layer_id
-        self.is_last = is_last
-        self.shared = shared
+        # Into __dict__, past nn.Module's registration: else loading would ask for its parameters.
+        self.__dict__["layer"] = layer
 
     def __getattr__(self, name: str) -> Any:
         # Base models read `attention_type`, `layer_type`, `self_attn` and the like off a layer.
         return getattr(self.__dict__["layer"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Placeholder:
+        return _Placeholder(self.__dict__["layer"])
+
+
+class _Slot(_Placeholder):
+    """The place of decoder layer `layer_id`: runs it, or skips it."""
+
+    def __init__(self, layer_id: int, layer: nn.Module, shared: _Pass, *, is_last: bool) -> None:
+        super().__init__(layer)
+        self.layer_id = layer_id
+        self.is_last = is_last
+        self.shared = shared
 
     # __call__ and not forward: a skipped slot stands in every step, and nn.Module's own costs more
     # than all that a slot does.
@@ -122,14 +131,16 @@ class Skeleton:
         model = build_on_meta(config, dtype)
         self.config: PreTrainedConfig = model.config
         self.hidden_size: int = self.config.get_text_config(decoder=True).hidden_size
-        self._layers_name = _find_layers(model, self.num_layers)
+        self._layers_name = find_layers(model, self.num_layers)
         self._templates = list(_module_list(model, self._layers_name))
         self._pass = _Pass()
         self._slots = [
             _Slot(i, layer, self._pass, is_last=i == self.num_layers - 1)
             for i, layer in enumerate(self._templates)
         ]
-        self._blank = _with_layers(model, self._layers_name, [nn.Identity() for _ in self._slots])
+        self._blank = _with_layers(
+            model, self._layers_name, [_Placeholder(layer) for layer in self._templates]
+        )
         self._install(copy.deepcopy(self._blank))
         self._arguments = _accepted(self._base)
         self._pass.num_results = self._probe_num_results()
@@ -151,7 +162,6 @@ class Skeleton:
             is_wanted=lambda name: name.startswith(prefix),
             what=f"layer {layer_id}",
         )
-        layer.requires_grad_(False)
         self._slots[layer_id].__dict__["layer"] = layer.to(self.device)
 
     def drop_layer(self, layer_id: int) -> None:
@@ -238,6 +248,8 @@ class Skeleton:
         """
         shared = self._pass
         hidden_BTD = torch.zeros(1, 1, self.hidden_size, device="meta", dtype=self.dtype)
+        # A copy runs: some keep states in the layer, and no layer is to be made from those.
+        self._slots[0].__dict__["layer"] = copy.deepcopy(self._templates[0])
         shared.start, shared.stop, shared.hidden_BTD = 0, 1, hidden_BTD
         try:
             with torch.inference_mode(), quiet_transformers():
@@ -249,6 +261,7 @@ class Skeleton:
         except (RuntimeError, NotImplementedError):
             return 0
         finally:
+            self.drop_layer(0)
             shared.hidden_BTD = shared.result = None
         return 0
 
@@ -262,7 +275,7 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMod
             model: Any = from_config(copy.deepcopy(config), dtype=dtype)
     except ValueError as exc:
         raise UnsupportedModelError(
-            f"transformers has no causal language model for model type {config.model_type!r}"
+            f"transformers cannot build a causal language model of it: {one_line(exc)}"
         ) from exc
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(f"model type {config.model_type!r} is not one of transformers'")
@@ -280,7 +293,7 @@ def num_decoder_layers(config: PreTrainedConfig) -> int:
     return num_layers
 
 
-def _find_layers(model: PreTrainedModel, num_layers: int) -> str:
+def find_layers(model: PreTrainedModel, num_layers: int) -> str:
     """The name of the list of decoder layers."""
     names: list[str] = [
         name

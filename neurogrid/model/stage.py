@@ -76,11 +76,11 @@ class Stage:
         self._skeleton.load_layer(layer_id, tensors)
         self._held.add(layer_id)
 
-    def drop_layers(self) -> None:
-        """Free all layers. Caches made for them are of no use any more."""
-        for layer_id in self._held:
+    def drop_layer(self, layer_id: int) -> None:
+        """Free one layer. Caches made for it are of no use any more."""
+        if layer_id in self._held:
             self._skeleton.drop_layer(layer_id)
-        self._held.clear()
+            self._held.discard(layer_id)
 
     def new_cache(self) -> StageCache:
         """An empty cache for one session."""

@@ -1,0 +1,381 @@
+"""The proof, before a model is served, that it can be split: on a miniature of its own config.
+
+A miniature with random weights is saved as a checkpoint and loaded again into stages, cut in several
+places, and compared with transformers' own whole model: logits of each step against its `forward`,
+and tokens against its `generate`, past every length at which the model changes its ways. Unequal or
+impossible means refused, with the reason.
+
+It knows no family. What `generate` does with its cache on the way is observed, not looked up: where
+it drops it and starts anew, so must a coordinator (`SplitTraits.recompute_at`).
+
+Shape legend: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig
+
+from neurogrid.errors import UnsupportedModelError
+from neurogrid.model.cache import StageCache
+from neurogrid.model.loading import Pristine, one_line, quiet_transformers
+from neurogrid.model.miniature_config import LengthLimit, miniatures
+from neurogrid.model.naming import is_end_tensor, layer_of
+from neurogrid.model.skeleton import build_on_meta, find_layers, num_decoder_layers
+from neurogrid.model.stage import Ends, Stage
+
+__all__ = ["SplitTraits", "check_splittable"]
+
+# Relative to the largest logit. Stages do what `forward` does, in the same shapes, so they must give
+# the same bits; `generate` passes a mask of ones, which may choose another kernel.
+_GENERATE_TOLERANCE = 1e-5
+# Chunks against one go: other shapes, other order of summation. A cache that is ignored, or a chunk
+# that is masked wrongly, is off by tenths.
+_CHUNKS_TOLERANCE = 1e-3
+
+_MAX_PARAMETERS = 50_000_000
+_MAX_KEPT_RESULTS = 32
+_SEED = 20_240_229
+_PROMPT, _PAST_LAST_LIMIT = 5, 4
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTraits:
+    """What a coordinator must know of a model to get the tokens that `generate` gives.
+
+    Attributes:
+        recompute_at: the length at which the caches are rebuilt by one prefill, None for never.
+            When a session's caches hold fewer tokens than this and the tokens to come next make it
+            this many or more, all caches of the session are dropped and everything so far, the new
+            tokens included, goes through in one prefill.
+    """
+
+    recompute_at: int | None = None
+
+
+_results: dict[str, SplitTraits | str] = {}
+
+
+def check_splittable(config: PreTrainedConfig) -> SplitTraits:
+    """Prove on a miniature of `config` that stages compute what the whole model does.
+
+    On the CPU, in float32; takes about a second and a few MB. The answer is kept for the process.
+
+    Raises:
+        UnsupportedModelError: with the reason, in one line.
+    """
+    key = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    result = _results.get(key)
+    if result is None:
+        try:
+            result = _check(config)
+        except UnsupportedModelError as exc:
+            result = str(exc)
+        while len(_results) >= _MAX_KEPT_RESULTS:
+            del _results[next(iter(_results))]
+        _results[key] = result
+    if isinstance(result, str):
+        raise UnsupportedModelError(result)
+    return result
+
+
+def _check(config: PreTrainedConfig) -> SplitTraits:
+    what = f"model type {config.model_type!r} cannot be split"
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{what}: it has an encoder and a decoder")
+    with quiet_transformers(), torch.random.fork_rng(devices=()):
+        torch.manual_seed(_SEED)
+        try:
+            limits, model = _build(config)
+            return _Check(limits, model).run()
+        except UnsupportedModelError as exc:
+            raise UnsupportedModelError(f"{what}: {exc}") from exc
+        except Exception as exc:  # whatever a model's code may raise is a refusal here
+            raise UnsupportedModelError(
+                f"{what}: its miniature failed with {type(exc).__name__}: {one_line(exc)}"
+            ) from exc
+
+
+def _build(config: PreTrainedConfig) -> tuple[tuple[LengthLimit, ...], Any]:
+    """The smallest miniature that transformers can build and run, with random weights."""
+    failure = "no miniature"
+    from_config: Any = AutoModelForCausalLM.from_config  # not typed by transformers
+    for small in miniatures(config):
+        try:
+            small_config = small.build()
+            on_meta = build_on_meta(small_config, torch.float32)
+            count = sum(parameter.numel() for parameter in on_meta.parameters())
+            if count > _MAX_PARAMETERS:
+                failure = f"its miniature would have {count} parameters; {failure}"
+                break
+            model = from_config(small_config, dtype=torch.float32).eval()
+            _randomise(model)
+            with torch.inference_mode():
+                model(input_ids=torch.zeros(1, _PROMPT, dtype=torch.long))
+        except Exception as exc:  # noqa: BLE001  a guess that its code refuses; the next may do
+            failure = f"{type(exc).__name__}: {one_line(exc)}"
+            continue
+        return small.limits, model
+    raise UnsupportedModelError(f"no miniature of it can be built ({failure})")
+
+
+@torch.no_grad()
+def _randomise(model: nn.Module) -> None:
+    """Weights that matter: an initialised model is too quiet, its biases and norms are all alike."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+        else:
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    saved = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            buffer.add_(torch.randn_like(buffer), alpha=0.1)
+
+
+def _saved_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The model's tensors under the names and in the layout of a checkpoint."""
+    with tempfile.TemporaryDirectory(prefix="neurogrid-") as folder:
+        model.save_pretrained(folder)
+        tensors: dict[str, torch.Tensor] = {}
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            tensors |= load_file(path)
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+class _Split:
+    """The miniature in three stages, cut at `cuts`, and its ends."""
+
+    def __init__(
+        self, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor], cuts: Sequence[int]
+    ) -> None:
+        self.ends = Ends(config, dtype=torch.float32, device="cpu")
+        num_layers = self.ends.num_layers
+        self.ends.load({n: t for n, t in tensors.items() if is_end_tensor(n)})
+        self.ranges = list(zip((0, *cuts), (*cuts, num_layers), strict=True))
+        self.stages: list[Stage] = []
+        for start, stop in self.ranges:
+            stage = Stage(config, dtype=torch.float32, device="cpu")
+            for layer_id in range(start, stop):
+                stage.load_layer(
+                    layer_id,
+                    {n: t for n, t in tensors.items() if layer_of(n, num_layers) == layer_id},
+                )
+            self.stages.append(stage)
+
+    def new_session(self) -> _Session:
+        return _Session(self)
+
+
+class _Session:
+    """One sequence going through a `_Split`."""
+
+    def __init__(self, split: _Split) -> None:
+        self._split = split
+        self._caches: list[StageCache] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self._caches = [stage.new_cache() for stage in self._split.stages]
+        self.position = 0
+
+    def step(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits [V] after `token_ids`."""
+        split, position = self._split, self.position
+        hidden_BTD = split.ends.embed(token_ids, position=position)
+        for stage, cache, (start, stop) in zip(
+            split.stages, self._caches, split.ranges, strict=True
+        ):
+            hidden_BTD = stage.forward(
+                hidden_BTD, start=start, stop=stop, position=position, cache=cache
+            )
+        self.position += len(token_ids)
+        return split.ends.logits(hidden_BTD, position=position)
+
+
+class _Check:
+    """The comparisons, over one miniature."""
+
+    def __init__(self, limits: tuple[LengthLimit, ...], model: Any) -> None:
+        self._limits = limits
+        self._model = model
+        self._config: PreTrainedConfig = model.config
+        self._pristine = Pristine(list(model.modules()))
+        self._num_layers = num_decoder_layers(self._config)
+        self._first_layer = model.get_submodule(find_layers(model, self._num_layers))[0]
+        # Past every threshold, with the largest crossed by decoding as well as by a prefill.
+        self._length = max((limit.small for limit in limits), default=8) + _PAST_LAST_LIMIT
+        vocab_size = self._config.get_text_config(decoder=True).vocab_size
+        self._tokens = torch.randint(0, vocab_size, (self._length,)).tolist()
+
+    def run(self) -> SplitTraits:
+        tensors = _saved_tensors(self._model)
+        self._check_names(tensors)
+        num_layers, middle = self._num_layers, self._num_layers // 2
+        splits = [
+            _Split(self._config, tensors, cuts)
+            for cuts in sorted({(1, num_layers - 1), (middle, middle + 1)})
+            if 0 < cuts[0] < cuts[1] < num_layers
+        ]
+        plans = [[_PROMPT, *[1] * (self._length - _PROMPT)], self._long_chunks()]
+        for split in splits:
+            for plan in plans:
+                self._compare_with_forward(split, plan)
+        self._compare_interleaved(splits[-1], plans)
+        self._compare_chunks_with_one_go()
+        return self._compare_with_generate(splits[0])
+
+    def _long_chunks(self) -> list[int]:
+        """Chunks that start before and end behind thresholds, and single tokens at the end."""
+        chunk = max(2, (self._length - 3) // 2)
+        return [chunk, self._length - 3 - chunk, 1, 1, 1]
+
+    def _check_names(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        owners = {layer_of(name, self._num_layers) for name in tensors}
+        missing = set(range(self._num_layers)) - owners
+        if missing:
+            raise UnsupportedModelError(
+                f"no tensor of its checkpoint names layer {min(missing)}, such as {min(tensors)!r}"
+            )
+
+    def _forward(self, cache: Any, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits [V] of the whole model's own forward."""
+        with torch.inference_mode():
+            arguments = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+            output = self._model(input_ids=torch.tensor([token_ids]), logits_to_keep=1, **arguments)
+            logits: torch.Tensor = output.logits[0, -1].float()
+            return logits
+
+    def _reference(self, plan: Sequence[int]) -> list[torch.Tensor]:
+        self._pristine.restore()
+        cache = DynamicCache(config=self._config)
+        return [self._forward(cache, token_ids) for token_ids in self._parts(plan)]
+
+    def _parts(self, plan: Sequence[int]) -> list[list[int]]:
+        ends = [sum(plan[: i + 1]) for i in range(len(plan))]
+        return [self._tokens[end - size : end] for end, size in zip(ends, plan, strict=True)]
+
+    def _compare_with_forward(self, split: _Split, plan: Sequence[int]) -> None:
+        session = split.new_session()
+        for token_ids, expected in zip(self._parts(plan), self._reference(plan), strict=True):
+            _require_equal(session.step(token_ids), expected, f"cut at {split.ranges[1]}")
+
+    def _compare_interleaved(self, split: _Split, plans: Sequence[Sequence[int]]) -> None:
+        """Two sessions in turn: nothing of one may reach the other."""
+        turns = [list(zip(self._parts(plan), self._reference(plan), strict=True)) for plan in plans]
+        sessions = [split.new_session() for _ in turns]
+        for step in range(max(map(len, turns))):
+            for session, turn in zip(sessions, turns, strict=True):
+                if step < len(turn):
+                    token_ids, expected = turn[step]
+                    _require_equal(session.step(token_ids), expected, "with sessions interleaved")
+
+    def _compare_chunks_with_one_go(self) -> None:
+        """That the cache is used at all: within the first limit, chunks give what one go gives."""
+        length = min([limit.small for limit in self._limits] + [self._length]) - 1
+        if length < 2:
+            return
+        self._pristine.restore()
+        expected = self._forward(None, self._tokens[:length])
+        got = self._reference([length - 1, 1])[-1]
+        if not _is_close(got, expected, _CHUNKS_TOLERANCE):
+            raise UnsupportedModelError("its forward with a cache does not continue a sequence")
+
+    def _compare_with_generate(self, split: _Split) -> SplitTraits:
+        sizes, tokens, expected = self._generate()
+        restart = self._restart(sizes)
+        # Some drop their cache where it makes no difference; rebuilding costs a prefill.
+        for drop_at in (None, restart) if restart else (None,):
+            if self._gives_the_same(split, tokens, expected, drop_at):
+                return SplitTraits(None if drop_at is None else self._true_length(drop_at))
+        raise UnsupportedModelError("its stages do not give the logits that generate() gives")
+
+    def _generate(self) -> tuple[list[int], list[int], list[torch.Tensor]]:
+        """What `generate` does: tokens fed at each step, all tokens, logits [V] of each step."""
+        sizes: list[int] = []
+
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden_BTD = args[0] if args else kwargs["hidden_states"]
+            sizes.append(hidden_BTD.shape[1])
+
+        greedy: Any = GenerationConfig  # not typed by transformers
+        self._pristine.restore()
+        prompt_BT = torch.tensor([self._tokens[:_PROMPT]])
+        hook = self._first_layer.register_forward_pre_hook(record, with_kwargs=True)
+        try:
+            output = self._model.generate(
+                prompt_BT,
+                attention_mask=torch.ones_like(prompt_BT),
+                generation_config=greedy(
+                    max_new_tokens=self._length - _PROMPT,
+                    do_sample=False,
+                    use_cache=True,
+                    pad_token_id=0,
+                    output_logits=True,
+                    return_dict_in_generate=True,
+                ),
+            )
+        finally:
+            hook.remove()
+        return sizes, output.sequences[0].tolist(), [step[0].float() for step in output.logits]
+
+    def _restart(self, sizes: Sequence[int]) -> int | None:
+        """The length at which `generate` dropped its cache and started anew."""
+        restarts = [i for i, size in enumerate(sizes) if i > 0 and size != 1]
+        if not restarts:
+            return None
+        length = _PROMPT + restarts[0]
+        if len(restarts) > 1 or sizes[restarts[0]] != length:
+            raise UnsupportedModelError("its generate() does not feed one token a step")
+        return length
+
+    def _gives_the_same(
+        self,
+        split: _Split,
+        tokens: Sequence[int],
+        expected: Sequence[torch.Tensor],
+        drop_at: int | None,
+    ) -> bool:
+        session = split.new_session()
+        fed = 0
+        for length, logits in enumerate(expected, start=_PROMPT):
+            if length == drop_at:
+                session.restart()
+                fed = 0
+            got = session.step(tokens[fed:length])
+            fed = length
+            if got.argmax() != logits.argmax() or not _is_close(got, logits, _GENERATE_TOLERANCE):
+                return False
+        return True
+
+    def _true_length(self, length: int) -> int:
+        """The length in the model at which happens what happens at `length` in the miniature."""
+        for limit in self._limits:
+            if length - limit.small in (0, 1):
+                return limit.full + length - limit.small
+        raise UnsupportedModelError(
+            f"its generate() drops its cache at a length ({length}) that no"
+            " key of its config explains"
+        )
+
+
+def _is_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    largest = float(expected.abs().max())
+    return float((got - expected).abs().max()) <= tolerance * largest
+
+
+def _require_equal(got: torch.Tensor, expected: torch.Tensor, where: str) -> None:
+    if not torch.equal(got, expected):
+        off = float((got - expected).abs().max())
+        raise UnsupportedModelError(
+            f"its stages do not give the logits of the whole model: off by {off:.2g} {where}"
+        )
