@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +98,14 @@ def build_config(config: Mapping[str, object]) -> PreTrainedConfig:
         )
     try:
         built = _text_config(_as_transformers_would(sanitized, CONFIG_MAPPING[model_type]))
+        for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+            value = getattr(built, name, None)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a positive integer")
     except _BUILD_ERRORS as exc:
         raise UnsupportedModelError(
             f"the config of model type {shown} is refused: {_one_line(exc)}"
         ) from exc
-    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        value = getattr(built, name, None)
-        if type(value) is not int or value < 1:
-            raise UnsupportedModelError(
-                f"the config of model type {shown} is refused: {name} must be a positive integer"
-            )
     return built
 
 
@@ -132,24 +130,24 @@ def model_config_message(
     key-value heads as heads.
     """
     hidden_size = config.hidden_size
-    num_heads = _size(config, ("num_attention_heads",), 1)
-    layer_types = getattr(config, "layer_types", None)
+    # Some configs have one of their own for each layer, and refuse to answer for all at once.
+    is_mixed = getattr(config, "is_heterogeneous", False)
+    parts = tuple(config.per_layer_config) if is_mixed else (config,)
+    num_heads = _size(parts, ("num_attention_heads",), 1)
     return ModelConfig(
         model_name=model_name,
         hidden_size=hidden_size,
-        intermediate_size=_size(config, ("intermediate_size", "ffn_dim"), 4 * hidden_size),
+        intermediate_size=_size(parts, ("intermediate_size", "ffn_dim"), 4 * hidden_size),
         num_layers=config.num_hidden_layers,
         num_heads=num_heads,
-        num_kv_heads=_size(config, ("num_key_value_heads",), num_heads),
-        head_dim=_size(config, ("head_dim", "v_head_dim"), max(1, hidden_size // num_heads)),
+        num_kv_heads=_size(parts, ("num_key_value_heads",), num_heads),
+        head_dim=_size(parts, ("head_dim", "v_head_dim"), max(1, hidden_size // num_heads)),
         vocab_size=config.vocab_size,
         max_seq_len=max_seq_len,
-        rms_norm_eps=_norm_epsilon(config),
-        rope_theta=next(_thetas(getattr(config, "rope_parameters", None)), None)
-        or _positive(getattr(config, "rope_theta", None))
-        or _DEFAULT_ROPE_THETA,
-        layer_types=_checked_layer_types(layer_types, config.num_hidden_layers),
-        tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        rms_norm_eps=_norm_epsilon(parts[0]),
+        rope_theta=_rope_theta(parts[0]),
+        layer_types=_layer_types(parts[0], config.num_hidden_layers),
+        tie_embeddings=bool(getattr(parts[0], "tie_word_embeddings", False)),
         dtype=next(name for name, value in COMPUTE_DTYPES.items() if value == dtype),
         model_type=config.model_type,
         checkpoint_config=sanitize_checkpoint_config(raw),
@@ -242,13 +240,15 @@ def _as_file(value: object, dropped: frozenset[str]) -> object:
     return value
 
 
-def _size(config: PreTrainedConfig, names: tuple[str, ...], default: int) -> int:
+def _size(parts: Sequence[PreTrainedConfig], names: Sequence[str], default: int) -> int:
     """The first of the attributes that is a size; the largest, where it differs between layers."""
     for name in names:
-        value = getattr(config, name, None)
-        values: tuple[object, ...] = tuple(value) if isinstance(value, list | tuple) else (value,)
-        sizes = [item for item in values if isinstance(item, int) and item > 0]
-        if sizes and len(sizes) == len(values):
+        values: list[object] = []
+        for part in parts:
+            value = getattr(part, name, None)
+            values += value if isinstance(value, list | tuple) else [value]
+        sizes = [value for value in values if isinstance(value, int) and value > 0]
+        if sizes:
             return max(sizes)
     return default
 
@@ -259,6 +259,14 @@ def _norm_epsilon(config: PreTrainedConfig) -> float:
         if value is not None:
             return value
     return 1e-6
+
+
+def _rope_theta(config: PreTrainedConfig) -> float:
+    return (
+        next(_thetas(getattr(config, "rope_parameters", None)), None)
+        or _positive(getattr(config, "rope_theta", None))
+        or _DEFAULT_ROPE_THETA
+    )
 
 
 def _thetas(rope: object) -> Iterator[float]:
@@ -277,7 +285,8 @@ def _positive(value: object) -> float | None:
     return None
 
 
-def _checked_layer_types(layer_types: object, num_layers: int) -> tuple[str, ...] | None:
+def _layer_types(config: PreTrainedConfig, num_layers: int) -> tuple[str, ...] | None:
+    layer_types = getattr(config, "layer_types", None)
     if not isinstance(layer_types, list | tuple) or len(layer_types) != num_layers:
         return None
     if not all(isinstance(t, str) and len(t) <= _MAX_LAYER_TYPE_LENGTH for t in layer_types):
