@@ -1,6 +1,8 @@
 """The embedded model: complete, small, loaded from the package alone, and readable."""
 
+import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -10,7 +12,8 @@ from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.embedded.corpus import prose_paragraphs, python_prose
+from neurogrid.model.embedded.corpus import Section, prose_paragraphs, python_prose
+from neurogrid.model.embedded.train import Recipe, generate_text, rows, train
 
 FILES = (
     "config.json",
@@ -24,6 +27,15 @@ MAX_BYTES = 12_000_000
 NUM_LAYERS = 8
 PROMPTS = ("Python is", "The import statement")
 WORD = re.compile(r"[A-Za-z]+")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads of torch that wait for a busy core spin: twenty times slower for a model so small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +144,36 @@ def test_no_paragraph_of_the_reference_is_used_twice() -> None:
     paragraphs = [text for section in python_prose() for text in section.paragraphs]
     assert len(paragraphs) > 500
     assert len(set(paragraphs)) == len(paragraphs)
+
+
+def test_rows_hold_documents_that_begin_and_end(tokenizer: PreTrainedTokenizerFast) -> None:
+    sections = [
+        Section("one", ("The first sentence. A second one.", "Another paragraph.")),
+        Section("two", ("Nothing but this.",)),
+    ]
+    recipe = Recipe(row_tokens=500, mid_entry_probability=1.0)
+    text = tokenizer.decode(next(rows(sections, tokenizer, recipe, random.Random(0))))
+    known = {
+        "The first sentence. A second one.\n\nAnother paragraph.</s>",
+        "Nothing but this.</s>",
+        "A second one.\n\nAnother paragraph.</s>",
+        "The first sentence.",
+        "Another paragraph.</s>",
+        "The first sentence. A second one.",
+    }
+    assert set(text.split("<s>")[1:-1]) == known
+
+
+def test_the_same_seed_trains_the_same_weights(tmp_path: Path) -> None:
+    recipe = Recipe(steps=2, batch_rows=1, row_tokens=32, vocab_size=300)
+    weights = []
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        out = tmp_path / name
+        train(recipe, out=out, seed=seed, precision=torch.float32, save_every=0)
+        weights.append((out / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
+    assert generate_text(tmp_path / "first", "Python", max_tokens=3).startswith("Python")
 
 
 def test_the_path_is_within_the_package() -> None:

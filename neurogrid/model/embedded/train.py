@@ -5,7 +5,7 @@ of Python's language reference (corpus.py), on one CPU thread, in well under an 
 of the rest of NeuroGrid; what it writes is an ordinary checkpoint folder.
 
 Strategy: whole sections as documents, ``<s> ... </s>``, so that the model learns to stop; in every
-epoch some sections are entered in the middle, so that any paragraph may follow ``<s>``. Documents
+epoch half of them are entered at some sentence, so that any sentence may follow ``<s>``. Documents
 are shuffled and packed into rows. The text is small enough to be known nearly by heart, and that
 is wanted: a demonstration has to be readable. Some sections are held out, so that the loss on
 them says how much of it is memory.
@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import math
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from neurogrid.model.embedded.corpus import Section, python_prose
 
@@ -38,6 +40,7 @@ __all__ = [
     "generate_text",
     "main",
     "model_config",
+    "rows",
     "split_sections",
     "train",
     "train_tokenizer",
@@ -45,6 +48,7 @@ __all__ = [
 
 BOS, EOS = "<s>", "</s>"
 PARAGRAPH_BREAK = "\n\n"
+SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 IGNORED = -100  # what torch's cross entropy leaves out
 PROMPTS = (
     "Python is",
@@ -58,7 +62,7 @@ PROMPTS = (
 class Recipe:
     """What the training run depends on, apart from the text and the seed."""
 
-    steps: int = 1500
+    steps: int = 1800
     batch_rows: int = 2
     row_tokens: int = 1024
     peak_learning_rate: float = 2e-3
@@ -67,7 +71,7 @@ class Recipe:
     weight_decay: float = 0.1
     gradient_norm: float = 1.0
     dropout: float = 0.1
-    # How often a section is entered at a paragraph after its first.
+    # How often a section is entered at a sentence after its first.
     mid_entry_probability: float = 0.5
     # One section in this many is held out.
     validation_every: int = 20
@@ -132,8 +136,9 @@ def model_config(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaCon
     )
 
 
-def document_text(section: Section, first_paragraph: int = 0) -> str:
-    return PARAGRAPH_BREAK.join(section.paragraphs[first_paragraph:])
+def document_text(section: Section) -> str:
+    """The paragraphs of a section with a blank line between them."""
+    return PARAGRAPH_BREAK.join(section.paragraphs)
 
 
 def rows(
@@ -146,21 +151,21 @@ def rows(
     pending: list[int] = []
     while True:
         for section in rng.sample(list(sections), len(sections)):
-            first = 0
+            text = document_text(section)
+            cut = 0
             if rng.random() < recipe.mid_entry_probability:
-                first = rng.randrange(len(section.paragraphs))
-            # The paragraphs before the entry follow as a document of their own that has no end.
-            pending += document_tokens(document_text(section, first), tokenizer)
-            if first:
-                head = Section(section.topic, section.paragraphs[:first])
-                pending += document_tokens(document_text(head), tokenizer)[:-1]
+                cut = rng.choice([0, *(match.end() for match in SENTENCE_START.finditer(text))])
+            pending += document_tokens(text[cut:], tokenizer)
+            if cut:
+                # What stands before the entry follows as a document of its own that has no end.
+                pending += document_tokens(text[:cut].rstrip(), tokenizer)[:-1]
             while len(pending) > recipe.row_tokens:
                 yield pending[: recipe.row_tokens + 1]
                 pending = pending[recipe.row_tokens :]
 
 
 def document_tokens(text: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    token_ids: list[int] = tokenizer(text)["input_ids"]
+    token_ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
     return [*token_ids, tokenizer.eos_token_id]
 
 
@@ -357,6 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     recipe = Recipe(steps=arguments.steps)
     train(
         recipe,
