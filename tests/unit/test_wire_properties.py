@@ -21,6 +21,10 @@ LAYER = st.integers(0, wire.MAX_LAYERS - 1)
 TOKENS = st.integers(1, 2**32 - 1)
 LINE = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=40)
 SPAN = st.tuples(LAYER, st.integers(1, wire.MAX_LAYERS)).filter(lambda s: s[0] < s[1])
+# Without deadlines: how long an example takes on a busy machine says nothing of the codec.
+UNHURRIED = settings(deadline=None)
+BRIEF = settings(deadline=None, max_examples=50)
+
 DECODERS = [wire.MessageDecoder, wire.StreamDecoder]
 
 TRACES = st.builds(
@@ -73,12 +77,14 @@ def outcome(
 STEPS = st.lists(st.integers(1, 60), max_size=60)
 
 
+@UNHURRIED
 @given(st.lists(V10_MESSAGES, max_size=5), STEPS)
 def test_round_trip_v10(sent: list[wire.TensorMessage], steps: list[int]) -> None:
     data = b"".join(map(wire.encode_message, sent))
     assert outcome(wire.MessageDecoder(), data, steps) == (sent, None)
 
 
+@UNHURRIED
 @given(st.lists(V11_MESSAGES, max_size=5), STEPS)
 def test_round_trip_v11(sent: list[wire.TensorMessage], steps: list[int]) -> None:
     data = b"".join(map(wire.encode_message, sent))
@@ -86,6 +92,7 @@ def test_round_trip_v11(sent: list[wire.TensorMessage], steps: list[int]) -> Non
 
 
 @pytest.mark.parametrize("decoder_class", DECODERS)
+@UNHURRIED
 @given(st.binary(max_size=300), STEPS)
 def test_arbitrary_bytes(decoder_class: type[_Decoder], data: bytes, steps: list[int]) -> None:
     assert outcome(decoder_class(), data, steps) == outcome(decoder_class(), data, [])
@@ -113,6 +120,7 @@ STREAMS = st.lists(V10_MESSAGES | V11_MESSAGES, min_size=1, max_size=3).map(
 
 
 @pytest.mark.parametrize("decoder_class", DECODERS)
+@UNHURRIED
 @given(mutated(STREAMS), STEPS)
 def test_mutated_bytes(decoder_class: type[_Decoder], data: bytes, steps: list[int]) -> None:
     assert outcome(decoder_class(), data, steps) == outcome(decoder_class(), data, [])
@@ -206,7 +214,7 @@ def decode_or_refuse(decode: Callable[[bytes], Any], data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-@settings(max_examples=50)
+@BRIEF
 @given(st.data())
 def test_payload_round_trip(name: str, data: st.DataObject) -> None:
     payload = data.draw(PAYLOADS[name])
@@ -214,14 +222,14 @@ def test_payload_round_trip(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-@settings(max_examples=50)
+@BRIEF
 @given(st.data())
 def test_mutated_payload(name: str, data: st.DataObject) -> None:
     decode_or_refuse(PAYLOAD_DECODERS[name], data.draw(mutated(PAYLOADS[name].map(encode))))
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-@settings(max_examples=50)
+@BRIEF
 @given(st.binary(max_size=100))
 def test_arbitrary_payload(name: str, data: bytes) -> None:
     decode_or_refuse(PAYLOAD_DECODERS[name], data)
@@ -262,6 +270,7 @@ def configs(draw: st.DrawFn) -> wire.ModelConfig:
     )
 
 
+@UNHURRIED
 @given(configs())
 def test_config_round_trip(config: wire.ModelConfig) -> None:
     assert wire.deserialize_config(wire.serialize_config(config)) == config
@@ -275,16 +284,19 @@ def refuse_or_keep(data: bytes) -> None:
     assert wire.deserialize_config(wire.serialize_config(config)) == config
 
 
+@UNHURRIED
 @given(mutated(configs().map(wire.serialize_config)))
 def test_mutated_config(data: bytes) -> None:
     refuse_or_keep(data)
 
 
+@UNHURRIED
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_as_config(data: bytes) -> None:
     refuse_or_keep(data)
 
 
+@UNHURRIED
 @given(configs(), st.data())
 def test_config_with_any_value_anywhere(config: wire.ModelConfig, data: st.DataObject) -> None:
     entries = json.loads(wire.serialize_config(config))
