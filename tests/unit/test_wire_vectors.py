@@ -140,8 +140,8 @@ def encode(payload: Any) -> bytes:
     return bytes(payload.encode())
 
 
-def decoder_of(name: str) -> Callable[[bytes], Any]:
-    special: dict[str, Callable[[bytes], Any]] = {
+def decoder_of(name: str) -> Callable[[wire.Data], Any]:
+    special: dict[str, Callable[[wire.Data], Any]] = {
         "TensorEnvelope": wire.decode_envelope,
         "ModelConfig": wire.deserialize_config,
     }
