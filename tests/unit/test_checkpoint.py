@@ -16,6 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.model.blob import blob_id_of, parse_blob
 from neurogrid.model.checkpoint import Checkpoint
+from neurogrid.model.config import eos_token_ids
+from neurogrid.model.embedded import embedded_model_path
 
 NUM_LAYERS = 4
 INDEX = "model.safetensors.index.json"
@@ -346,3 +348,10 @@ def test_tied_embeddings(tmp_path: Path) -> None:
     save_model(tmp_path, tied=True)
     ends = Checkpoint.open(tmp_path).end_tensors()
     assert sorted(ends) == ["model.embed_tokens.weight", "model.norm.weight"]
+
+
+def test_the_embedded_model() -> None:
+    checkpoint = Checkpoint.open(embedded_model_path())
+    assert checkpoint.present_layers == frozenset(range(checkpoint.num_layers))
+    assert "model.embed_tokens.weight" in checkpoint.end_tensors()
+    assert eos_token_ids(checkpoint.config, checkpoint.generation_config)

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from neurogrid.errors import CheckpointError
+from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.tokenizer import Tokenizer
 
 TEXTS = [
@@ -314,3 +315,11 @@ def test_code_of_its_own_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(table))
     (tmp_path / "evil.py").write_text("raise SystemExit('the code was run')")
     assert "needs code of its own, which is never run" in refusal(tmp_path)
+
+
+def test_the_embedded_tokenizer() -> None:
+    subject = Tokenizer.open(embedded_model_path())
+    for text in TEXTS:
+        ids = subject.encode(text)
+        assert "".join(streamed(subject, ids)) == subject.decode(ids)
+    assert subject.decode(subject.encode("def f(x): return x")) == "def f(x): return x"
