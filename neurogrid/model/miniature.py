@@ -13,6 +13,7 @@ Shape legend: V vocabulary.
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -212,6 +213,7 @@ class _Check:
         self._pristine = Pristine(list(model.modules()))
         self._num_layers = num_decoder_layers(self._config)
         self._first_layer = model.get_submodule(find_layers(model, self._num_layers))[0]
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         # Past every threshold, with the largest crossed by decoding as well as by a prefill.
         self._length = max((limit.small for limit in limits), default=8) + _PAST_LAST_LIMIT
         vocab_size = self._config.get_text_config(decoder=True).vocab_size
@@ -226,18 +228,24 @@ class _Check:
             for cuts in sorted({(1, num_layers - 1), (middle, middle + 1)})
             if 0 < cuts[0] < cuts[1] < num_layers
         ]
-        plans = [[_PROMPT, *[1] * (self._length - _PROMPT)], self._long_chunks()]
+        turns = [self._turns(plan) for plan in self._plans()]
         for split in splits:
-            for plan in plans:
-                self._compare_with_forward(split, plan)
-        self._compare_interleaved(splits[-1], plans)
+            for turn in turns:
+                session = split.new_session()
+                for token_ids, expected in turn:
+                    _require_equal(session.step(token_ids), expected, f"cut at {split.ranges[1]}")
+        self._compare_interleaved(splits[-1], turns)
         self._compare_chunks_with_one_go()
         return self._compare_with_generate(splits[0])
 
-    def _long_chunks(self) -> list[int]:
-        """Chunks that start before and end behind thresholds, and single tokens at the end."""
+    def _plans(self) -> list[list[int]]:
+        """How many tokens to feed at each step: decoding, chunks and one prefill past all limits."""
         chunk = max(2, (self._length - 3) // 2)
-        return [chunk, self._length - 3 - chunk, 1, 1, 1]
+        return [
+            [_PROMPT, *[1] * (self._length - _PROMPT)],
+            [chunk, self._length - 3 - chunk, 1, 1, 1],
+            [self._length - 1, 1],
+        ]
 
     def _check_names(self, tensors: Mapping[str, torch.Tensor]) -> None:
         owners = {layer_of(name, self._num_layers) for name in tensors}
@@ -247,31 +255,36 @@ class _Check:
                 f"no tensor of its checkpoint names layer {min(missing)}, such as {min(tensors)!r}"
             )
 
-    def _forward(self, cache: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    def _forward(self, cache: Any, position: int, token_ids: Sequence[int]) -> torch.Tensor:
         """Logits [V] of the whole model's own forward."""
+        arguments: dict[str, Any] = {}
+        if cache is not None:
+            arguments = {"past_key_values": cache, "use_cache": True}
+        if self._takes_positions:
+            # As generate() does. Left out, they start at 0 in some models, cache or not (Bamba).
+            end = position + len(token_ids)
+            arguments["position_ids"] = torch.arange(position, end)[None]
         with torch.inference_mode():
-            arguments = {} if cache is None else {"past_key_values": cache, "use_cache": True}
             output = self._model(input_ids=torch.tensor([token_ids]), logits_to_keep=1, **arguments)
             logits: torch.Tensor = output.logits[0, -1].float()
             return logits
 
-    def _reference(self, plan: Sequence[int]) -> list[torch.Tensor]:
+    def _turns(self, plan: Sequence[int]) -> list[tuple[list[int], torch.Tensor]]:
+        """The tokens of each step of `plan`, and the whole model's logits after them."""
         self._pristine.restore()
         cache = DynamicCache(config=self._config)
-        return [self._forward(cache, token_ids) for token_ids in self._parts(plan)]
+        turns = []
+        position = 0
+        for size in plan:
+            token_ids = self._tokens[position : position + size]
+            turns.append((token_ids, self._forward(cache, position, token_ids)))
+            position += size
+        return turns
 
-    def _parts(self, plan: Sequence[int]) -> list[list[int]]:
-        ends = [sum(plan[: i + 1]) for i in range(len(plan))]
-        return [self._tokens[end - size : end] for end, size in zip(ends, plan, strict=True)]
-
-    def _compare_with_forward(self, split: _Split, plan: Sequence[int]) -> None:
-        session = split.new_session()
-        for token_ids, expected in zip(self._parts(plan), self._reference(plan), strict=True):
-            _require_equal(session.step(token_ids), expected, f"cut at {split.ranges[1]}")
-
-    def _compare_interleaved(self, split: _Split, plans: Sequence[Sequence[int]]) -> None:
-        """Two sessions in turn: nothing of one may reach the other."""
-        turns = [list(zip(self._parts(plan), self._reference(plan), strict=True)) for plan in plans]
+    def _compare_interleaved(
+        self, split: _Split, turns: Sequence[Sequence[tuple[list[int], torch.Tensor]]]
+    ) -> None:
+        """Sessions in turn: nothing of one may reach another."""
         sessions = [split.new_session() for _ in turns]
         for step in range(max(map(len, turns))):
             for session, turn in zip(sessions, turns, strict=True):
@@ -285,8 +298,8 @@ class _Check:
         if length < 2:
             return
         self._pristine.restore()
-        expected = self._forward(None, self._tokens[:length])
-        got = self._reference([length - 1, 1])[-1]
+        expected = self._forward(None, 0, self._tokens[:length])
+        _, got = self._turns([length - 1, 1])[-1]
         if not _is_close(got, expected, _CHUNKS_TOLERANCE):
             raise UnsupportedModelError("its forward with a cache does not continue a sequence")
 
