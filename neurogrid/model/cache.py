@@ -62,6 +62,15 @@ class StageCache(DynamicCache):
                 storages[storage.data_ptr()] = storage.nbytes()
         return sum(storages.values())
 
+    def window(self, layer_id: int) -> int:
+        """Tokens that a layer sees, itself included; 0 for one that sees all."""
+        return self._windows[layer_id]
+
+    def state_bytes(self, layer_id: int) -> int:
+        """Bytes of the states of one layer, without what else their storage may hold."""
+        tensors = _tensors(vars(self.layers[layer_id]).values())
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
     def begin(self, start: int, stop: int, position: int) -> None:
         """Fix the length for a forward of layers [start, stop) whose first token is `position`.
 

@@ -23,7 +23,28 @@ from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError
 
-__all__ = ["Pristine", "hollow", "load_tensors", "move_to", "one_line", "quiet_transformers"]
+__all__ = [
+    "MODEL_CODE_ERRORS",
+    "Pristine",
+    "hollow",
+    "load_tensors",
+    "move_to",
+    "one_line",
+    "quiet_transformers",
+]
+
+# What code of transformers raises on a config or on tensors that it does not like; which of them
+# differs between families and versions.
+MODEL_CODE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 _MAX_NAMES_SHOWN = 3
 
@@ -88,8 +109,7 @@ def load_tensors(
             _, info = existing.from_pretrained(
                 None, config=model.config, state_dict=state, dtype=dtype, output_loading_info=True
             )
-    except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as exc:
-        # What its own conversion or shape check says; the kinds differ between its versions.
+    except MODEL_CODE_ERRORS as exc:
         raise CheckpointError(f"the tensors of {what} do not fit: {one_line(exc)}") from exc
     missing = sorted(name for name in info["missing_keys"] if is_wanted(name))
     if missing:

@@ -27,7 +27,14 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.cache import StageCache
-from neurogrid.model.loading import Pristine, load_tensors, move_to, one_line, quiet_transformers
+from neurogrid.model.loading import (
+    MODEL_CODE_ERRORS,
+    Pristine,
+    load_tensors,
+    move_to,
+    one_line,
+    quiet_transformers,
+)
 from neurogrid.model.naming import is_end_tensor, layer_of
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
@@ -132,14 +139,14 @@ class Skeleton:
         self.config: PreTrainedConfig = model.config
         self.hidden_size: int = self.config.get_text_config(decoder=True).hidden_size
         self._layers_name = find_layers(model, self.num_layers)
-        self._templates = list(_module_list(model, self._layers_name))
+        self.templates = list(_module_list(model, self._layers_name))
         self._pass = _Pass()
         self._slots = [
             _Slot(i, layer, self._pass, is_last=i == self.num_layers - 1)
-            for i, layer in enumerate(self._templates)
+            for i, layer in enumerate(self.templates)
         ]
         self._blank = _with_layers(
-            model, self._layers_name, [_Placeholder(layer) for layer in self._templates]
+            model, self._layers_name, [_Placeholder(layer) for layer in self.templates]
         )
         self._install(copy.deepcopy(self._blank))
         self._arguments = _accepted(self._base)
@@ -152,7 +159,7 @@ class Skeleton:
             raise ValueError(f"{strangers[0]!r} is no tensor of layer {layer_id}")
         # A model that was loaded before is not initialised again, so each load takes a new one.
         model = copy.deepcopy(self._blank)
-        layer = copy.deepcopy(self._templates[layer_id])
+        layer = copy.deepcopy(self.templates[layer_id])
         _module_list(model, self._layers_name)[layer_id] = layer
         prefix = f"{self._layers_name}.{layer_id}."
         load_tensors(
@@ -166,7 +173,7 @@ class Skeleton:
 
     def drop_layer(self, layer_id: int) -> None:
         """Free a layer's memory."""
-        self._slots[layer_id].__dict__["layer"] = self._templates[layer_id]
+        self._slots[layer_id].__dict__["layer"] = self.templates[layer_id]
 
     def load_ends(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load what stands outside the layers; with no tensors, only its shapes and buffers."""
@@ -249,7 +256,7 @@ class Skeleton:
         shared = self._pass
         hidden_BTD = torch.zeros(1, 1, self.hidden_size, device="meta", dtype=self.dtype)
         # A copy runs: some keep states in the layer, and no layer is to be made from those.
-        self._slots[0].__dict__["layer"] = copy.deepcopy(self._templates[0])
+        self._slots[0].__dict__["layer"] = copy.deepcopy(self.templates[0])
         shared.start, shared.stop, shared.hidden_BTD = 0, 1, hidden_BTD
         try:
             with torch.inference_mode(), quiet_transformers():
@@ -258,8 +265,12 @@ class Skeleton:
         except _PassEnded:
             result = shared.result
             return len(result) if isinstance(result, tuple) else 0
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             return 0
+        except MODEL_CODE_ERRORS as exc:
+            raise UnsupportedModelError(
+                f"its layers cannot be run one by one: {one_line(exc)}"
+            ) from exc
         finally:
             self.drop_layer(0)
             shared.hidden_BTD = shared.result = None
@@ -273,7 +284,7 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMod
             # transformers is not typed here. Its models have a config of their own: they change it.
             from_config: Any = AutoModelForCausalLM.from_config
             model: Any = from_config(copy.deepcopy(config), dtype=dtype)
-    except ValueError as exc:
+    except MODEL_CODE_ERRORS as exc:
         raise UnsupportedModelError(
             f"transformers cannot build a causal language model of it: {one_line(exc)}"
         ) from exc

@@ -1,0 +1,115 @@
+"""What each layer of a model costs in memory, found without allocating any of it.
+
+Weights are counted, and caches measured, on the meta device, where the layers themselves make their
+caches: one layer of each kind takes one token, then two. Where that cannot be run, the cache is an
+upper bound. What a layer needs for a moment to compute is not here; a planner leaves room for it.
+
+Units: bytes, for one session where it says cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from neurogrid.model.cache import StageCache
+from neurogrid.model.loading import MODEL_CODE_ERRORS, quiet_transformers
+from neurogrid.model.skeleton import Skeleton
+
+__all__ = ["LayerCost", "layer_cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """What one layer costs.
+
+    Attributes:
+        weight_bytes: parameters and buffers, in the dtype that was asked for.
+        cache_bytes_per_token: what each token of a session adds.
+        cache_bytes_fixed: what a session costs however long it is.
+        max_cached_tokens: tokens after which the cache grows no more (a window), None for no bound.
+    """
+
+    weight_bytes: int
+    cache_bytes_per_token: int
+    cache_bytes_fixed: int = 0
+    max_cached_tokens: int | None = None
+
+    def cache_bytes(self, num_tokens: int) -> int:
+        """Bytes of the cache of one session of `num_tokens` tokens."""
+        if self.max_cached_tokens is not None:
+            num_tokens = min(num_tokens, self.max_cached_tokens)
+        return self.cache_bytes_fixed + num_tokens * self.cache_bytes_per_token
+
+
+def layer_cost(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[LayerCost, ...]:
+    """The cost of each decoder layer, in order.
+
+    Args:
+        config: from `build_config`.
+        dtype: what weights and caches are held in.
+
+    Raises:
+        UnsupportedModelError: the model cannot be built, or its layers cannot be told.
+    """
+    skeleton = Skeleton(config, dtype=dtype, device=torch.device("meta"))
+    measured: dict[object, tuple[int, int]] = {}
+    costs = []
+    for layer_id, layer in enumerate(skeleton.templates):
+        cache = StageCache(skeleton.config)
+        window = cache.window(layer_id)
+        kind = (type(cache.layers[layer_id]), window, _shapes(layer))
+        if kind not in measured:
+            measured[kind] = _cache_growth(skeleton, layer_id)
+        per_token, fixed = measured[kind]
+        costs.append(
+            LayerCost(
+                weight_bytes=_bytes(layer),
+                cache_bytes_per_token=per_token,
+                cache_bytes_fixed=fixed,
+                max_cached_tokens=window - 1 if window else None,
+            )
+        )
+    return tuple(costs)
+
+
+def _cache_growth(skeleton: Skeleton, layer_id: int) -> tuple[int, int]:
+    """Bytes of cache for each token, and for a session of none."""
+    sizes = []
+    for num_tokens in (1, 2):
+        cache = StageCache(skeleton.config)
+        before = cache.state_bytes(layer_id)
+        hidden_BTD = torch.zeros(
+            1, num_tokens, skeleton.hidden_size, dtype=skeleton.dtype, device="meta"
+        )
+        try:
+            with torch.inference_mode(), quiet_transformers():
+                skeleton.run_layers(hidden_BTD, layer_id, layer_id + 1, 0, cache)
+        except MODEL_CODE_ERRORS:
+            # What looks at values cannot run without memory. Most do so behind the attention.
+            if cache.state_bytes(layer_id) == before:
+                return _largest_growth(skeleton.config, skeleton.dtype), before
+        sizes.append(cache.state_bytes(layer_id))
+    per_token = sizes[1] - sizes[0]
+    return per_token, sizes[0] - per_token
+
+
+def _largest_growth(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """An upper bound for attention: a key and a value for each head, none of them shared."""
+    text = config.get_text_config(decoder=True)
+    num_heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or math.ceil(text.hidden_size / num_heads)
+    return int(2 * num_heads * head_dim * dtype.itemsize)
+
+
+def _shapes(layer: nn.Module) -> tuple[object, ...]:
+    return tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
+
+
+def _bytes(layer: nn.Module) -> int:
+    tensors = [*layer.parameters(), *layer.buffers()]
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
