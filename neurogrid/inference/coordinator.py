@@ -111,58 +111,6 @@ class CoordinatorSettings:
     protocol_versions: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """The model as the coordinator has it: everything but the layers in memory.
-
-    Attributes:
-        max_seq_len: tokens of a session; what was asked for, or the model's own bound if less.
-        eos_token_ids: tokens that end a generation.
-    """
-
-    name: str
-    checkpoint: Checkpoint
-    ends: Ends
-    dtype: torch.dtype
-    costs: tuple[LayerCost, ...]
-    traits: SplitTraits
-    max_seq_len: int
-    eos_token_ids: frozenset[int]
-
-    @classmethod
-    def load(cls, settings: CoordinatorSettings) -> LoadedModel:
-        """Read config and ends, and prove that the model may be split. Blocks: run it in a thread.
-
-        Raises:
-            ModelError: a file is missing or broken, or the architecture cannot be split.
-        """
-        path = settings.model or embedded_model_path()
-        checkpoint = Checkpoint.open(path)
-        config = build_config(checkpoint.config)
-        traits = check_splittable(config)
-        dtype = resolve_dtype(config, settings.dtype)
-        ends = Ends(config, dtype=dtype, device=torch.device("cpu"))
-        ends.load(checkpoint.end_tensors())
-        bound = getattr(config, "max_position_embeddings", None) or settings.max_seq_len
-        return cls(
-            name=settings.model_name or path.resolve().name,
-            checkpoint=checkpoint,
-            ends=ends,
-            dtype=dtype,
-            costs=tuple(layer_cost(config, dtype)),
-            traits=traits,
-            max_seq_len=min(settings.max_seq_len, bound),
-            eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
-        )
-
-    def layer_sizes(self) -> list[LayerSize]:
-        """What each layer takes on a worker, with the caches of the agreed sessions."""
-        return [
-            LayerSize(cost.weight_bytes, MAX_SESSIONS * cost.cache_bytes(self.max_seq_len))
-            for cost in self.costs
-        ]
-
-
 class Coordinator:
     """A coordinator whose workers are ready. Made by `open_coordinator`.
 
@@ -184,36 +132,11 @@ class Coordinator:
         self.workers = tuple(workers)
         self._protocol = protocol
         self._torch_limiter = trio.CapacityLimiter(1)
-        self._tokenizer: Tokenizer | None = None
 
     @property
     def counters(self) -> TrafficCounters:
         """Messages and bytes by peer, type and direction."""
         return self._protocol.counters
-
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, loaded when first asked for.
-
-        Raises:
-            CheckpointError: the model directory has none.
-        """
-        if self._tokenizer is None:
-            self._tokenizer = Tokenizer.open(self.model.checkpoint.path)
-        return self._tokenizer
-
-    def check_prompt(self, token_ids: Sequence[int]) -> None:
-        """Refuse a prompt that cannot be served.
-
-        Raises:
-            ConfigurationError: empty, or as long as a session may be or longer.
-        """
-        if not token_ids:
-            raise ConfigurationError("the prompt is empty, and this tokenizer adds no first token")
-        if len(token_ids) >= self.model.max_seq_len:
-            raise ConfigurationError(
-                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer: sessions "
-                f"have at most {self.model.max_seq_len} (--max-seq-len, or the model's own bound)"
-            )
 
     async def generate(
         self,
@@ -230,8 +153,8 @@ class Coordinator:
             ConfigurationError: the prompt cannot be served.
             NoRouteError: a worker was lost; names its layers.
         """
-        self.check_prompt(token_ids)
         model = self.model
+        model.check_prompt(token_ids)
         max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
         sampler = Sampler(sampling or SamplingParams())
         tokens = list(token_ids)
@@ -265,9 +188,17 @@ class Coordinator:
 
 @asynccontextmanager
 async def open_coordinator(
-    settings: CoordinatorSettings, *, progress: Progress | None = None
+    settings: CoordinatorSettings,
+    *,
+    model: LoadedModel | None = None,
+    progress: Progress | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Load the model, gather workers, place the layers; ready when the block is entered.
+
+    What was asked for is checked before anybody is waited for.
+
+    Args:
+        model: what `load_model(settings)` gave, for those who want to look at it first.
 
     Raises:
         ConfigurationError: what was asked for cannot be right.
@@ -276,17 +207,13 @@ async def open_coordinator(
         NoRouteError: too few workers, or one was lost while it got its layers.
     """
     progress = progress or Progress()
-    min_peers = settings.min_peers
-    if min_peers is None:
-        min_peers = len(set(settings.peers)) + settings.local_workers
-    if min_peers < 1:
-        raise ConfigurationError(
-            "there is no worker to run on: name some with --peer, start some here with "
-            "--local-workers, or wait for some to dial in with --min-peers"
-        )
+    min_peers = _num_awaited(settings)
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrap_errors())
-        model = await trio.to_thread.run_sync(LoadedModel.load, settings)
+        model = model or await load_model(settings)
+        num_stages = settings.stages or settings.local_workers or None
+        if num_stages is not None:
+            require_stages(num_stages, len(model.costs))
         identity = Identity.load(settings.identity_file) if settings.identity_file else None
         host = await stack.enter_async_context(open_host(listen=settings.listen, identity=identity))
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
@@ -320,6 +247,44 @@ async def open_coordinator(
         yield Coordinator(protocol, model, stages, infos)
 
 
+async def load_model(settings: CoordinatorSettings) -> LoadedModel:
+    """Read the model that `settings` name.
+
+    Raises:
+        ConfigurationError: there is no such directory.
+        ModelError: a file is missing or broken, or the architecture cannot be split.
+    """
+    return await trio.to_thread.run_sync(
+        lambda: LoadedModel.load(
+            settings.model or embedded_model_path(),
+            name=settings.model_name,
+            max_seq_len=settings.max_seq_len,
+            dtype=settings.dtype,
+        )
+    )
+
+
+def _num_awaited(settings: CoordinatorSettings) -> int:
+    """How many workers to wait for; refuses what cannot come true however long one waits."""
+    for address in settings.bootstrap:
+        parse_peer_address(address)
+    named = {parse_peer_address(address)[1] for address in settings.peers}
+    num_awaited = settings.min_peers
+    if num_awaited is None:
+        num_awaited = len(named) + settings.local_workers
+    if num_awaited < 1:
+        raise ConfigurationError(
+            "there is no worker to run on: name some with --peer, start some here with "
+            "--local-workers, or wait for some to dial in with --min-peers"
+        )
+    if settings.stages is not None and settings.stages > num_awaited:
+        raise ConfigurationError(
+            f"--stages {settings.stages} takes as many workers, and {num_awaited} will be waited "
+            f"for: name more with --peer, or say --min-peers {settings.stages}"
+        )
+    return num_awaited
+
+
 async def _describe(
     workers: Sequence[RemoteWorker], settings: CoordinatorSettings
 ) -> list[WorkerInfo]:
@@ -341,11 +306,9 @@ async def _describe(
 def _plan(
     model: LoadedModel, infos: Sequence[WorkerInfo], settings: CoordinatorSettings
 ) -> list[PlannedStage]:
-    num_stages = settings.stages
-    if num_stages is None and settings.local_workers:
-        num_stages = settings.local_workers
+    num_stages = settings.stages or settings.local_workers or None
     capacities = [PeerCapacity(info.peer_id, info.free_bytes) for info in infos]
-    return plan_stages(model.layer_sizes(), capacities, num_stages=num_stages)
+    return plan_stages(model.layer_sizes(num_sessions=MAX_SESSIONS), capacities, num_stages=num_stages)
 
 
 async def _place(

@@ -132,6 +132,7 @@ class LayerService:
             if held is None or (held.fingerprint, held.dtype) != (model.fingerprint, model.dtype):
                 state.model = model
             state.assignment = None
+            state.on_layers_changed()
             self.forget(peer_id)
         logger.info("%s serves %s: %d layers", peer_id, config.model_name, model.num_layers)
         if not state.protocol.is_v10(peer_id):
@@ -176,6 +177,7 @@ class LayerService:
         except CapacityError as exc:
             raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
         async with state.model_lock:
+            state.on_layers_changed()
             await state.run_torch(model.keep_only, assign.start_layer, assign.stop_layer)
             state.assignment = Assignment(
                 start=assign.start_layer,

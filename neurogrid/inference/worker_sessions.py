@@ -19,7 +19,6 @@ import trio
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import WorkerState
-
 from neurogrid.model.cache import StageCache
 from neurogrid.model.tensors import dtype_name, tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.wire import (
@@ -66,6 +65,7 @@ class SessionService:
         self._device_name = device_name
         self._sessions: dict[tuple[str, int], _Session] = {}
         self._v10_caches: dict[tuple[str, int], _Session] = {}
+        state.on_layers_changed = self.forget_all
 
     def register(self) -> None:
         """Serve the messages of this service on the worker's protocol."""
@@ -81,6 +81,11 @@ class SessionService:
         for table in (self._sessions, self._v10_caches):
             for key in [key for key in table if key[0] == peer_id]:
                 del table[key]
+
+    def forget_all(self) -> None:
+        """Drop all sessions: their layers are being replaced."""
+        self._sessions.clear()
+        self._v10_caches.clear()
 
     async def _on_gpu_info_request(self, message: TensorMessage) -> None:
         memory = self._state.memory()

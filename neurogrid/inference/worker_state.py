@@ -88,6 +88,7 @@ class WorkerState:
         model: the model of the last config, with the layers that are held.
         assignment: the stage of the current coordinator, once assigned (1.1.0).
         coordinator: the peer that the worker serves now.
+        on_layers_changed: called when a config or an assignment replaces the layers under open sessions.
     """
 
     def __init__(self, settings: WorkerSettings, protocol: Protocol, device: torch.device) -> None:
@@ -98,6 +99,7 @@ class WorkerState:
         self.model: ServedModel | None = None
         self.assignment: Assignment | None = None
         self.coordinator: str | None = None
+        self.on_layers_changed: Callable[[], None] = lambda: None
         self._torch_limiter = trio.CapacityLimiter(1)
         self._model_lock = trio.Lock()
 

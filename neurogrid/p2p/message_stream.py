@@ -15,6 +15,7 @@ from contextlib import suppress
 import trio
 
 from neurogrid.errors import (
+    LocalProtocolError,
     NeuroGridError,
     RemoteProtocolError,
     ResponseTimeout,
@@ -99,11 +100,17 @@ class MessageStream:
 
         Raises:
             StreamBrokenError: the stream ended first.
+            LocalProtocolError: more Data than the peer said it accepts, or than any may have.
 
         After cancellation the message may or may not be sent; the stream stays usable.
         """
         if self._closed is not None:
             raise StreamBrokenError(str(self._closed)) from self._closed
+        if self.hello is not None and len(message.data) > self.hello.max_data:
+            raise LocalProtocolError(
+                f"{len(message.data)} B are more than the {self.hello.max_data} B that "
+                f"{self.peer_id} accepts in one message"
+            )
         outgoing = _Outgoing(message)
         try:
             await self._queue_in.send(outgoing)
@@ -132,7 +139,7 @@ class MessageStream:
         """Tell the peer which rule it broke, then reset the stream."""
         if self._closed is None:
             with trio.move_on_after(HELLO_TIMEOUT):
-                payload = ErrorPayload(code=ErrorCode(error.code), text=str(error)[:1024])
+                payload = ErrorPayload(code=ErrorCode(error.code), text=str(error))
                 # A peer that is gone already is what we are after.
                 with suppress(StreamBrokenError):
                     await self.send(_message(MessageType.ERROR, payload))
@@ -149,6 +156,8 @@ class MessageStream:
             while data := await self._stream.receive_some():
                 for message in self._decoder.receive_data(data):
                     await self._receive(message)
+                if self._decoder.error is not None:
+                    raise self._decoder.error
             self._decoder.receive_eof()
             await self._end(StreamBrokenError(f"{self.peer_id} closed the stream"))
         except RemoteProtocolError as exc:

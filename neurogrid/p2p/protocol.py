@@ -237,7 +237,7 @@ class Protocol:
     async def refuse(self, message: TensorMessage, error: RequestRefusedError) -> None:
         """Answer a 1.1.0 request with an Error message."""
         payload = ErrorPayload(
-            code=ErrorCode(error.code), text=str(error)[:1024], retry_after=error.retry_after
+            code=ErrorCode(error.code), text=str(error), retry_after=error.retry_after
         )
         reply = TensorMessage(
             msg_type=MessageType.ERROR,
@@ -401,6 +401,8 @@ class Protocol:
                         raise RemoteProtocolError("the message never came to its end")
                     for message in decoder.receive_data(data):
                         await self._receive_v10(stream.peer_id, message)
+                    if decoder.error is not None:
+                        raise decoder.error
                     if not data:
                         break
                 decoder.receive_eof()

@@ -1,0 +1,123 @@
+"""The model as its coordinator has it: config, costs, tokenizer, and the two ends in memory.
+
+Nothing here knows workers. What can be wrong with a model or a prompt is found here, so that it is told
+before anybody waits for workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.inference.planner import LayerSize
+from neurogrid.model.checkpoint import Checkpoint
+from neurogrid.model.config import build_config, eos_token_ids, resolve_dtype
+from neurogrid.model.cost import LayerCost, layer_cost
+from neurogrid.model.miniature import SplitTraits, check_splittable
+from neurogrid.model.stage import Ends
+from neurogrid.model.tokenizer import Tokenizer
+
+__all__ = ["LoadedModel"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Everything of a model but its layers. Made by `load`.
+
+    Attributes:
+        name: what it is called.
+        config: transformers' own, built from the checkpoint's.
+        ends: embedding and head, loaded.
+        dtype: what it is computed in.
+        costs: bytes of each layer.
+        traits: what the proof found out that generation must know.
+        max_seq_len: tokens of a session; what was asked for, or the model's own bound if less.
+        eos_token_ids: tokens that end a generation.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    config: PreTrainedConfig
+    ends: Ends
+    dtype: torch.dtype
+    costs: tuple[LayerCost, ...]
+    traits: SplitTraits
+    max_seq_len: int
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def load(
+        cls, path: Path, *, name: str | None, max_seq_len: int, dtype: str | None
+    ) -> LoadedModel:
+        """Read config and ends, and prove that the model may be split. Blocks: run it in a thread.
+
+        Args:
+            path: a checkpoint directory.
+            name: None for the directory's.
+            max_seq_len: tokens of the longest session wanted.
+            dtype: to compute in; None for the checkpoint's own.
+
+        Raises:
+            ConfigurationError: there is no such directory.
+            ModelError: a file is missing or broken, or the architecture cannot be split.
+        """
+        checkpoint = Checkpoint.open(path)
+        config = build_config(checkpoint.config)
+        traits = check_splittable(config)
+        compute_dtype = resolve_dtype(config, dtype)
+        ends = Ends(config, dtype=compute_dtype, device=torch.device("cpu"))
+        ends.load(checkpoint.end_tensors())
+        bound = getattr(config, "max_position_embeddings", None) or max_seq_len
+        return cls(
+            name=name or path.resolve().name,
+            checkpoint=checkpoint,
+            config=config,
+            ends=ends,
+            dtype=compute_dtype,
+            costs=tuple(layer_cost(config, compute_dtype)),
+            traits=traits,
+            max_seq_len=min(max_seq_len, bound),
+            eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
+        )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, read when first asked for.
+
+        Raises:
+            CheckpointError: the model directory has none.
+        """
+        return Tokenizer.open(self.checkpoint.path)
+
+    def layer_sizes(self, *, num_sessions: int) -> list[LayerSize]:
+        """What each layer takes on a worker, with the caches of so many sessions."""
+        return [
+            LayerSize(cost.weight_bytes, num_sessions * cost.cache_bytes(self.max_seq_len))
+            for cost in self.costs
+        ]
+
+    def check_prompt(self, token_ids: Sequence[int]) -> None:
+        """Refuse a prompt that cannot be served.
+
+        Raises:
+            ConfigurationError: empty, as long as a session may be or longer, or with an id that is no
+                token of the model.
+        """
+        if not token_ids:
+            raise ConfigurationError("the prompt is empty, and this tokenizer adds no first token")
+        if len(token_ids) >= self.max_seq_len:
+            raise ConfigurationError(
+                f"the prompt has {len(token_ids)} tokens and leaves no room for an answer: sessions "
+                f"have at most {self.max_seq_len} (--max-seq-len, or the model's own bound)"
+            )
+        if not 0 <= min(token_ids) <= max(token_ids) < self.ends.vocab_size:
+            raise ConfigurationError(
+                f"the prompt has the token {max(token_ids)}, and the model has tokens 0 to "
+                f"{self.ends.vocab_size - 1}: is the tokenizer that of this model?"
+            )

@@ -1,0 +1,29 @@
+"""Fixtures of the end-to-end tests: workers that live for a whole session, since starting costs seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from tests.e2e.support import WorkerProcess, start_worker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[WorkerProcess]]:
+    """Three stateless workers with nothing on disk, of uneven memory."""
+    directory = tmp_path_factory.mktemp("workers")
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(start_worker(directory, "--memory-limit", limit))
+            for limit in ("1GiB", "512MiB", "256MiB")
+        ]
+
+

@@ -1,0 +1,151 @@
+"""What the end-to-end tests share: worker processes, coordinators in this process, reference tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.planner import PlannedStage
+
+__all__ = [
+    "DEADLINE",
+    "Outcome",
+    "WorkerProcess",
+    "generate",
+    "reference_tokens",
+    "run_coordinator",
+    "start_worker",
+]
+
+# For anything that takes seconds on an idle machine: the machines are shared, and slow at times.
+DEADLINE = 240.0
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass
+class WorkerProcess:
+    """A `neurogrid-worker` that is ready."""
+
+    process: subprocess.Popen[str]
+    addresses: list[str]
+    log_file: Path
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0]
+
+    @property
+    def peer_id(self) -> str:
+        return self.address.rpartition("/")[2]
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(DEADLINE)
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+
+@contextmanager
+def start_worker(
+    directory: Path,
+    *args: str,
+    command: Sequence[str] = (sys.executable, "-m", "neurogrid.cli.worker"),
+    preexec: Any = None,
+) -> Iterator[WorkerProcess]:
+    """Run a worker with these arguments until the block is left; on a free port unless told otherwise."""
+    log_file = directory / f"worker-{len(list(directory.glob('worker-*.log')))}.log"
+    where = () if {"--port", "--listen"} & set(args) else ("--port", "0")
+    with log_file.open("w") as log:
+        process = subprocess.Popen(
+            [*command, *where, *args],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=ENVIRONMENT,
+            cwd=directory,
+            preexec_fn=preexec,
+        )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, f"the worker did not start: {log_file.read_text()}"
+        yield WorkerProcess(process, [address], log_file)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+        process.stdout.close()
+
+
+@dataclass
+class Outcome:
+    """What a coordinator in this process did."""
+
+    tokens: list[list[int]]
+    stages: list[PlannedStage]
+    sent: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Bytes sent, by peer id and message type."""
+
+
+async def generate(
+    coordinator: Coordinator, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> Outcome:
+    tokens = [
+        [token async for token in coordinator.generate(prompt, max_tokens=max_tokens)]
+        for prompt in prompts
+    ]
+    snapshot = coordinator.counters.snapshot()
+    return Outcome(
+        tokens=tokens,
+        stages=[item.stage for item in coordinator.stages],
+        sent={
+            peer: {name: traffic.num_bytes for name, traffic in by_way.get("sent", {}).items()}
+            for peer, by_way in snapshot.items()
+        },
+    )
+
+
+def run_coordinator(
+    settings: CoordinatorSettings, prompts: Sequence[Sequence[int]] = (), max_tokens: int = 12
+) -> Outcome:
+    """Open a coordinator in this process and generate greedily from each prompt."""
+
+    async def main() -> Outcome:
+        with trio.fail_after(DEADLINE):
+            async with open_coordinator(settings) as coordinator:
+                return await generate(coordinator, prompts, max_tokens)
+
+    return trio.run(main)
+
+
+def reference_tokens(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What transformers' own `generate()` writes, greedily."""
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+        )
+    return output[0, len(prompt) :].tolist()

@@ -1,0 +1,41 @@
+"""Greedy tokens over real workers equal transformers' own `generate()`, in float32, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from neurogrid import CoordinatorSettings
+from tests.e2e.support import WorkerProcess, reference_tokens, run_coordinator
+from tests.families import FAMILIES, VOCAB_SIZE, Family, save_checkpoint
+
+MAX_TOKENS = 24
+LONG_PROMPT = 300
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    long = torch.randint(2, VOCAB_SIZE, (LONG_PROMPT,), generator=generator).tolist()
+    return [[5], long]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_tokens_equal_generate(family: Family, workers: list[WorkerProcess], tmp_path: Path) -> None:
+    model = save_checkpoint(family, tmp_path)
+    expected = [reference_tokens(model, prompt, MAX_TOKENS) for prompt in prompts()]
+    assert len({token for tokens in expected for token in tokens}) > 4, "the tokens prove nothing"
+    for count in (1, 2, 3):
+        outcome = run_coordinator(
+            CoordinatorSettings(
+                model=tmp_path,
+                peers=tuple(worker.address for worker in workers[:count]),
+                stages=count,
+                max_seq_len=512,
+            ),
+            prompts(),
+            MAX_TOKENS,
+        )
+        assert len(outcome.stages) == count
+        assert outcome.tokens == expected, f"over {count} workers: {outcome.stages}"
