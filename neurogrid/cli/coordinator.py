@@ -173,31 +173,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _generate(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from neurogrid.cli.show import TerminalProgress
-    from neurogrid.inference.coordinator import open_coordinator
-    from neurogrid.inference.sampling import SamplingParams
-
     prompt = options.prompt
     if prompt is None:
         prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
+    listen = listen_addresses(options, port_flag="--p2p-port")
+
+    # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
+    from rich.console import Console
+
+    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.inference.coordinator import load_model, open_coordinator
+    from neurogrid.inference.sampling import SamplingParams
+
     sampling = SamplingParams(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         seed=options.seed,
     )
-    settings = _settings(options)
+    settings = _settings(options, listen)
+    model = await load_model(settings)
+    token_ids = model.tokenizer.encode(prompt)
+    model.check_prompt(token_ids)
     console = Console(stderr=True)
-    name = options.model_name or (options.model.name if options.model else "the embedded model")
-    with TerminalProgress(console, name) as progress:
-        async with open_coordinator(settings, progress=progress) as coordinator:
-            await _write(coordinator, prompt, sampling, options.max_tokens, console)
+    with TerminalProgress(console, model.name) as progress:
+        async with open_coordinator(settings, model=model, progress=progress) as coordinator:
+            await _write(coordinator, token_ids, sampling, options.max_tokens, console)
     return ExitStatus.OK
 
 
-def _settings(options: argparse.Namespace) -> CoordinatorSettings:
+def _settings(options: argparse.Namespace, listen: tuple[str, ...]) -> CoordinatorSettings:
     from neurogrid.inference.coordinator import CoordinatorSettings
 
     return CoordinatorSettings(
@@ -209,7 +214,7 @@ def _settings(options: argparse.Namespace) -> CoordinatorSettings:
         local_workers=options.local_workers,
         stages=options.stages,
         wait=options.wait,
-        listen=listen_addresses(options, port_flag="--p2p-port"),
+        listen=listen,
         identity_file=options.identity,
         skip_weight_transfer=options.skip_weight_transfer,
         max_seq_len=options.max_seq_len,
@@ -236,7 +241,7 @@ def _read_prompt(name: str) -> str:
 
 async def _write(
     coordinator: Coordinator,
-    prompt: str,
+    token_ids: Sequence[int],
     sampling: SamplingParams,
     max_tokens: int,
     console: Console,
@@ -245,9 +250,7 @@ async def _write(
     from neurogrid.cli.show import format_bytes
     from neurogrid.p2p.counters import Direction
 
-    tokenizer = coordinator.tokenizer()
-    token_ids = tokenizer.encode(prompt)
-    text = tokenizer.stream()
+    text = coordinator.model.tokenizer.stream()
     started = time.perf_counter()
     first: float | None = None
     num_tokens = 0

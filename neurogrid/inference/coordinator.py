@@ -31,32 +31,23 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.gathering import gather_workers
+from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.pipeline import PipelineStage, open_session
-from neurogrid.inference.planner import LayerSize, PeerCapacity, PlannedStage, plan_stages
+from neurogrid.inference.planner import PeerCapacity, PlannedStage, plan_stages
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts
 from neurogrid.inference.sampling import Sampler, SamplingParams
-from neurogrid.model.checkpoint import Checkpoint
-from neurogrid.model.config import (
-    build_config,
-    eos_token_ids,
-    model_config_message,
-    resolve_dtype,
-)
-from neurogrid.model.cost import LayerCost, layer_cost
+from neurogrid.model.config import model_config_message
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.miniature import SplitTraits, check_splittable
-from neurogrid.model.stage import Ends
-from neurogrid.model.tokenizer import Tokenizer
 from neurogrid.p2p.counters import TrafficCounters
-from neurogrid.p2p.host import open_host
+from neurogrid.p2p.host import open_host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
-__all__ = ["Coordinator", "CoordinatorSettings", "open_coordinator"]
+__all__ = ["Coordinator", "CoordinatorSettings", "load_model", "open_coordinator"]
 
 logger = logging.getLogger(__name__)
 
@@ -212,8 +203,11 @@ async def open_coordinator(
         stack.enter_context(unwrap_errors())
         model = model or await load_model(settings)
         num_stages = settings.stages or settings.local_workers or None
-        if num_stages is not None:
-            require_stages(num_stages, len(model.costs))
+        if num_stages is not None and num_stages > len(model.costs):
+            raise ConfigurationError(
+                f"{num_stages} stages (--stages, or one for each local worker) are more than the "
+                f"{len(model.costs)} layers of {model.name}: ask for at most {len(model.costs)}"
+            )
         identity = Identity.load(settings.identity_file) if settings.identity_file else None
         host = await stack.enter_async_context(open_host(listen=settings.listen, identity=identity))
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
@@ -307,8 +301,9 @@ def _plan(
     model: LoadedModel, infos: Sequence[WorkerInfo], settings: CoordinatorSettings
 ) -> list[PlannedStage]:
     num_stages = settings.stages or settings.local_workers or None
+    sizes = model.layer_sizes(num_sessions=MAX_SESSIONS)
     capacities = [PeerCapacity(info.peer_id, info.free_bytes) for info in infos]
-    return plan_stages(model.layer_sizes(num_sessions=MAX_SESSIONS), capacities, num_stages=num_stages)
+    return plan_stages(sizes, capacities, num_stages=num_stages)
 
 
 async def _place(
@@ -319,7 +314,7 @@ async def _place(
 ) -> None:
     """Send config and missing layers to all workers at once; returns when all are ready."""
     config = model_config_message(
-        build_config(model.checkpoint.config),
+        model.config,
         model.checkpoint.config,
         model_name=model.name,
         max_seq_len=model.max_seq_len,
