@@ -138,6 +138,13 @@ class Skeleton:
         model = build_on_meta(config, dtype)
         self.config: PreTrainedConfig = model.config
         self.hidden_size: int = self.config.get_text_config(decoder=True).hidden_size
+        # Some embed in fewer dimensions than they compute in.
+        embedding: Any = model.get_input_embeddings()
+        self._embedding_size: int = embedding.weight.shape[-1]
+        # All rows pass the final norm, as in the whole model: what multiplies matrices there gives
+        # other bits for one row than for many. The head itself is for the last row.
+        keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._head_arguments: dict[str, Any] = {"logits_to_keep": 1} if keeps else {}
         self._layers_name = find_layers(model, self.num_layers)
         self.templates = list(_module_list(model, self._layers_name))
         self._pass = _Pass()
@@ -201,7 +208,7 @@ class Skeleton:
         shared = self._pass
         shared.start, shared.stop, shared.hidden_BTD = start, stop, hidden_BTD
         try:
-            self._call(self._base, cache, position, inputs_embeds=torch.zeros_like(hidden_BTD))
+            self._call(self._base, cache, position, inputs_embeds=self._dummy(hidden_BTD))
         except _PassEnded:
             return _hidden_state(shared.result)
         finally:
@@ -224,22 +231,28 @@ class Skeleton:
         raise UnsupportedModelError("the base model never called its first layer")
 
     def run_head(self, hidden_BTD: torch.Tensor, position: int, cache: StageCache) -> torch.Tensor:
-        """Logits [B, T, vocabulary] of what left the last layer; in inference mode."""
+        """Logits of what left the last layer, the last token's last; in inference mode."""
         shared = self._pass
         shared.start = shared.stop = self.num_layers
         shared.hidden_BTD = hidden_BTD
         try:
             output = self._call(
-                self._model, cache, position, inputs_embeds=torch.zeros_like(hidden_BTD)
+                self._model,
+                cache,
+                position,
+                inputs_embeds=self._dummy(hidden_BTD),
+                **self._head_arguments,
             )
         finally:
             shared.hidden_BTD = None
         logits: torch.Tensor = output.logits
         return logits
 
-    def _call(
-        self, module: nn.Module, cache: StageCache, position: int, **inputs: torch.Tensor
-    ) -> Any:
+    def _dummy(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """What the base model is given to work on before its layers: as an embedding, for nothing."""
+        return hidden_BTD.new_zeros(*hidden_BTD.shape[:2], self._embedding_size)
+
+    def _call(self, module: nn.Module, cache: StageCache, position: int, **inputs: Any) -> Any:
         self._pristine.restore()
         first = next(iter(inputs.values()))
         if "position_ids" in self._arguments:
@@ -261,7 +274,7 @@ class Skeleton:
         try:
             with torch.inference_mode(), quiet_transformers():
                 cache = StageCache(self.config)
-                self._call(self._base, cache, 0, inputs_embeds=hidden_BTD)
+                self._call(self._base, cache, 0, inputs_embeds=self._dummy(hidden_BTD))
         except _PassEnded:
             result = shared.result
             return len(result) if isinstance(result, tuple) else 0

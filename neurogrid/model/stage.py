@@ -177,16 +177,17 @@ class Ends:
         """Logits [V] in float32 for the token after the last one of `hidden_BTD`.
 
         Args:
-            hidden_BTD: [1, T, D], what left the last layer; only its last token is looked at.
+            hidden_BTD: [1, T, D], what left the last layer. Only the last token matters; with all
+                of them the bits are those of the whole model, with the last alone they may differ
+                by rounding in families that multiply matrices between the layers and the head.
             position: of the first token of `hidden_BTD` in the sequence.
         """
         self._check(position)
         _check_hidden(hidden_BTD, self.hidden_size)
         with torch.inference_mode():
-            last = position + hidden_BTD.shape[1] - 1
-            self._cache.pretend(last)
-            hidden_B1D = hidden_BTD[:, -1:].to(self._device, self._dtype)
-            return self._skeleton.run_head(hidden_B1D, last, self._cache)[0, -1].float()
+            self._cache.pretend(position)
+            hidden_BTD = hidden_BTD.to(self._device, self._dtype)
+            return self._skeleton.run_head(hidden_BTD, position, self._cache)[0, -1].float()
 
     def _check(self, position: int) -> None:
         if not self._is_loaded:
