@@ -9,25 +9,31 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
 from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
 __all__ = [
+    "ArgumentParser",
     "DEFAULT_PORT",
     "ExitStatus",
+    "Listening",
     "add_common_options",
-    "listen_addresses",
+    "listening",
+    "peer_address",
+    "positive_float",
     "positive_int",
     "run_command",
     "set_up_logging",
@@ -44,6 +50,10 @@ _UNITS = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
     **{prefix: 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
+# What the wire has room for; and what nobody asks for who has not mistyped.
+MAX_BYTES = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+MAX_NUMBER = 1e9
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -56,12 +66,42 @@ class ExitStatus(IntEnum):
     BUG = 3
 
 
+class ArgumentParser(argparse.ArgumentParser):
+    """Tells a mistake in one line that names it, not below a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitStatus.USAGE, f"{self.prog}: {message} (--help explains)\n")
+
+
 def positive_int(text: str) -> int:
-    """An argparse type: a whole number above zero."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    """An argparse type: a whole number from 1 to 2^31 - 1."""
+    value = _whole(text)
+    if not 0 < value <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MAX_COUNT}")
     return value
+
+
+def positive_float(text: str) -> float:
+    """An argparse type: a number above zero, at most a billion."""
+    try:
+        value = float(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from exc
+    if not 0 < value <= MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero and at most {MAX_NUMBER:g}")
+    return value
+
+
+def peer_address(text: str) -> str:
+    """An argparse type: the full multiaddr of a peer."""
+    # Here, not above: --help needs no libp2p, which takes a second.
+    from neurogrid.p2p.host import parse_peer_address
+
+    try:
+        parse_peer_address(text)
+    except ConfigurationError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+    return text
 
 
 def size_in_bytes(text: str) -> int:
@@ -74,13 +114,20 @@ def size_in_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no size: try 8GiB, or a number of bytes"
         ) from exc
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    if not 0 < value <= MAX_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero and below 2^63 bytes")
     return value
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from exc
+
+
 def _port(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535, 0 for a free one")
     return value
@@ -123,62 +170,50 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str) -> No
 
 
 @dataclass(frozen=True)
-class _Listening:
+class Listening:
+    """Where to listen, and where instead if that is taken; empty for nowhere."""
+
     addresses: tuple[str, ...]
-    notice: str | None
+    fallback: tuple[str, ...] = ()
 
 
-def listen_addresses(options: argparse.Namespace, *, port_flag: str) -> tuple[str, ...]:
-    """The multiaddrs to listen on, from the options; logs what a user should know about them.
+def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
+    """Where to listen, from the options; tries it, and logs what a user should know.
 
     Raises:
-        ConfigurationError: contradicting options, or an address beyond loopback without --insecure.
+        ConfigurationError: contradicting options, an address that is taken or no address to listen
+            on, or one beyond loopback without --insecure.
     """
+    from neurogrid.p2p.host import check_listen_address
+
     if options.listen:
         if options.port is not None:
             raise ConfigurationError(f"give either {port_flag} or --listen, not both")
         for address in options.listen:
+            check_listen_address(address)
             if not _is_loopback(address) and not options.insecure:
                 raise ConfigurationError(
                     f"{address} is not loopback, and connections are not checked for who may use this "
                     "peer: add --insecure if everybody on that network may"
                 )
-        return tuple(options.listen)
+        return Listening(tuple(options.listen))
     ip = "0.0.0.0" if options.insecure else "127.0.0.1"
-    port = options.port
-    if port is None:
-        port = DEFAULT_PORT
-        if not _is_free(ip, port):
-            logger.warning("port %d is taken: listening on a free one instead", port)
-            port = 0
+    if options.port is not None:
+        check_listen_address(f"/ip4/{ip}/tcp/{options.port}")
     if not options.insecure:
         logger.info(
             "listening on loopback only: other machines cannot reach this peer. On a network that "
             "you trust, add --insecure"
         )
-    return (f"/ip4/{ip}/tcp/{port}",)
+    if options.port is not None:
+        return Listening((f"/ip4/{ip}/tcp/{options.port}",))
+    return Listening((f"/ip4/{ip}/tcp/{DEFAULT_PORT}",), (f"/ip4/{ip}/tcp/0",))
 
 
 def _is_loopback(address: str) -> bool:
-    try:
-        multiaddr = Multiaddr(address)
-        protocol = next(iter(multiaddr.protocols())).name
-        host = str(multiaddr.value_for_protocol(protocol))
-    except (MultiaddrError, ValueError, StopIteration) as exc:
-        raise ConfigurationError(
-            f"{address!r} is not a multiaddr: expected /ip4/ADDRESS/tcp/PORT"
-        ) from exc
+    multiaddr = Multiaddr(address)
+    host = str(multiaddr.value_for_protocol(next(iter(multiaddr.protocols())).name))
     return host.startswith("127.") or host == "::1"
-
-
-def _is_free(ip: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((ip, port))
-        except OSError:
-            return False
-    return True
 
 
 def set_up_logging(level: str) -> None:
@@ -226,7 +261,7 @@ async def _with_signals(
     status: int = ExitStatus.OK
 
     async def watch(
-        scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        scope: trio.CancelScope, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         nonlocal status
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

@@ -6,7 +6,6 @@ stdout gets the completion, a newline, and nothing else; plan, progress and figu
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,9 +15,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from neurogrid.cli.common import (
+    ArgumentParser,
     ExitStatus,
+    Listening,
     add_common_options,
-    listen_addresses,
+    listening,
+    peer_address,
+    positive_float,
     positive_int,
     run_command,
     set_up_logging,
@@ -39,16 +42,9 @@ GIB = 1024**3
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
 
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return value
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `neurogrid-coordinator`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=NAME,
         description="Spread a model over workers, stream them their weights, and generate. Without "
         "--model, a small one that comes with NeuroGrid.",
@@ -74,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     workers.add_argument(
         "--peer",
         action="append",
+        type=peer_address,
         default=[],
         metavar="MULTIADDR",
         help="a worker to dial, as it printed its address; may be given again",
@@ -81,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     workers.add_argument(
         "--bootstrap",
         action="append",
+        type=peer_address,
         default=[],
         metavar="MULTIADDR",
         help="another peer to dial; used if it is a worker, but not waited for",
@@ -100,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     workers.add_argument(
         "--wait",
-        type=_positive_float,
+        type=positive_float,
         default=60.0,
         metavar="SECONDS",
         help="how long to wait for them (default %(default)g)",
@@ -118,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     workers.add_argument(
         "--peer-vram-gb",
-        type=_positive_float,
+        type=positive_float,
         default=8.0,
         metavar="G",
         help="GiB assumed for workers that do not tell their memory (default %(default)g)",
@@ -176,7 +174,7 @@ async def _generate(options: argparse.Namespace) -> int:
     prompt = options.prompt
     if prompt is None:
         prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
-    listen = listen_addresses(options, port_flag="--p2p-port")
+    where = listening(options, port_flag="--p2p-port")
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
     from rich.console import Console
@@ -191,7 +189,7 @@ async def _generate(options: argparse.Namespace) -> int:
         top_p=options.top_p,
         seed=options.seed,
     )
-    settings = _settings(options, listen)
+    settings = _settings(options, where)
     model = await load_model(settings)
     token_ids = model.tokenizer.encode(prompt)
     model.check_prompt(token_ids)
@@ -202,7 +200,7 @@ async def _generate(options: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-def _settings(options: argparse.Namespace, listen: tuple[str, ...]) -> CoordinatorSettings:
+def _settings(options: argparse.Namespace, where: Listening) -> CoordinatorSettings:
     from neurogrid.inference.coordinator import CoordinatorSettings
 
     return CoordinatorSettings(
@@ -214,7 +212,8 @@ def _settings(options: argparse.Namespace, listen: tuple[str, ...]) -> Coordinat
         local_workers=options.local_workers,
         stages=options.stages,
         wait=options.wait,
-        listen=listen,
+        listen=where.addresses,
+        listen_fallback=where.fallback,
         identity_file=options.identity,
         skip_weight_transfer=options.skip_weight_transfer,
         max_seq_len=options.max_seq_len,

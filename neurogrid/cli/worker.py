@@ -13,9 +13,11 @@ from pathlib import Path
 import trio
 
 from neurogrid.cli.common import (
+    ArgumentParser,
     ExitStatus,
     add_common_options,
-    listen_addresses,
+    listening,
+    peer_address,
     positive_int,
     run_command,
     set_up_logging,
@@ -29,7 +31,7 @@ NAME = "neurogrid-worker"
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of `neurogrid-worker`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=NAME,
         description="Hold some layers of a model and compute with them. Without --model nothing is "
         "needed on disk: config and weights come from the coordinator.",
@@ -38,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bootstrap",
         action="append",
+        type=peer_address,
         default=[],
         metavar="MULTIADDR",
         help="a coordinator to dial, e.g. /ip4/192.168.1.5/tcp/9000/p2p/12D3...; may be given again",
@@ -88,11 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up_logging(options.log_level)
 
     async def serve() -> int:
+        where = listening(options, port_flag="--port")
         # Here, not above: torch and transformers take seconds, and --help needs neither.
         from neurogrid.inference.worker import WorkerSettings, open_worker
 
         settings = WorkerSettings(
-            listen=listen_addresses(options, port_flag="--port"),
+            listen=where.addresses,
+            listen_fallback=where.fallback,
             identity_file=options.identity,
             device=f"cuda:{options.gpu}" if options.gpu is not None else options.device,
             memory_limit=options.memory_limit,

@@ -75,6 +75,7 @@ class CoordinatorSettings:
         stages: that many stages; None for the fewest that fit (one a local worker).
         wait: seconds to wait for the workers.
         listen: multiaddrs to listen on.
+        listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
         skip_weight_transfer: workers must hold their layers already.
         max_seq_len: tokens of the longest session.
@@ -93,6 +94,7 @@ class CoordinatorSettings:
     stages: int | None = None
     wait: float = 60.0
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen_fallback: tuple[str, ...] = ()
     identity_file: Path | None = None
     skip_weight_transfer: bool = False
     max_seq_len: int = 4096
@@ -209,7 +211,11 @@ async def open_coordinator(
                 f"{len(model.costs)} layers of {model.name}: ask for at most {len(model.costs)}"
             )
         identity = Identity.load(settings.identity_file) if settings.identity_file else None
-        host = await stack.enter_async_context(open_host(listen=settings.listen, identity=identity))
+        host = await stack.enter_async_context(
+            open_host(
+                listen=settings.listen, listen_fallback=settings.listen_fallback, identity=identity
+            )
+        )
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
         protocol = Protocol(host, role="coordinator", versions=versions)
         addresses = list(settings.peers)

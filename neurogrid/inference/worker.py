@@ -101,7 +101,9 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             lambda path: Checkpoint.open(path, partial=True), settings.model
         )
     with unwrap_errors():
-        async with open_host(listen=settings.listen, identity=identity) as host:
+        async with open_host(
+            listen=settings.listen, listen_fallback=settings.listen_fallback, identity=identity
+        ) as host:
             versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
             protocol = Protocol(host, role="worker", versions=versions)
             state = WorkerState(settings, protocol, device)

@@ -35,6 +35,7 @@ class WorkerSettings:
 
     Attributes:
         listen: multiaddrs to listen on.
+        listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
         device: `cpu`, `cuda:0`; None for the best there is.
         memory_limit: bytes that weights and caches may take; None for what the device has.
@@ -48,6 +49,7 @@ class WorkerSettings:
     """
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen_fallback: tuple[str, ...] = ()
     identity_file: Path | None = None
     device: str | None = None
     memory_limit: int | None = None

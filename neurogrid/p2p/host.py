@@ -13,6 +13,7 @@ Everything that runs lives in the nursery of `open_host`; leaving it ends all of
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -36,7 +37,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.stream import Stream
 
-__all__ = ["Host", "open_host", "parse_peer_address"]
+__all__ = ["Host", "check_listen_address", "open_host", "parse_peer_address"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,43 @@ def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
     if "tcp" not in protocols:
         raise ConfigurationError(f"{address!r} has no TCP port: {example}")
     return multiaddr, str(peer_id)
+
+
+def check_listen_address(address: str) -> Multiaddr:
+    """Parse an address to listen on, and try whether it can be had.
+
+    Raises:
+        ConfigurationError: not of the form `/ip4/ADDRESS/tcp/PORT`, taken, or not this machine's.
+    """
+    try:
+        multiaddr = Multiaddr(address)
+        names = [protocol.name for protocol in multiaddr.protocols()]
+    except (MultiaddrError, ValueError) as exc:
+        raise ConfigurationError(
+            f"{address!r} is not a multiaddr: expected /ip4/ADDRESS/tcp/PORT"
+        ) from exc
+    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
+        raise ConfigurationError(f"cannot listen on {address!r}: expected /ip4/ADDRESS/tcp/PORT")
+    host = str(multiaddr.value_for_protocol(names[0]))
+    port = int(str(multiaddr.value_for_protocol("tcp")))
+    family = socket.AF_INET6 if names[0] == "ip6" else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: a port whose last connections are in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise ConfigurationError(f"cannot listen on {multiaddr}: {_bind_reason(exc)}") from exc
+    return multiaddr
+
+
+def _bind_reason(exc: OSError) -> str:
+    hint = {
+        errno.EADDRINUSE: "; choose another port, or 0 for a free one",
+        errno.EADDRNOTAVAIL: "; it is no address of this machine",
+        errno.EACCES: "; ports below 1024 are the system's",
+    }.get(exc.errno or 0, "")
+    return (exc.strerror or str(exc)).lower() + hint
 
 
 class Host:
@@ -210,21 +248,27 @@ class Host:
 async def open_host(
     *,
     listen: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
+    listen_fallback: Sequence[str] = (),
     identity: Identity | None = None,
 ) -> AsyncIterator[Host]:
     """Run a libp2p host (TCP, Noise, Yamux) until the block is left.
 
     Args:
         listen: multiaddrs to listen on; TCP port 0 takes a free one. Loopback alone by default.
+        listen_fallback: where to listen, with a warning, if one of `listen` is taken. Empty: an error.
         identity: the key pair; a new one for this process when None.
 
     Raises:
         ConfigurationError: an address is not a multiaddr that we can listen on, or is in use.
     """
     identity = identity or Identity.generate()
-    listen_addrs = [_parse_listen_address(address) for address in listen]
-    for listen_addr in listen_addrs:
-        _require_free(listen_addr)
+    try:
+        listen_addrs = [check_listen_address(address) for address in listen]
+    except ConfigurationError:
+        if not listen_fallback:
+            raise
+        logger.warning("%s is taken: listening on a free port instead", ", ".join(listen))
+        listen_addrs = [check_listen_address(address) for address in listen_fallback]
     libp2p = new_host(
         key_pair=identity.key_pair,
         connection_config=ConnectionConfig(
@@ -255,36 +299,6 @@ async def open_host(
 def _wrap(net_stream: INetStream, peer_id: str, protocol_id: str) -> Stream:
     # The interface lacks the half-close that the only implementation has.
     return Stream(cast(NetStream, net_stream), peer_id=peer_id, protocol_id=protocol_id)
-
-
-def _parse_listen_address(address: str) -> Multiaddr:
-    try:
-        multiaddr = Multiaddr(address)
-        names = [protocol.name for protocol in multiaddr.protocols()]
-    except (MultiaddrError, ValueError) as exc:
-        raise ConfigurationError(
-            f"{address!r} is not a multiaddr: expected /ip4/ADDRESS/tcp/PORT"
-        ) from exc
-    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
-        raise ConfigurationError(f"cannot listen on {address!r}: expected /ip4/ADDRESS/tcp/PORT")
-    return multiaddr
-
-
-def _require_free(listen_addr: Multiaddr) -> None:
-    """Raise ConfigurationError when the TCP port of `listen_addr` is taken or not ours to bind."""
-    family_name = next(iter(listen_addr.protocols())).name
-    address = str(listen_addr.value_for_protocol(family_name))
-    port = int(str(listen_addr.value_for_protocol("tcp")))
-    family = socket.AF_INET6 if family_name == "ip6" else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connections are in TIME_WAIT is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as exc:
-            raise ConfigurationError(
-                f"cannot listen on {listen_addr}: {(exc.strerror or str(exc)).lower()}"
-            ) from exc
 
 
 def _dial_reason(exc: BaseException) -> str:
