@@ -15,24 +15,20 @@ from __future__ import annotations
 
 import inspect
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.cache import StageCache
 from neurogrid.model.loading import Pristine, one_line, quiet_transformers
 from neurogrid.model.miniature_config import LengthLimit, miniatures
-from neurogrid.model.naming import is_end_tensor, layer_of
+from neurogrid.model.miniature_split import Split, saved_tensors
+from neurogrid.model.naming import layer_of
 from neurogrid.model.skeleton import build_on_meta, find_layers, num_decoder_layers
-from neurogrid.model.stage import Ends, Stage
 
 __all__ = ["SplitTraits", "check_splittable"]
 
@@ -143,66 +139,6 @@ def _randomise(model: nn.Module) -> None:
             buffer.add_(torch.randn_like(buffer), alpha=0.1)
 
 
-def _saved_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors under the names and in the layout of a checkpoint."""
-    with tempfile.TemporaryDirectory(prefix="neurogrid-") as folder:
-        model.save_pretrained(folder)
-        tensors: dict[str, torch.Tensor] = {}
-        for path in sorted(Path(folder).glob("*.safetensors")):
-            tensors |= load_file(path)
-        return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-class _Split:
-    """The miniature in three stages, cut at `cuts`, and its ends."""
-
-    def __init__(
-        self, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor], cuts: Sequence[int]
-    ) -> None:
-        self.ends = Ends(config, dtype=torch.float32, device="cpu")
-        num_layers = self.ends.num_layers
-        self.ends.load({n: t for n, t in tensors.items() if is_end_tensor(n)})
-        self.ranges = list(zip((0, *cuts), (*cuts, num_layers), strict=True))
-        self.stages: list[Stage] = []
-        for start, stop in self.ranges:
-            stage = Stage(config, dtype=torch.float32, device="cpu")
-            for layer_id in range(start, stop):
-                stage.load_layer(
-                    layer_id,
-                    {n: t for n, t in tensors.items() if layer_of(n, num_layers) == layer_id},
-                )
-            self.stages.append(stage)
-
-    def new_session(self) -> _Session:
-        return _Session(self)
-
-
-class _Session:
-    """One sequence going through a `_Split`."""
-
-    def __init__(self, split: _Split) -> None:
-        self._split = split
-        self._caches: list[StageCache] = []
-        self.restart()
-
-    def restart(self) -> None:
-        self._caches = [stage.new_cache() for stage in self._split.stages]
-        self.position = 0
-
-    def step(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Logits [V] after `token_ids`."""
-        split, position = self._split, self.position
-        hidden_BTD = split.ends.embed(token_ids, position=position)
-        for stage, cache, (start, stop) in zip(
-            split.stages, self._caches, split.ranges, strict=True
-        ):
-            hidden_BTD = stage.forward(
-                hidden_BTD, start=start, stop=stop, position=position, cache=cache
-            )
-        self.position += len(token_ids)
-        return split.ends.logits(hidden_BTD, position=position)
-
-
 class _Check:
     """The comparisons, over one miniature."""
 
@@ -220,20 +156,17 @@ class _Check:
         self._tokens = torch.randint(0, vocab_size, (self._length,)).tolist()
 
     def run(self) -> SplitTraits:
-        tensors = _saved_tensors(self._model)
+        tensors = saved_tensors(self._model)
         self._check_names(tensors)
-        num_layers, middle = self._num_layers, self._num_layers // 2
-        splits = [
-            _Split(self._config, tensors, cuts)
-            for cuts in sorted({(1, num_layers - 1), (middle, middle + 1)})
-            if 0 < cuts[0] < cuts[1] < num_layers
-        ]
+        splits = [Split(self._config, tensors, cuts) for cuts in _cuts(self._num_layers)]
         turns = [self._turns(plan) for plan in self._plans()]
         for split in splits:
             for turn in turns:
                 session = split.new_session()
                 for token_ids, expected in turn:
-                    _require_equal(session.step(token_ids), expected, f"cut at {split.ranges[1]}")
+                    _require_equal(
+                        session.step(token_ids), expected, f"cut into layers {split.ranges}"
+                    )
         self._compare_interleaved(splits[-1], turns)
         self._compare_chunks_with_one_go()
         return self._compare_with_generate(splits[0])
@@ -282,7 +215,7 @@ class _Check:
         return turns
 
     def _compare_interleaved(
-        self, split: _Split, turns: Sequence[Sequence[tuple[list[int], torch.Tensor]]]
+        self, split: Split, turns: Sequence[Sequence[tuple[list[int], torch.Tensor]]]
     ) -> None:
         """Sessions in turn: nothing of one may reach another."""
         sessions = [split.new_session() for _ in turns]
@@ -303,7 +236,7 @@ class _Check:
         if not _is_close(got, expected, _CHUNKS_TOLERANCE):
             raise UnsupportedModelError("its forward with a cache does not continue a sequence")
 
-    def _compare_with_generate(self, split: _Split) -> SplitTraits:
+    def _compare_with_generate(self, split: Split) -> SplitTraits:
         sizes, tokens, expected = self._generate()
         restart = self._restart(sizes)
         # Some drop their cache where it makes no difference; rebuilding costs a prefill.
@@ -353,7 +286,7 @@ class _Check:
 
     def _gives_the_same(
         self,
-        split: _Split,
+        split: Split,
         tokens: Sequence[int],
         expected: Sequence[torch.Tensor],
         drop_at: int | None,
@@ -364,7 +297,7 @@ class _Check:
             if length == drop_at:
                 session.restart()
                 fed = 0
-            got = session.step(tokens[fed:length])
+            got = session.step_of_last(tokens[fed:length])
             fed = length
             if got.argmax() != logits.argmax() or not _is_close(got, logits, _GENERATE_TOLERANCE):
                 return False
@@ -379,6 +312,14 @@ class _Check:
             f"its generate() drops its cache at a length ({length}) that no"
             " key of its config explains"
         )
+
+
+def _cuts(num_layers: int) -> list[tuple[int, ...]]:
+    """Where to cut: one layer at each end alone, and one in the middle."""
+    if num_layers < 3:
+        return [tuple(range(1, num_layers))]
+    middle = num_layers // 2
+    return sorted({(1, num_layers - 1), (middle, middle + 1)})
 
 
 def _is_close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:

@@ -178,6 +178,11 @@ class Skeleton:
         )
         self._slots[layer_id].__dict__["layer"] = layer.to(self.device)
 
+    def layer(self, layer_id: int) -> nn.Module:
+        """The module that runs as that layer, or its template while it is not loaded."""
+        layer: nn.Module = self._slots[layer_id].__dict__["layer"]
+        return layer
+
     def drop_layer(self, layer_id: int) -> None:
         """Free a layer's memory."""
         self._slots[layer_id].__dict__["layer"] = self.templates[layer_id]
@@ -198,7 +203,7 @@ class Skeleton:
     def _install(self, model: PreTrainedModel) -> None:
         """Make `model` the one that runs, with our slots in it."""
         self._pristine = Pristine(list(model.modules()))
-        self._model = _with_layers(model, self._layers_name, self._slots)
+        self.model = _with_layers(model, self._layers_name, self._slots)
         self._base = model.get_submodule(self._layers_name.rpartition(".")[0])
 
     def run_layers(
@@ -237,7 +242,7 @@ class Skeleton:
         shared.hidden_BTD = hidden_BTD
         try:
             output = self._call(
-                self._model,
+                self.model,
                 cache,
                 position,
                 inputs_embeds=self._dummy(hidden_BTD),

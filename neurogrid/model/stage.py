@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from transformers import PreTrainedConfig
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from neurogrid.model.cache import StageCache
 from neurogrid.model.skeleton import Skeleton
@@ -54,6 +55,17 @@ class Stage:
     def held_layers(self) -> frozenset[int]:
         """The layers that are loaded."""
         return frozenset(self._held)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that runs: what stands outside the layers is there in shape only."""
+        return self._skeleton.model
+
+    def layer(self, layer_id: int) -> nn.Module:
+        """The module of a held layer."""
+        if layer_id not in self._held:
+            raise ValueError(f"layer {layer_id} is not held here")
+        return self._skeleton.layer(layer_id)
 
     def load_layer(self, layer_id: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Load a layer, in place of what it held before.

@@ -1,0 +1,93 @@
+"""A model in stages on one machine, as workers would hold it, from a checkpoint that was saved.
+
+For the check on a miniature (miniature.py), which compares it with the whole model. It judges
+nothing itself.
+
+Shape legend: T tokens, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedConfig
+
+from neurogrid.model.cache import StageCache
+from neurogrid.model.naming import is_end_tensor, layer_of
+from neurogrid.model.stage import Ends, Stage
+
+__all__ = ["Session", "Split", "saved_tensors"]
+
+
+def saved_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The model's tensors under the names and in the layout of a checkpoint."""
+    with tempfile.TemporaryDirectory(prefix="neurogrid-") as folder:
+        model.save_pretrained(folder)
+        tensors: dict[str, torch.Tensor] = {}
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            tensors |= load_file(path)
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+class Split:
+    """The miniature in three stages, cut at `cuts`, and its ends."""
+
+    def __init__(
+        self, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor], cuts: Sequence[int]
+    ) -> None:
+        self.ends = Ends(config, dtype=torch.float32, device="cpu")
+        num_layers = self.ends.num_layers
+        self.ends.load({n: t for n, t in tensors.items() if is_end_tensor(n)})
+        self.ranges = list(zip((0, *cuts), (*cuts, num_layers), strict=True))
+        self.stages: list[Stage] = []
+        for start, stop in self.ranges:
+            stage = Stage(config, dtype=torch.float32, device="cpu")
+            for layer_id in range(start, stop):
+                stage.load_layer(
+                    layer_id,
+                    {n: t for n, t in tensors.items() if layer_of(n, num_layers) == layer_id},
+                )
+            self.stages.append(stage)
+
+    def new_session(self) -> Session:
+        return Session(self)
+
+
+class Session:
+    """One sequence going through a `Split`."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._caches: list[StageCache] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self._caches = [stage.new_cache() for stage in self._split.stages]
+        self.position = 0
+
+    def step(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits [V] after `token_ids`, from all that left the last layer."""
+        position = self.position
+        return self._split.ends.logits(self._run(token_ids), position=position)
+
+    def step_of_last(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Logits [V] after `token_ids`, from the last token's hidden state alone."""
+        hidden_B1D = self._run(token_ids)[:, -1:]
+        return self._split.ends.logits(hidden_B1D, position=self.position - 1)
+
+    def _run(self, token_ids: Sequence[int]) -> torch.Tensor:
+        split, position = self._split, self.position
+        hidden_BTD = split.ends.embed(token_ids, position=position)
+        for stage, cache, (start, stop) in zip(
+            split.stages, self._caches, split.ranges, strict=True
+        ):
+            hidden_BTD = stage.forward(
+                hidden_BTD, start=start, stop=stop, position=position, cache=cache
+            )
+        self.position += len(token_ids)
+        return hidden_BTD

@@ -1,0 +1,52 @@
+"""Costs found without memory are those of layers and caches that are really there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from stage_families import MAIN_FAMILIES, Checkpoint
+
+from neurogrid.model.cost import LayerCost, layer_cost
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3", "lfm2", "mixtral"])
+def test_costs_are_what_is_allocated(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(MAIN_FAMILIES[family](), tmp_path)
+    costs = layer_cost(checkpoint.config, torch.float32)
+    stage = checkpoint.stage(0, checkpoint.num_layers)
+    num_tokens = 30
+    cache = stage.new_cache()
+    hidden = torch.randn(1, num_tokens, stage.hidden_size)
+    stage.forward(hidden, start=0, stop=checkpoint.num_layers, position=0, cache=cache)
+    for layer_id, cost in enumerate(costs):
+        layer = stage.layer(layer_id)
+        held = sum(t.numel() * t.itemsize for t in (*layer.parameters(), *layer.buffers()))
+        assert cost.weight_bytes == held
+        assert cost.cache_bytes(num_tokens) == cache.state_bytes(layer_id)
+
+
+def test_half_precision_halves_it() -> None:
+    config = tf.LlamaConfig(num_hidden_layers=2)
+    single, half = layer_cost(config, torch.float32), layer_cost(config, torch.bfloat16)
+    assert single[0].weight_bytes == 2 * half[0].weight_bytes
+    assert half[0].cache_bytes_per_token == 2 * 2 * 4096
+
+
+def test_large_models_cost_no_memory_to_look_at() -> None:
+    costs = layer_cost(tf.DeepseekV3Config(), torch.bfloat16)
+    assert len(costs) == 61
+    assert costs[3].weight_bytes > 20 * 2**30
+
+
+def test_what_cannot_run_without_memory_is_bounded() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config = tf.LlamaConfig(num_key_value_heads=8, rope_parameters=rope)
+    assert layer_cost(config, torch.float32)[0].cache_bytes_per_token == 2 * 4096 * 4
+
+
+def test_a_window_bounds_the_cache() -> None:
+    cost = LayerCost(100, 10, cache_bytes_fixed=5, max_cached_tokens=7)
+    assert [cost.cache_bytes(n) for n in (0, 3, 7, 100)] == [5, 35, 75, 75]

@@ -1,0 +1,304 @@
+"""Stages give the bits that transformers' own whole model gives, wherever it is cut."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint, Pipeline
+from transformers.utils import logging as transformers_logging
+
+from neurogrid.errors import CheckpointError, ModelError, UnsupportedModelError
+from neurogrid.model.naming import is_end_tensor
+from neurogrid.model.stage import Ends, Stage
+
+FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
+
+# Prompts of one token and of many, in one go and in chunks; each decodes past the window of 8 and
+# past the original length of 16.
+PLANS = {
+    "one-token": [1] * 20,
+    "many-tokens": [19, 1, 1],
+    "chunks": [5, 9, 4, 1, 1],
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _assert_same(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for step, (mine, its) in enumerate(zip(got, expected, strict=True)):
+        assert torch.equal(mine, its), f"step {step}: off by {(mine - its).abs().max():.2g}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_logits_are_those_of_the_whole_model(family: str, tmp_path: Path) -> None:
+    for cuts in ((1, 4), (2, 3)):
+        # A fresh whole model each time: rope that scales with length keeps state in it.
+        checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
+        pipeline = Pipeline(checkpoint, cuts)
+        for sizes in PLANS.values():
+            tokens = checkpoint.tokens(sum(sizes))
+            pipeline.restart()
+            if "dynamic" in family:
+                checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
+            _assert_same(pipeline.logits(tokens, sizes), checkpoint.whole_logits(tokens, sizes))
+
+
+@pytest.mark.parametrize("family", MAIN_FAMILIES)
+def test_bfloat16_logits_are_those_of_the_whole_model(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(FAMILIES[family](), tmp_path, torch.bfloat16)
+    pipeline = Pipeline(checkpoint, (1, 3))
+    tokens = checkpoint.tokens(14)
+    sizes = [9, 1, 1, 1, 1, 1]
+    _assert_same(pipeline.logits(tokens, sizes), checkpoint.whole_logits(tokens, sizes))
+
+
+def test_one_stage_may_hold_all_layers_and_run_them_one_by_one(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(FAMILIES["gemma3"](), tmp_path)
+    stage, ends = checkpoint.stage(0, 5), checkpoint.ends()
+    cache = stage.new_cache()
+    tokens, sizes = checkpoint.tokens(13), [10, 1, 1, 1]
+    position, got = 0, []
+    for size in sizes:
+        hidden = ends.embed(tokens[position : position + size], position=position)
+        for layer_id in range(5):
+            hidden = stage.forward(
+                hidden, start=layer_id, stop=layer_id + 1, position=position, cache=cache
+            )
+        got.append(ends.logits(hidden, position=position))
+        position += size
+    _assert_same(got, checkpoint.whole_logits(tokens, sizes))
+
+
+def test_sessions_in_turn_do_not_touch_each_other(tmp_path: Path) -> None:
+    # Dynamic rope keeps the longest length seen in the model itself: a trap for whoever serves two.
+    long, short = [20, 1, 1], [18, 1, 1]
+    expected = []
+    for sizes in (long, short):
+        checkpoint = Checkpoint(FAMILIES["llama-dynamic"](), tmp_path)
+        expected.append(checkpoint.whole_logits(checkpoint.tokens(22), sizes))
+    pipeline = Pipeline(checkpoint, (2,))
+    tokens = checkpoint.tokens(22)
+    got: list[list[torch.Tensor]] = [[], []]
+    sessions: list[tuple[int, list[object]]] = [(0, pipeline.caches), (0, [])]
+    pipeline.restart()
+    sessions[1] = (0, pipeline.caches)
+    for step in range(3):
+        for i, sizes in enumerate((long, short)):
+            pipeline.position, pipeline.caches = sessions[i]
+            start = pipeline.position
+            got[i].append(pipeline.step(tokens[start : start + sizes[step]]))
+            sessions[i] = (pipeline.position, pipeline.caches)
+    for mine, its in zip(got, expected, strict=True):
+        _assert_same(mine, its)
+
+
+def test_half_precision_hidden_states_are_cast(tmp_path: Path) -> None:
+    # Over the older protocol they arrive in FP16.
+    checkpoint = Checkpoint(FAMILIES["llama"](), tmp_path)
+    stage = checkpoint.stage(1, 2)
+    hidden = torch.randn(1, 3, 48).half()
+    out = stage.forward(hidden, start=1, stop=2, position=0, cache=stage.new_cache())
+    same = stage.forward(hidden.float(), start=1, stop=2, position=0, cache=stage.new_cache())
+    assert out.dtype == torch.float32
+    assert torch.equal(out, same)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(FAMILIES["llama"](), tmp_path_factory.mktemp("llama"))
+
+
+def _hidden(num_tokens: int = 2) -> torch.Tensor:
+    return torch.randn(1, num_tokens, 48, generator=torch.Generator().manual_seed(3))
+
+
+def test_a_stage_has_no_memory_for_what_it_does_not_hold(llama: Checkpoint) -> None:
+    stage = llama.stage(2, 3)
+    held = {id(p) for p in stage.layer(2).parameters()}
+    outside = {
+        p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
+        for p in stage.model.parameters()
+        if id(p) not in held
+    }
+    assert sum(outside.values()) < 1000
+    assert stage.held_layers == {2}
+
+
+def test_weights_are_cast_to_the_dtype_of_the_stage(llama: Checkpoint) -> None:
+    stage = Stage(llama.config, dtype=torch.bfloat16, device="cpu")
+    stage.load_layer(0, llama.layer(0))
+    out = stage.forward(_hidden(), start=0, stop=1, position=0, cache=stage.new_cache())
+    assert out.dtype == torch.bfloat16
+
+
+def test_tensors_at_odd_addresses_give_the_same_bits(llama: Checkpoint) -> None:
+    shifted = {}
+    for name, tensor in llama.layer(0).items():
+        room = torch.empty(tensor.numel() + 1)
+        shifted[name] = room[1:].view(tensor.shape).copy_(tensor)
+    stage = Stage(llama.config, dtype=torch.float32, device="cpu")
+    stage.load_layer(0, shifted)
+    got = stage.forward(_hidden(9), start=0, stop=1, position=0, cache=stage.new_cache())
+    usual = llama.stage(0, 1)
+    expected = usual.forward(_hidden(9), start=0, stop=1, position=0, cache=usual.new_cache())
+    assert torch.equal(got, expected)
+
+
+def _without(tensors: dict[str, torch.Tensor], part: str) -> dict[str, torch.Tensor]:
+    assert any(part in name for name in tensors)
+    return {name: tensor for name, tensor in tensors.items() if part not in name}
+
+
+@pytest.mark.parametrize(
+    ("family", "part"), [("llama", "q_proj"), ("mixtral", "experts.2.w1"), ("gpt2", "ln_1.bias")]
+)
+def test_a_missing_tensor_is_named_and_nothing_is_loaded(
+    family: str, part: str, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
+    stage = Stage(checkpoint.config, dtype=torch.float32, device="cpu")
+    with pytest.raises(CheckpointError, match="layer 1"):
+        stage.load_layer(1, _without(checkpoint.layer(1), part))
+    assert stage.held_layers == frozenset()
+
+
+def test_an_unknown_tensor_is_refused(llama: Checkpoint) -> None:
+    stage = Stage(llama.config, dtype=torch.float32, device="cpu")
+    extra = {**llama.layer(1), "model.layers.1.self_attn.extra.weight": torch.ones(2)}
+    with pytest.raises(CheckpointError, match=r"extra\.weight"):
+        stage.load_layer(1, extra)
+
+
+def test_a_tensor_of_a_wrong_shape_is_refused(llama: Checkpoint) -> None:
+    stage = Stage(llama.config, dtype=torch.float32, device="cpu")
+    tensors = llama.layer(1)
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(3, 3)
+    with pytest.raises(CheckpointError, match="layer 1"):
+        stage.load_layer(1, tensors)
+
+
+def test_tensors_of_another_layer_are_refused(llama: Checkpoint) -> None:
+    stage = Stage(llama.config, dtype=torch.float32, device="cpu")
+    with pytest.raises(ValueError, match=r"layers\.2"):
+        stage.load_layer(1, llama.layer(2))
+    with pytest.raises(ValueError, match=r"layers 0\.\.4"):
+        stage.load_layer(5, llama.layer(2))
+
+
+def test_a_failed_load_keeps_what_was_there(llama: Checkpoint) -> None:
+    stage = llama.stage(1, 2)
+    before = stage.forward(_hidden(), start=1, stop=2, position=0, cache=stage.new_cache())
+    with pytest.raises(CheckpointError):
+        stage.load_layer(1, _without(llama.layer(1), "q_proj"))
+    after = stage.forward(_hidden(), start=1, stop=2, position=0, cache=stage.new_cache())
+    assert torch.equal(before, after)
+
+
+def test_a_layer_can_be_replaced_and_dropped(llama: Checkpoint) -> None:
+    stage = llama.stage(1, 2)
+    before = stage.forward(_hidden(), start=1, stop=2, position=0, cache=stage.new_cache())
+    stage.load_layer(1, {name: tensor * 2 for name, tensor in llama.layer(1).items()})
+    other = stage.forward(_hidden(), start=1, stop=2, position=0, cache=stage.new_cache())
+    assert not torch.equal(before, other)
+    stage.drop_layer(1)
+    assert stage.held_layers == frozenset()
+    with pytest.raises(ValueError, match="layer 1 is not held"):
+        stage.forward(_hidden(), start=1, stop=2, position=0, cache=stage.new_cache())
+
+
+def test_bad_calls_leave_the_cache_as_it_was(llama: Checkpoint) -> None:
+    stage = llama.stage(1, 3)
+    cache = stage.new_cache()
+    stage.forward(_hidden(), start=1, stop=3, position=0, cache=cache)
+    bad = [
+        {"position": 0},
+        {"position": 3},
+        {"start": 0},
+        {"stop": 4},
+        {"start": 2, "stop": 2},
+        {"hidden": torch.zeros(1, 2, 47)},
+        {"hidden": torch.zeros(2, 2, 48)},
+        {"hidden": torch.zeros(1, 0, 48)},
+        {"hidden": torch.zeros(2, 48)},
+        {"hidden": torch.zeros(1, 2, 48, dtype=torch.int64)},
+    ]
+    for change in bad:
+        call = {"hidden": _hidden(), "start": 1, "stop": 3, "position": 2, **change}
+        with pytest.raises(ValueError, match=r"."):
+            stage.forward(call.pop("hidden"), cache=cache, **call)
+    assert cache.length == 2
+    stage.forward(_hidden(), start=1, stop=3, position=2, cache=cache)
+    assert cache.length == 4
+
+
+def test_a_forward_that_fails_half_way_spoils_the_cache(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = llama.stage(0, 3)
+    cache = stage.new_cache()
+    stage.forward(_hidden(), start=0, stop=3, position=0, cache=cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.layer(2).mlp, "forward", _out_of_memory)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            stage.forward(_hidden(), start=0, stop=3, position=2, cache=cache)
+    with pytest.raises(ModelError, match="out of memory"):
+        stage.forward(_hidden(), start=0, stop=3, position=2, cache=cache)
+    # The stage itself is well.
+    stage.forward(_hidden(), start=0, stop=3, position=0, cache=stage.new_cache())
+
+
+def _out_of_memory(*args: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_ends_refuse_bad_input(llama: Checkpoint) -> None:
+    ends = llama.ends()
+    for bad in ([], [96], [-1], [1, 96]):
+        with pytest.raises(ValueError, match="token ids"):
+            ends.embed(bad, position=0)
+    with pytest.raises(ValueError, match="position"):
+        ends.embed([1], position=-1)
+    with pytest.raises(ValueError, match="hidden state"):
+        ends.logits(torch.zeros(1, 1, 47), position=0)
+    with pytest.raises(ValueError, match="not loaded"):
+        Ends(llama.config, dtype=torch.float32, device="cpu").embed([1], position=0)
+
+
+@pytest.mark.parametrize("part", ["embed_tokens", "model.norm", "lm_head"])
+def test_a_missing_end_is_named(llama: Checkpoint, part: str) -> None:
+    tensors = {name: t for name, t in llama.tensors.items() if is_end_tensor(name)}
+    ends = Ends(llama.config, dtype=torch.float32, device="cpu")
+    with pytest.raises(CheckpointError, match=part):
+        ends.load(_without(tensors, part))
+
+
+def test_loading_leaves_the_noise_of_transformers_as_it_was(llama: Checkpoint) -> None:
+    transformers_logging.set_verbosity_info()
+    try:
+        llama.stage(0, 1)
+        assert transformers_logging.get_verbosity() == logging.INFO
+        assert transformers_logging.is_progress_bar_enabled()
+    finally:
+        transformers_logging.set_verbosity_warning()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (tf.MambaConfig(num_hidden_layers=2, hidden_size=32), "cache"),
+        (tf.T5Config(num_layers=2, d_model=32), "causal language model"),
+        (tf.BertConfig(num_hidden_layers=2, hidden_size=24), "decoder layers"),
+    ],
+)
+def test_what_has_no_decoder_layers_of_the_common_kind_is_refused(
+    config: tf.PreTrainedConfig, reason: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        Stage(config, dtype=torch.float32, device="cpu")
