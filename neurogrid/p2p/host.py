@@ -6,6 +6,7 @@ What this module knows and nobody above it needs to:
   once ourselves, without that flag, to find out whether it is free.
 - `host.connect` waits 250 ms after success and remembers failures; `Swarm.dial_addr` does neither.
 - an exception that leaves a stream handler ends the whole host, so every handler is wrapped.
+- the stock Yamux can deadlock (`yamux.py`).
 - the swarm dials peers that it knows on its own when it has few connections; we switch that off.
 
 Everything that runs lives in the nursery of `open_host`; leaving it ends all of it.
@@ -36,6 +37,7 @@ from neurogrid.errors import ConfigurationError, PeerUnreachableError, Transport
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.yamux import install_yamux
 
 __all__ = ["Host", "check_listen_address", "open_host", "parse_peer_address"]
 
@@ -280,6 +282,7 @@ async def open_host(
             dial_timeout=DIAL_TIMEOUT,
         ),
     )
+    install_yamux(libp2p.get_network())
     with unwrap_errors():
         async with libp2p.run(listen_addrs), trio.open_nursery() as nursery:
             host = Host(libp2p, identity, nursery)

@@ -3,13 +3,13 @@
 py-libp2p 0.8.1 tells an end, a reset and a broken connection by a dozen exceptions of three layers.
 Here is the one table that maps them, and the one place that knows that a write must not be cancelled:
 a cancelled write cuts a Noise frame in two and the peer closes the whole connection. So `send_all`
-is shielded, and whoever calls it owns a deadline by way of `reset` (see `protocol.py`).
+is shielded; if it makes no headway until its own long deadline, the connection is closed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
@@ -23,6 +23,8 @@ __all__ = ["Stream"]
 
 # How long a reset or a close may take: it is one frame of 12 B, but the connection may be stuck.
 CLOSE_TIMEOUT = 2.0  # seconds
+# For one write, of at most a few MiB: a link that takes longer than this is of no use. Seconds.
+WRITE_TIMEOUT = 60.0
 
 
 class Stream:
@@ -60,10 +62,17 @@ class Stream:
         """Write all of `data`. Not cancelled half-way: see the module's docstring.
 
         Raises:
-            StreamBrokenError: the stream was reset or the connection is gone.
+            StreamBrokenError: the stream was reset, the connection is gone, or was closed here because
+                the bytes did not go out for `WRITE_TIMEOUT` seconds.
         """
-        with trio.CancelScope(shield=True), self._map_exceptions():
+        with trio.move_on_after(WRITE_TIMEOUT) as scope, self._map_exceptions():
+            scope.shield = True
             await self._net_stream.write(data)  # type: ignore[arg-type]
+        if scope.cancelled_caught:
+            await self._break_connection()
+            raise StreamBrokenError(
+                f"{self.peer_id} took no bytes for {WRITE_TIMEOUT:g} s: the connection was closed"
+            )
 
     async def send_eof(self) -> None:
         """Tell the peer that nothing more will be sent; receiving goes on."""
@@ -74,21 +83,22 @@ class Stream:
         """Close both directions; never raises."""
         with trio.move_on_after(CLOSE_TIMEOUT) as scope:
             scope.shield = True
-            try:
-                with self._map_exceptions():
-                    await self._net_stream.close()
-            except (StreamBrokenError, _EndOfStream):
-                return
+            with suppress(StreamBrokenError, _EndOfStream), self._map_exceptions():
+                await self._net_stream.close()
 
     async def reset(self) -> None:
         """Abandon the stream in both directions: the peer sees a reset. Never raises."""
         with trio.move_on_after(CLOSE_TIMEOUT) as scope:
             scope.shield = True
-            try:
-                with self._map_exceptions():
-                    await self._net_stream.reset()
-            except (StreamBrokenError, _EndOfStream):
-                return
+            with suppress(StreamBrokenError, _EndOfStream), self._map_exceptions():
+                await self._net_stream.reset()
+
+    async def _break_connection(self) -> None:
+        """Close the whole connection: a frame was cut, so nothing that follows could be read."""
+        with trio.move_on_after(CLOSE_TIMEOUT) as scope:
+            scope.shield = True
+            with suppress(StreamBrokenError, _EndOfStream), self._map_exceptions():
+                await self._net_stream.muxed_conn.close()
 
     @contextmanager
     def _map_exceptions(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from neurogrid.p2p import (
     Direction,
     MessageType,
     Protocol,
+    Stream,
     TensorMessage,
     new_request_id,
     open_host,
@@ -80,6 +82,16 @@ async def ask(client: Protocol, server: Protocol, message: TensorMessage) -> Ten
     return await client.request(
         server.host.peer_id, message, MessageType.RESPONSE, timeout=DEADLINE
     )
+
+
+async def receive_until_reset(stream: Stream) -> bytes:
+    received = b""
+    try:
+        while data := await stream.receive_some():
+            received += data
+    except StreamBrokenError:
+        return received
+    pytest.fail("the stream was closed, not reset")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -232,6 +244,29 @@ def test_a_cancelled_request_leaves_the_stream_usable() -> None:
     run(scenario)
 
 
+def test_both_ends_send_in_bulk_while_pings_come() -> None:
+    """Stock Yamux deadlocks here: its readers wait for its writers to answer pings."""
+
+    async def scenario() -> None:
+        async with connected_pair(PROTOCOL_V11) as (client, server):
+            echo_with(server)
+            connection = client.host.libp2p.get_network().get_connections()[0].muxed_conn
+            ping = struct.pack(">BBHII", 0, 2, 1, 0, 1)  # Yamux: version, Ping, SYN, no stream, id
+
+            async def keep_pinging() -> None:
+                while True:
+                    await connection._write_frame(ping)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep_pinging)
+                data = bytes(4 * 1024 * 1024)
+                for _ in range(3):
+                    assert len((await ask(client, server, activation(data))).data) == len(data)
+                nursery.cancel_scope.cancel()
+
+    run(scenario)
+
+
 def test_a_peer_that_breaks_the_framing_is_told_and_the_host_serves_on() -> None:
     async def scenario() -> None:
         async with connected_pair(PROTOCOL_V11) as (client, server):
@@ -240,10 +275,7 @@ def test_a_peer_that_breaks_the_framing_is_told_and_the_host_serves_on() -> None
                 await stranger.connect(server.host.addresses[0])
                 stream = await stranger.open_stream(server.host.peer_id, [PROTOCOL_V11])
                 await stream.send_all(b"\xff" * 100)
-                answer = b""
-                with pytest.raises(StreamBrokenError):
-                    while data := await stream.receive_some():
-                        answer += data
+                answer = await receive_until_reset(stream)
                 hello, error = StreamDecoder().receive_data(answer)
                 assert hello.msg_type is MessageType.HELLO
                 assert ErrorPayload.decode(error.data).code == ErrorCode.PROTOCOL_VIOLATION
@@ -254,23 +286,22 @@ def test_a_peer_that_breaks_the_framing_is_told_and_the_host_serves_on() -> None
 
 def test_a_response_of_a_peer_that_was_not_asked_is_dropped() -> None:
     async def scenario() -> None:
-        async with connected_pair(PROTOCOL_V11) as (client, server):
-            async with open_host() as liar_host:
-                liar = Protocol(liar_host)
-                await liar_host.connect(client.host.addresses[0])
-                await liar.open(client.host.peer_id)
+        async with connected_pair(PROTOCOL_V11) as (client, server), open_host() as liar_host:
+            liar = Protocol(liar_host)
+            await liar_host.connect(client.host.addresses[0])
+            await liar.open(client.host.peer_id)
 
-                async def on_activation(message: TensorMessage) -> None:
-                    forged = TensorMessage(
-                        msg_type=MessageType.RESPONSE, request_id=message.request_id, data=b"lie"
-                    )
-                    await liar.send(client.host.peer_id, forged)
+            async def on_activation(message: TensorMessage) -> None:
+                forged = TensorMessage(
+                    msg_type=MessageType.RESPONSE, request_id=message.request_id, data=b"lie"
+                )
+                await liar.send(client.host.peer_id, forged)
 
-                server.on_message(MessageType.ACTIVATION, on_activation)
-                with pytest.raises(ResponseTimeout):
-                    await client.request(
-                        server.host.peer_id, activation(), MessageType.RESPONSE, timeout=1.0
-                    )
+            server.on_message(MessageType.ACTIVATION, on_activation)
+            with pytest.raises(ResponseTimeout):
+                await client.request(
+                    server.host.peer_id, activation(), MessageType.RESPONSE, timeout=1.0
+                )
 
     run(scenario)
 
