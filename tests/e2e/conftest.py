@@ -25,5 +25,3 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[WorkerPro
             stack.enter_context(start_worker(directory, "--memory-limit", limit))
             for limit in ("1GiB", "512MiB", "256MiB")
         ]
-
-

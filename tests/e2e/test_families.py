@@ -22,7 +22,9 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_tokens_equal_generate(family: Family, workers: list[WorkerProcess], tmp_path: Path) -> None:
+def test_tokens_equal_generate(
+    family: Family, workers: list[WorkerProcess], tmp_path: Path
+) -> None:
     model = save_checkpoint(family, tmp_path)
     expected = [reference_tokens(model, prompt, MAX_TOKENS) for prompt in prompts()]
     assert len({token for tokens in expected for token in tokens}) > 4, "the tokens prove nothing"
