@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -188,13 +188,22 @@ class Skeleton:
         self._slots[layer_id].__dict__["layer"] = self.templates[layer_id]
 
     def load_ends(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load what stands outside the layers; with no tensors, only its shapes and buffers."""
+        """Load what stands outside the layers."""
+        self._load_outside(tensors, is_end_tensor)
+
+    def shape_ends(self) -> None:
+        """Give what stands outside the layers its shapes and buffers, and no memory."""
+        self._load_outside({}, lambda name: False)
+
+    def _load_outside(
+        self, tensors: Mapping[str, torch.Tensor], is_wanted: Callable[[str], bool]
+    ) -> None:
         model = copy.deepcopy(self._blank)
         load_tensors(
             model,
             tensors,
             dtype=self.dtype,
-            is_wanted=is_end_tensor if tensors else lambda name: False,
+            is_wanted=is_wanted,
             what="the embedding, norm and head",
         )
         move_to(self.device, list(model.modules()))

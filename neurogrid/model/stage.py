@@ -45,7 +45,7 @@ class Stage:
     ) -> None:
         self._device = torch.device(device)
         self._skeleton = Skeleton(config, dtype=dtype, device=self._device)
-        self._skeleton.load_ends({})
+        self._skeleton.shape_ends()
         self._dtype = dtype
         self._held: set[int] = set()
         self.num_layers = self._skeleton.num_layers
