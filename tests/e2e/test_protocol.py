@@ -249,20 +249,26 @@ def test_both_ends_send_in_bulk_while_pings_come() -> None:
 
     async def scenario() -> None:
         async with connected_pair(PROTOCOL_V11) as (client, server):
-            echo_with(server)
-            connection = client.host.libp2p.get_network().get_connections()[0].muxed_conn
+            for protocol in (client, server):
+                protocol.on_message(MessageType.ACTIVATION, lambda _: None)
             ping = struct.pack(">BBHII", 0, 2, 1, 0, 1)  # Yamux: version, Ping, SYN, no stream, id
 
-            async def keep_pinging() -> None:
+            async def keep_pinging(protocol: Protocol) -> None:
+                (connection,) = protocol.host.libp2p.get_network().get_connections()
                 while True:
-                    await connection._write_frame(ping)
+                    await connection.muxed_conn._write_frame(ping)
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(keep_pinging)
-                data = bytes(4 * 1024 * 1024)
-                for _ in range(3):
-                    assert len((await ask(client, server, activation(data))).data) == len(data)
-                nursery.cancel_scope.cancel()
+            async def send_in_bulk(sender: Protocol, receiver: Protocol) -> None:
+                for _ in range(4):
+                    await sender.send(receiver.host.peer_id, activation(bytes(4 * 1024 * 1024)))
+
+            async with trio.open_nursery() as pings:
+                pings.start_soon(keep_pinging, client)
+                pings.start_soon(keep_pinging, server)
+                async with trio.open_nursery() as bulk:
+                    bulk.start_soon(send_in_bulk, client, server)
+                    bulk.start_soon(send_in_bulk, server, client)
+                pings.cancel_scope.cancel()
 
     run(scenario)
 
