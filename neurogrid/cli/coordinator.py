@@ -6,6 +6,7 @@ stdout gets the completion, a newline, and nothing else; plan, progress and figu
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -171,16 +172,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _generate(options: argparse.Namespace) -> int:
-    prompt = options.prompt
-    if prompt is None:
+    if options.prompt is None:
         prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
+    else:
+        prompt = _decode_prompt(os.fsencode(options.prompt), "the command line")
     where = listening(options, port_flag="--p2p-port")
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
-    from rich.console import Console
-
-    from neurogrid.cli.show import TerminalProgress
-    from neurogrid.inference.coordinator import load_model, open_coordinator
     from neurogrid.inference.sampling import SamplingParams
 
     sampling = SamplingParams(
@@ -189,6 +187,12 @@ async def _generate(options: argparse.Namespace) -> int:
         top_p=options.top_p,
         seed=options.seed,
     )
+
+    from rich.console import Console
+
+    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.inference.coordinator import load_model, open_coordinator
+
     settings = _settings(options, where)
     model = await load_model(settings)
     token_ids = model.tokenizer.encode(prompt)
@@ -231,11 +235,16 @@ def _read_prompt(name: str) -> str:
                 data = file.read(MAX_PROMPT_BYTES + 1)
         if len(data) > MAX_PROMPT_BYTES:
             raise ConfigurationError(f"the prompt in {name} is longer than {MAX_PROMPT_BYTES:,} B")
-        return data.decode()
     except OSError as exc:
         raise ConfigurationError(f"cannot read the prompt from {name}: {exc.strerror}") from exc
+    return _decode_prompt(data, name)
+
+
+def _decode_prompt(data: bytes, source: str) -> str:
+    try:
+        return data.decode()
     except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"the prompt in {name} is not UTF-8 text") from exc
+        raise ConfigurationError(f"the prompt in {source} is not UTF-8 text") from exc
 
 
 async def _write(

@@ -248,12 +248,13 @@ async def open_coordinator(
 
 
 async def load_model(settings: CoordinatorSettings) -> LoadedModel:
-    """Read the model that `settings` name.
+    """Read the model that `settings` name, if the rest of them can be right.
 
     Raises:
-        ConfigurationError: there is no such directory.
+        ConfigurationError: there is no such directory, or what was asked for cannot be right.
         ModelError: a file is missing or broken, or the architecture cannot be split.
     """
+    _num_awaited(settings)  # for its errors: they take no time, loading does
     return await trio.to_thread.run_sync(
         lambda: LoadedModel.load(
             settings.model or embedded_model_path(),

@@ -101,6 +101,8 @@ class _Gathering:
                 self.failures.pop(address, None)
                 return
             except TransportError as exc:
+                if self.failures.get(address) != str(exc):
+                    logger.warning("%s; trying again", exc)
                 self.failures[address] = str(exc)
             await trio.sleep(RETRY_DELAY)
 
