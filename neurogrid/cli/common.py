@@ -38,6 +38,7 @@ __all__ = [
     "run_command",
     "set_up_logging",
     "size_in_bytes",
+    "warn_of_loopback",
 ]
 
 logger = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class Listening:
 
 
 def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
-    """Where to listen, from the options; tries it, and logs what a user should know.
+    """Where to listen, from the options; tries it.
 
     Raises:
         ConfigurationError: contradicting options, an address that is taken or no address to listen
@@ -200,14 +201,18 @@ def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
     ip = "0.0.0.0" if options.insecure else "127.0.0.1"
     if options.port is not None:
         check_listen_address(f"/ip4/{ip}/tcp/{options.port}")
-    if not options.insecure:
+    if options.port is not None:
+        return Listening((f"/ip4/{ip}/tcp/{options.port}",))
+    return Listening((f"/ip4/{ip}/tcp/{DEFAULT_PORT}",), (f"/ip4/{ip}/tcp/0",))
+
+
+def warn_of_loopback(where: Listening) -> None:
+    """Log that other machines cannot reach this peer, if they cannot, and what to type."""
+    if all(_is_loopback(address) for address in where.addresses):
         logger.info(
             "listening on loopback only: other machines cannot reach this peer. On a network that "
             "you trust, add --insecure"
         )
-    if options.port is not None:
-        return Listening((f"/ip4/{ip}/tcp/{options.port}",))
-    return Listening((f"/ip4/{ip}/tcp/{DEFAULT_PORT}",), (f"/ip4/{ip}/tcp/0",))
 
 
 def _is_loopback(address: str) -> bool:

@@ -26,6 +26,7 @@ from neurogrid.cli.common import (
     positive_int,
     run_command,
     set_up_logging,
+    warn_of_loopback,
 )
 from neurogrid.errors import ConfigurationError
 
@@ -177,28 +178,31 @@ async def _generate(options: argparse.Namespace) -> int:
     else:
         prompt = _decode_prompt(os.fsencode(options.prompt), "the command line")
     where = listening(options, port_flag="--p2p-port")
+    if options.min_peers is not None:
+        warn_of_loopback(where)
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
-    from neurogrid.inference.sampling import SamplingParams
-
-    sampling = SamplingParams(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-    )
-
     from rich.console import Console
 
     from neurogrid.cli.show import TerminalProgress
-    from neurogrid.inference.coordinator import load_model, open_coordinator
 
-    settings = _settings(options, where)
-    model = await load_model(settings)
-    token_ids = model.tokenizer.encode(prompt)
-    model.check_prompt(token_ids)
     console = Console(stderr=True)
-    with TerminalProgress(console, model.name) as progress:
+    with TerminalProgress(console) as progress:
+        progress.working("reading the model")
+        from neurogrid.inference.coordinator import load_model, open_coordinator
+        from neurogrid.inference.sampling import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=options.seed,
+        )
+        settings = _settings(options, where)
+        model = await load_model(settings)
+        progress.model_name = model.name
+        token_ids = model.tokenizer.encode(prompt)
+        model.check_prompt(token_ids)
         async with open_coordinator(settings, model=model, progress=progress) as coordinator:
             await _write(coordinator, token_ids, sampling, options.max_tokens, console)
     return ExitStatus.OK

@@ -20,6 +20,7 @@ from rich.progress import (
 from rich.progress import (
     Progress as ProgressBar,
 )
+from rich.status import Status
 
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import Progress, WorkerInfo
@@ -42,11 +43,16 @@ def short_peer_id(peer_id: str) -> str:
 
 
 class TerminalProgress(Progress):
-    """Shows on a rich console; a context manager, so that the bar is always taken down."""
+    """Shows on a rich console; a context manager, so that the bar is always taken down.
 
-    def __init__(self, console: Console, model_name: str) -> None:
+    Attributes:
+        model_name: how the plan calls the model; set once it is known.
+    """
+
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._model_name = model_name
+        self.model_name = "the model"
+        self._status: Status | None = None
         self._bar: ProgressBar | None = None
         self._tasks: dict[str, TaskID] = {}
         self._sent = 0
@@ -58,18 +64,28 @@ class TerminalProgress(Progress):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._stop_status()
         self._stop_bar()
+
+    def working(self, what: str) -> None:
+        self._stop_status()
+        if self._console.is_terminal:
+            self._status = self._console.status(f"{what} …", spinner="dots")
+            self._status.start()
+        else:
+            self._say(what)
 
     def waiting(self, found: int, wanted: int) -> None:
         if found < wanted:
-            self._say(f"waiting for workers: {found} of {wanted} found")
+            self.working(f"waiting for workers: {found} of {wanted} found")
 
     def planned(
         self, stages: Sequence[PlannedStage], workers: Sequence[WorkerInfo], num_layers: int
     ) -> None:
+        self._stop_status()
         by_peer = {worker.peer_id: worker for worker in workers}
         self._say(
-            f"plan: {self._model_name}, {num_layers} layers in {len(stages)} stage"
+            f"plan: {self.model_name}, {num_layers} layers in {len(stages)} stage"
             f"{'s' if len(stages) != 1 else ''}"
         )
         for number, stage in enumerate(stages, 1):
@@ -131,6 +147,11 @@ class TerminalProgress(Progress):
             disable=not self._console.is_terminal,
         )
         self._bar.start()
+
+    def _stop_status(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
     def _stop_bar(self) -> None:
         if self._bar is not None:

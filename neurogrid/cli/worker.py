@@ -22,6 +22,7 @@ from neurogrid.cli.common import (
     run_command,
     set_up_logging,
     size_in_bytes,
+    warn_of_loopback,
 )
 
 __all__ = ["build_parser", "main"]
@@ -92,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     async def serve() -> int:
         where = listening(options, port_flag="--port")
+        warn_of_loopback(where)
         # Here, not above: torch and transformers take seconds, and --help needs neither.
         from neurogrid.inference.worker import WorkerSettings, open_worker
 

@@ -220,6 +220,8 @@ async def open_coordinator(
         protocol = Protocol(host, role="coordinator", versions=versions)
         addresses = list(settings.peers)
         if settings.local_workers:
+            many = settings.local_workers > 1
+            progress.working(f"starting {settings.local_workers} worker{'s' if many else ''} here")
             memory = device_memory(torch.device("cpu"))
             addresses += await stack.enter_async_context(
                 start_local_workers(
@@ -237,6 +239,7 @@ async def open_coordinator(
             timeouts=settings.timeouts,
             progress=progress,
         )
+        progress.working("asking the workers what they have")
         infos = await _describe(remote, settings)
         planned = _plan(model, infos, settings)
         progress.planned(planned, infos, len(model.costs))

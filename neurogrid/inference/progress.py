@@ -36,6 +36,9 @@ class WorkerInfo:
 class Progress:
     """Does nothing; subclasses show what happens."""
 
+    def working(self, what: str) -> None:
+        """Something begins that takes a while; it ends when anything else is told."""
+
     def waiting(self, found: int, wanted: int) -> None:
         """`found` of `wanted` workers are there."""
 

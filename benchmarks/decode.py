@@ -1,0 +1,208 @@
+"""How fast does a model decode over 1, 2 and 3 workers, against transformers in one process?
+
+Everything on this machine, loopback, one torch thread in every process, float32, greedy. Each figure is taken
+several times, the variants in turn within each round, so that a machine that drifts drifts for all.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+from report import spread, table, write_report
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
+
+PROMPT_TOKENS = 128
+SIZES = {
+    "512x8": {"hidden_size": 512, "num_hidden_layers": 8},
+    "1024x16": {"hidden_size": 1024, "num_hidden_layers": 16},
+}
+WORKER_COUNTS = (1, 2, 3)
+
+
+@dataclass
+class Timing:
+    """One generation: seconds to the first token, and tokens a second after it."""
+
+    first: float
+    rate: float
+
+
+def make_model(size: dict[str, int], directory: Path) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **size,
+        intermediate_size=4 * size["hidden_size"],
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=32_000,
+        max_position_embeddings=2048,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(directory)
+    return model
+
+
+class _Clock:
+    """A streamer for `generate()` that notes when each token came; the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def time_transformers(model: Any, prompt: list[int], num_tokens: int) -> tuple[Timing, list[int]]:
+    clock = _Clock()
+    started = time.perf_counter()
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            streamer=clock,
+        )
+    times = clock.times[1:]
+    timing = Timing(times[0] - started, (len(times) - 1) / (times[-1] - times[0]))
+    return timing, output[0, len(prompt) :].tolist()
+
+
+async def time_ours(
+    coordinator: Coordinator, prompt: list[int], num_tokens: int
+) -> tuple[Timing, list[int]]:
+    times: list[float] = []
+    tokens: list[int] = []
+    started = time.perf_counter()
+    async for token in coordinator.generate(prompt, max_tokens=num_tokens):
+        times.append(time.perf_counter())
+        tokens.append(token)
+    timing = Timing(times[0] - started, (len(times) - 1) / (times[-1] - times[0]))
+    return timing, tokens
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[list[str]]:
+    command = [
+        sys.executable,
+        "-m",
+        "neurogrid.cli.worker",
+        "--port",
+        "0",
+        "--log-level",
+        "warning",
+    ]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    try:
+        addresses = []
+        for process in processes:
+            assert process.stdout is not None
+            addresses.append(process.stdout.readline().strip())
+        yield addresses
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+async def compare(
+    model: Any, path: Path, addresses: list[list[str]], rounds: int, num_tokens: int
+) -> dict[str, list[Timing]]:
+    """One model: all variants in turn, `rounds` times, after one that warms up."""
+    generator = torch.Generator().manual_seed(1)
+    prompt = torch.randint(2, 32_000, (PROMPT_TOKENS,), generator=generator).tolist()
+    timings: dict[str, list[Timing]] = {"transformers": []}
+    async with contextlib.AsyncExitStack() as stack:
+        coordinators: dict[str, Coordinator] = {}
+        for peers in addresses:
+            settings = CoordinatorSettings(
+                model=path, peers=tuple(peers), stages=len(peers), max_seq_len=1024
+            )
+            name = f"{len(peers)} worker{'s' if len(peers) > 1 else ''}"
+            coordinators[name] = await stack.enter_async_context(open_coordinator(settings))
+            timings[name] = []
+        for number in range(rounds + 1):
+            reference, expected = await trio.to_thread.run_sync(
+                time_transformers, model, prompt, num_tokens
+            )
+            if number:
+                timings["transformers"].append(reference)
+            for name, coordinator in coordinators.items():
+                timing, tokens = await time_ours(coordinator, prompt, num_tokens)
+                if tokens != expected:
+                    raise SystemExit(f"{name}: other tokens than transformers'")
+                if number:
+                    timings[name].append(timing)
+    return timings
+
+
+def rows_of(size: str, timings: dict[str, list[Timing]]) -> list[list[str]]:
+    baseline = timings["transformers"]
+    rows = []
+    for name, taken in timings.items():
+        rate = spread([timing.rate for timing in taken])
+        first = spread([timing.first * 1000 for timing in taken])
+        rate_ratio = spread([t.rate / b.rate for t, b in zip(taken, baseline, strict=True)])
+        first_ratio = spread([t.first / b.first for t, b in zip(taken, baseline, strict=True)])
+        rows.append(
+            [size, name, rate.show(), rate_ratio.show(2), first.show(0), first_ratio.show(2)]
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[list[str]] = []
+    # A worker serves one coordinator at a time, so each variant has workers of its own.
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(workers(count)) for count in WORKER_COUNTS]
+        for size in options.sizes:
+            with tempfile.TemporaryDirectory() as directory:
+                model = make_model(SIZES[size], Path(directory))
+                timings = trio.run(
+                    compare, model, Path(directory), addresses, options.rounds, options.tokens
+                )
+                rows += rows_of(size, timings)
+    header = ["model", "variant", "tokens/s", "x transformers", "first token, ms", "x transformers"]
+    write_report(
+        "decode",
+        f"Decoding over workers on one machine against transformers' `generate()` in one process: one "
+        f"torch thread in each process, float32, greedy, a prompt of {PROMPT_TOKENS} tokens, "
+        f"{options.tokens} new ones; median (minimum to maximum) of {options.rounds} rounds; the tokens "
+        "are equal in all variants.",
+        table(header, rows),
+    )
+
+
+if __name__ == "__main__":
+    main()
