@@ -30,6 +30,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
+from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
@@ -133,10 +134,15 @@ class Host:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs that this host listens on, each with `/p2p/PEER_ID`."""
-        suffix = f"/p2p/{self.peer_id}"
-        addresses = (str(address) for address in self.libp2p.get_addrs())
-        return tuple(a if "/p2p/" in a else a + suffix for a in addresses)
+        """Full multiaddrs that this host can be dialled at: one for each interface it listens on."""
+        concrete = (
+            interface
+            for address in self.libp2p.get_transport_addrs()
+            for interface in (
+                expand_wildcard_address(address) if _is_wildcard(address) else [address]
+            )
+        )
+        return tuple(dict.fromkeys(f"{address}/p2p/{self.peer_id}" for address in concrete))
 
     @property
     def connected_peers(self) -> frozenset[str]:
@@ -302,6 +308,10 @@ async def open_host(
 def _wrap(net_stream: INetStream, peer_id: str, protocol_id: str) -> Stream:
     # The interface lacks the half-close that the only implementation has.
     return Stream(cast(NetStream, net_stream), peer_id=peer_id, protocol_id=protocol_id)
+
+
+def _is_wildcard(address: Multiaddr) -> bool:
+    return str(address).startswith(("/ip4/0.0.0.0/", "/ip6/::/"))
 
 
 def _dial_reason(exc: BaseException) -> str:
