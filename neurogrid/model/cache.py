@@ -13,11 +13,12 @@ states of different lengths, so the cache is then refused (`spoil`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 
-from neurogrid.errors import ModelError
+from neurogrid.errors import ModelError, UnsupportedModelError
 
 __all__ = ["StageCache"]
 
@@ -38,7 +39,7 @@ class StageCache(DynamicCache):
         super().__init__(config=config)
         num_layers = config.get_text_config(decoder=True).num_hidden_layers
         if len(self.layers) != num_layers:
-            raise ModelError(
+            raise UnsupportedModelError(
                 f"transformers makes a cache of {len(self.layers)} layers for {num_layers} layers"
             )
         # The width of the window of each layer, 0 for a layer that sees everything.
@@ -117,12 +118,11 @@ class StageCache(DynamicCache):
         kept = min(self._length, window - 1)
         return kept + query_length, max(self._length - window + 1, 0)
 
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
+    def has_previous_state(self, layer_idx: int | None = None, *args: Any, **kwargs: Any) -> bool:
+        # What else can be asked differs between versions; it is about a layer that runs.
         if layer_idx is None:
             return self._length > 0
-        return bool(super().has_previous_state(layer_idx, state_idx))
+        return bool(super().has_previous_state(layer_idx, *args, **kwargs))
 
 
 def _tensors(values: object) -> Iterator[torch.Tensor]:
