@@ -107,10 +107,24 @@ def load_tensors(
     try:
         with quiet_transformers():
             _, info = existing.from_pretrained(
-                None, config=model.config, state_dict=state, dtype=dtype, output_loading_info=True
+                None,
+                config=model.config,
+                state_dict=state,
+                dtype=dtype,
+                # Not ignored: told below, by name.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
             )
     except MODEL_CODE_ERRORS as exc:
-        raise CheckpointError(f"the tensors of {what} do not fit: {one_line(exc)}") from exc
+        raise CheckpointError(
+            f"{what} cannot be loaded, a tensor may be missing or of a wrong shape ({one_line(exc)})"
+        ) from exc
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, shape, expected = mismatched[0]
+        raise CheckpointError(
+            f"{name} of {what} has shape {list(shape)}, the config says {list(expected)}"
+        )
     missing = sorted(name for name in info["missing_keys"] if is_wanted(name))
     if missing:
         raise CheckpointError(f"{what} lacks {_some(missing)}")
