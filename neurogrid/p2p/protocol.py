@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from neurogrid.errors import (
     PeerRefusedError,
     RemoteProtocolError,
     RequestRefusedError,
+    ResponseTimeout,
     StreamBrokenError,
     TransportError,
 )
@@ -38,7 +40,6 @@ from neurogrid.p2p.pending import PendingRequests, Waiter
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.wire import (
     DEFAULT_LIMITS,
-    EXTENDED_HEADER_BYTES,
     PROTOCOL_V10,
     PROTOCOL_V11,
     ErrorCode,
@@ -49,6 +50,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     TensorMessage,
     encode_message_parts,
+    header_bytes,
 )
 
 __all__ = ["Protocol", "new_request_id"]
@@ -63,6 +65,10 @@ PeerLostHandler = Callable[[str, NeuroGridError], None]
 MAX_HANDLERS_PER_PEER = 64
 # A 1.0.0 sender that is silent for this long in the middle of a message has given up. Seconds.
 STREAM_IDLE_TIMEOUT = 60.0
+# A 1.0.0 receiver ends a message's stream when it has dealt with it, which may mean loading a layer. Seconds.
+CONFIRM_TIMEOUT = 300.0
+# One is enough; a second comes about when both sides open at once. More is a peer that plays tricks.
+MAX_STREAMS_PER_PEER = 4
 
 _ANSWERS = frozenset(
     {
@@ -113,6 +119,7 @@ class Protocol:
             role=role, agent=agent, versions=self._versions, max_data=limits.max_data
         )
         self._streams: dict[str, MessageStream] = {}
+        self._num_streams: Counter[str] = Counter()
         self._v10_peers: set[str] = set()
         self._opening: dict[str, trio.Lock] = {}
         self._pending = PendingRequests()
@@ -120,6 +127,7 @@ class Protocol:
         self._opened_handlers: list[PeerOpenedHandler] = []
         self._lost_handlers: list[PeerLostHandler] = []
         self._limiters: dict[str, trio.CapacityLimiter] = {}
+        host.on_disconnected(self._forget)
         if PROTOCOL_V11 in self._versions:
             host.set_stream_handler(PROTOCOL_V11, self._serve_v11)
         if PROTOCOL_V10 in self._versions:
@@ -264,21 +272,22 @@ class Protocol:
         return message_stream
 
     async def _serve_v11(self, stream: Stream) -> None:
-        previous = self._streams.get(stream.peer_id)
-        message_stream = self._message_stream(stream)
-        if previous is not None and previous.is_open:
-            # Both sides opened at once, or the peer lost its end: either stream serves, so the
-            # older one is kept for reading until it ends, and the newer one is written to.
-            logger.debug("%s opened another stream", stream.peer_id)
-        await self._run_stream(message_stream)
+        if self._num_streams[stream.peer_id] >= MAX_STREAMS_PER_PEER:
+            logger.warning("%s opened more than %d streams", stream.peer_id, MAX_STREAMS_PER_PEER)
+            await stream.reset()
+            return
+        # Where both sides opened at once, either stream serves: the older one is read until it ends,
+        # the newer one is written to.
+        await self._run_stream(self._message_stream(stream))
 
     async def _run_stream(self, stream: MessageStream) -> None:
         peer_id = stream.peer_id
+        self._num_streams[peer_id] += 1
         await stream.run()
+        self._num_streams[peer_id] -= 1
         reason = stream.end_reason or StreamBrokenError(f"the stream to {peer_id} ended")
         if self._streams.get(peer_id) is stream:
             del self._streams[peer_id]
-            self._limiters.pop(peer_id, None)
             lost = StreamBrokenError(f"lost the stream to {peer_id}: {reason}")
             lost.__cause__ = reason
             self._pending.fail(peer_id, lost)
@@ -370,8 +379,16 @@ class Protocol:
                 num_bytes = sum(len(part) for part in parts)
                 self.counters.add(peer_id, message.msg_type, Direction.SENT, num_bytes)
                 await stream.send_eof()
-                while await stream.receive_some():
-                    pass  # a 1.0.0 receiver writes nothing here; only the end counts
+                with trio.move_on_after(CONFIRM_TIMEOUT) as scope:
+                    while await stream.receive_some():
+                        pass  # a 1.0.0 receiver writes nothing here; only the end counts
+                if scope.cancelled_caught:
+                    await stream.reset()
+                    raise ResponseTimeout(
+                        f"{peer_id} did not confirm {_name(message)} within {CONFIRM_TIMEOUT:g} s"
+                    )
+            except ResponseTimeout as exc:
+                errors.append(exc)
             except StreamBrokenError as exc:
                 gone = peer_id not in self.host.connected_peers
                 errors.append(exc if gone else _refused_v10(peer_id, message))
@@ -380,12 +397,7 @@ class Protocol:
                 await stream.aclose()
 
         self.host.start_soon(deliver)
-        try:
-            await done.wait()
-        except trio.Cancelled:
-            if not done.is_set():
-                await stream.reset()
-            raise
+        await done.wait()
         if errors:
             raise errors[0]
 
@@ -432,8 +444,17 @@ class Protocol:
 
     # Both
 
+    def _forget(self, peer_id: str) -> None:
+        """The last connection to a peer is gone: nobody need wait for it, and its tables go."""
+        self._pending.fail(peer_id, StreamBrokenError(f"lost the connection to {peer_id}"))
+        self._v10_peers.discard(peer_id)
+        self._opening.pop(peer_id, None)
+        self._limiters.pop(peer_id, None)
+        if not self._num_streams[peer_id]:
+            del self._num_streams[peer_id]
+
     def _received(self, peer_id: str, message: TensorMessage) -> TensorMessage:
-        num_bytes = EXTENDED_HEADER_BYTES + len(message.data)
+        num_bytes = header_bytes(message.msg_type) + len(message.data)
         self.counters.add(peer_id, message.msg_type, Direction.RECEIVED, num_bytes)
         return replace(message, from_peer=peer_id)
 
