@@ -28,7 +28,6 @@ from neurogrid.errors import (
     PeerRefusedError,
     RemoteProtocolError,
     RequestRefusedError,
-    ResponseTimeout,
     StreamBrokenError,
     TransportError,
 )
@@ -36,6 +35,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.counters import Direction, TrafficCounters
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.message_stream import MessageStream
+from neurogrid.p2p.oneshot import receive_oneshot, send_oneshot
 from neurogrid.p2p.pending import PendingRequests, Waiter
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.wire import (
@@ -46,10 +46,8 @@ from neurogrid.p2p.wire import (
     ErrorPayload,
     Hello,
     Limits,
-    MessageDecoder,
     MessageType,
     TensorMessage,
-    encode_message_parts,
     header_bytes,
 )
 
@@ -63,10 +61,6 @@ PeerLostHandler = Callable[[str, NeuroGridError], None]
 
 # Handlers that run at once for one peer; the reader waits beyond that, and so the peer does.
 MAX_HANDLERS_PER_PEER = 64
-# A 1.0.0 sender that is silent for this long in the middle of a message has given up. Seconds.
-STREAM_IDLE_TIMEOUT = 60.0
-# A 1.0.0 receiver ends a message's stream when it has dealt with it, which may mean loading a layer. Seconds.
-CONFIRM_TIMEOUT = 300.0
 # One is enough; a second comes about when both sides open at once. More is a peer that plays tricks.
 MAX_STREAMS_PER_PEER = 4
 
@@ -366,63 +360,26 @@ class Protocol:
     # 1.0.0
 
     async def _send_v10(self, peer_id: str, message: TensorMessage) -> None:
-        """One message on a stream of its own; waits until the receiver has ended the stream."""
-        stream = await self.host.open_stream(peer_id, [PROTOCOL_V10])
-        done = trio.Event()
-        errors: list[NeuroGridError] = []
+        def on_sent(num_bytes: int) -> None:
+            self.counters.add(peer_id, message.msg_type, Direction.SENT, num_bytes)
 
-        async def deliver() -> None:
-            # In the host's nursery, so that a cancelled caller does not cut a frame in two.
-            try:
-                parts = encode_message_parts(message)
-                await stream.send_all(b"".join(parts))
-                num_bytes = sum(len(part) for part in parts)
-                self.counters.add(peer_id, message.msg_type, Direction.SENT, num_bytes)
-                await stream.send_eof()
-                with trio.move_on_after(CONFIRM_TIMEOUT) as scope:
-                    while await stream.receive_some():
-                        pass  # a 1.0.0 receiver writes nothing here; only the end counts
-                if scope.cancelled_caught:
-                    await stream.reset()
-                    raise ResponseTimeout(
-                        f"{peer_id} did not confirm {_name(message)} within {CONFIRM_TIMEOUT:g} s"
-                    )
-            except ResponseTimeout as exc:
-                errors.append(exc)
-            except StreamBrokenError as exc:
-                gone = peer_id not in self.host.connected_peers
-                errors.append(exc if gone else _refused_v10(peer_id, message))
-            finally:
-                done.set()
-                await stream.aclose()
-
-        self.host.start_soon(deliver)
-        await done.wait()
-        if errors:
-            raise errors[0]
+        await send_oneshot(self.host, peer_id, message, on_sent=on_sent)
 
     async def _serve_v10(self, stream: Stream) -> None:
-        self._v10_peers.add(stream.peer_id)
-        decoder = MessageDecoder(self._limits)
+        peer_id = stream.peer_id
+        self._v10_peers.add(peer_id)
         try:
-            async with self._limiter(stream.peer_id):
-                while True:
-                    with trio.move_on_after(STREAM_IDLE_TIMEOUT) as idle:
-                        data = await stream.receive_some()
-                    if idle.cancelled_caught:
-                        raise RemoteProtocolError("the message never came to its end")
-                    for message in decoder.receive_data(data):
-                        await self._receive_v10(stream.peer_id, message)
-                    if decoder.error is not None:
-                        raise decoder.error
-                    if not data:
-                        break
-                decoder.receive_eof()
+            async with self._limiter(peer_id):
+                await receive_oneshot(
+                    stream,
+                    limits=self._limits,
+                    on_message=lambda message: self._receive_v10(peer_id, message),
+                )
         except (RemoteProtocolError, RequestRefusedError) as exc:
-            logger.warning("reset a 1.0.0 stream of %s: %s", stream.peer_id, exc)
+            logger.warning("reset a 1.0.0 stream of %s: %s", peer_id, exc)
             await stream.reset()
         except TransportError as exc:
-            logger.debug("a 1.0.0 stream of %s broke: %s", stream.peer_id, exc)
+            logger.debug("a 1.0.0 stream of %s broke: %s", peer_id, exc)
             await stream.reset()
         else:
             await stream.aclose()
@@ -484,11 +441,3 @@ def _sender(message: TensorMessage) -> str:
 
 def _name(message: TensorMessage) -> str:
     return message.msg_type.name if message.msg_type is not None else "legacy message"
-
-
-def _refused_v10(peer_id: str, message: TensorMessage) -> PeerRefusedError:
-    return PeerRefusedError(
-        f"{peer_id} reset the stream of {_name(message)} (1.0.0 gives no reason; its log does)",
-        code=ErrorCode.PROTOCOL_VIOLATION,
-        text="stream reset",
-    )
