@@ -1,7 +1,7 @@
 """Streams of `/neurogrid/tensor/1.0.0`: one message each, confirmed by the receiver's end of the stream.
 
-1.0.0 has no acknowledgement and no error message. But its receiver ends a stream once it has dealt with what came
-on it, and resets it when it will not: so the sender, which has nothing more to say, listens for the end.
+1.0.0 has no acknowledgement and no error message. But its receiver ends a stream once it has dealt with what
+came on it, and resets it when it will not: so the sender, which has nothing more to say, listens for the end.
 
 Source: protocol_spec/framing.md.
 """
