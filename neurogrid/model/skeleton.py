@@ -341,7 +341,7 @@ def find_layers(model: PreTrainedModel, num_layers: int) -> str:
         and layer_of(f"{name}.0.", num_layers) == 0
     ]
     if len(names) != 1:
-        found = " and ".join(names) if names else "none"
+        found = " and ".join(names) or "none outside an encoder or another tower"
         raise UnsupportedModelError(
             f"cannot tell the {num_layers} decoder layers of {type(model).__name__}: found {found}"
         )
