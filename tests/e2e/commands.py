@@ -1,0 +1,90 @@
+"""Run the commands as a shell does, and look at how they ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
+
+from tests.e2e.support import DEADLINE, ENVIRONMENT
+
+__all__ = ["Ended", "expect", "expect_at_once", "run_command", "run_preloaded"]
+
+# Processes that have torch and transformers imported already, and are a second old instead of ten.
+PRELOADED = multiprocessing.get_context("forkserver")
+PRELOADED.set_forkserver_preload(["neurogrid.inference.coordinator", "neurogrid.inference.worker"])
+
+
+@dataclass
+class Ended:
+    """A command that has ended."""
+
+    command: str
+    status: int | None
+    stdout: str
+    stderr: str
+
+    @property
+    def error(self) -> str:
+        """The one line that says what is wrong: the last of them, after how far it got."""
+        lines = self.stderr.splitlines()
+        errors = [line for line in lines if line.startswith(f"neurogrid-{self.command}: ")]
+        assert len(errors) == 1, self.stderr
+        assert lines[-1] == errors[0], self.stderr
+        assert "Traceback" not in self.stderr
+        return errors[0].partition(": ")[2]
+
+    @property
+    def has_waited(self) -> bool:
+        return "waiting for workers" in self.stderr
+
+
+def run_command(command: str, *args: str | bytes) -> Ended:
+    """Run the command as a shell does."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"neurogrid.cli.{command}", *args],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=DEADLINE,
+    )
+    return Ended(command, done.returncode, done.stdout, done.stderr)
+
+
+def run_preloaded(command: str, *args: str) -> Ended:
+    """The same in a process of its own that need not import torch."""
+    with NamedTemporaryFile("r") as stdout, NamedTemporaryFile("r") as stderr:
+        process = PRELOADED.Process(
+            target=_run_module, args=(command, args, stdout.name, stderr.name)
+        )
+        process.start()
+        process.join(DEADLINE)
+        process.kill()
+        return Ended(command, process.exitcode, stdout.read(), stderr.read())
+
+
+def _run_module(command: str, args: Sequence[str], stdout: str, stderr: str) -> None:
+    for name, descriptor in ((stdout, 1), (stderr, 2)):
+        os.dup2(os.open(name, os.O_WRONLY), descriptor)
+    os.environ.update(ENVIRONMENT)
+    sys.argv = [command, *args]
+    runpy.run_module(f"neurogrid.cli.{command}", run_name="__main__")
+
+
+def expect(ended: Ended, *, status: int, says: str) -> None:
+    """The command ended with this status, one line that matches `says`, and nothing on stdout."""
+    assert re.match(f".*{says}", ended.error), ended.error
+    assert ended.status == status, ended
+    assert ended.stdout == ""
+
+
+def expect_at_once(ended: Ended, *, status: int, says: str) -> None:
+    """The same, before it has waited for any worker."""
+    expect(ended, status=status, says=says)
+    assert not ended.has_waited
