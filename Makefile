@@ -1,6 +1,6 @@
 # Each target works as the first command on a fresh clone.
 BIN := .venv/bin
-PROMPT ?= Python is
+PROMPT ?= A function definition
 
 .PHONY: setup demo check test test-unit test-e2e format bench clean
 
@@ -21,10 +21,10 @@ check: setup
 test: test-unit test-e2e
 
 test-unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -q
+	$(BIN)/python -m pytest tests/unit -q
 
 test-e2e: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e -q
+	$(BIN)/python -m pytest tests/e2e -q
 
 format: setup
 	$(BIN)/ruff check --fix .

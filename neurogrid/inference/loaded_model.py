@@ -12,12 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedConfig
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.planner import LayerSize
 from neurogrid.model.checkpoint import Checkpoint
-from neurogrid.model.config import build_config, eos_token_ids, resolve_dtype
+from neurogrid.model.config import PreTrainedConfig, build_config, eos_token_ids, resolve_dtype
 from neurogrid.model.cost import LayerCost, layer_cost
 from neurogrid.model.miniature import SplitTraits, check_splittable
 from neurogrid.model.stage import Ends

@@ -38,6 +38,7 @@ from neurogrid.p2p.wire.model_config import ModelConfig
 
 __all__ = [
     "COMPUTE_DTYPES",
+    "PreTrainedConfig",
     "build_config",
     "config_fingerprint",
     "eos_token_ids",

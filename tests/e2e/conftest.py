@@ -6,14 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-import torch
 
 from tests.e2e.support import WorkerProcess, start_worker
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

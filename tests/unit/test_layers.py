@@ -66,7 +66,12 @@ LAYERS = (
     Layer(
         "neurogrid.server", frozenset({"neurogrid"}), frozenset({"trio", "starlette", "hypercorn"})
     ),
-    Layer("neurogrid.cli", frozenset({"neurogrid"}), frozenset({"trio", "multiaddr", "rich"})),
+    Layer(
+        "neurogrid.cli",
+        frozenset({"neurogrid"}),
+        # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
+        frozenset({"trio", "trio_typing", "multiaddr", "rich"}),
+    ),
     # The facade names what is above it, and imports it when it is asked for.
     Layer("neurogrid", frozenset({"neurogrid.inference", "neurogrid.errors"})),
 )

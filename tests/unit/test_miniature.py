@@ -45,7 +45,10 @@ REFUSED = {
     "rwkv": (tf.RwkvConfig(), "no cache of the common kind"),
     "t5": (tf.T5Config(), "an encoder and a decoder"),
     "bert": (tf.BertConfig(), "decoder layers"),
-    "recurrent-gemma": (tf.RecurrentGemmaConfig(), "sessions interleaved|logits of the whole model"),
+    "recurrent-gemma": (
+        tf.RecurrentGemmaConfig(),
+        "sessions interleaved|logits of the whole model",
+    ),
     "gemma3n": (
         tf.Gemma3nTextConfig(num_hidden_layers=15, num_kv_shared_layers=5),
         "not one hidden state",
