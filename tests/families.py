@@ -52,6 +52,21 @@ FAMILIES = [
     Family("qwen3", _of("Qwen3Config")),
     Family("mixtral", _of("MixtralConfig", num_local_experts=4, num_experts_per_tok=2)),
     Family("phi3", _of("Phi3Config")),
+    # generate() drops its cache where the length crosses 16, and so must we.
+    Family(
+        "phi3-longrope",
+        _of(
+            "Phi3Config",
+            original_max_position_embeddings=16,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "original_max_position_embeddings": 16,
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [2.0 + i for i in range(8)],
+            },
+        ),
+    ),
     Family(
         "gemma3",
         _of(
