@@ -90,6 +90,8 @@ _INTEGER_BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"vocab", 2**23),
         (r"^(hidden_size|n_embd|d_model|dim|model_dim|embed_dim|word_embed_proj_dim)$", 2**17),
         (r"position|ctx", 2**24),
+        # Divisors of these are searched for; the widest head known has 576 elements.
+        (r"head_?dim|head_size|rotary_dim|kv_channels", 2**16),
         (r"size|dim|width|rank|d_ff|n_inner|length|seq_len|window", 2**31),
         (r"experts?$|experts?_per_tok", 2**15),
         (r"heads?$|groups?$|n_head", 2**15),
