@@ -10,7 +10,14 @@ from collections.abc import Sequence
 
 import trio
 
-from neurogrid.errors import ConfigurationError, NeuroGridError, NoRouteError, TransportError
+from neurogrid.errors import (
+    ConfigurationError,
+    NeuroGridError,
+    NoRouteError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    TransportError,
+)
 from neurogrid.inference.progress import Progress
 from neurogrid.inference.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
@@ -100,7 +107,7 @@ class _Gathering:
                 await self._meet(peer_id)
                 self.failures.pop(address, None)
                 return
-            except TransportError as exc:
+            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 if self.failures.get(address) != str(exc):
                     logger.warning("%s; trying again", exc)
                 self.failures[address] = str(exc)
