@@ -334,7 +334,6 @@ async def _place(
     async def place(item: PipelineStage) -> None:
         peer_id, stage = item.worker.peer_id, item.stage
         blobs = {i: model.checkpoint.layer_blob(i) for i in range(stage.start, stage.stop)}
-        progress.transfer_planned(peer_id, sum(blob.num_bytes for blob in blobs.values()))
         placement = Placement(
             stage=stage,
             blobs=blobs,
@@ -360,4 +359,7 @@ async def _place(
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
             for item in stages:
+                layers = range(item.stage.start, item.stage.stop)
+                num_bytes = sum(model.checkpoint.layer_blob(i).num_bytes for i in layers)
+                progress.transfer_planned(item.worker.peer_id, num_bytes)
                 nursery.start_soon(place, item)
