@@ -43,9 +43,7 @@ class IncomingBlob:
         self.request_id = request_id
         self.last_progress = now
         self._num_bytes = num_bytes
-        # Anonymous pages come from the kernel when they are written to: a transfer that was
-        # announced and never sent costs address space, no memory.
-        self._buffer = mmap.mmap(-1, total_chunks * CHUNK_BYTES)
+        self._pages: mmap.mmap | None = None
         self._received = bytearray(total_chunks)
         self._num_received = 0
         self._last_length: int | None = None
@@ -56,6 +54,13 @@ class IncomingBlob:
         return self._num_received == self.total_chunks
 
     @property
+    def min_bytes(self) -> int:
+        """The fewest bytes that a blob as announced has."""
+        if self._num_bytes is not None:
+            return self._num_bytes
+        return (self.total_chunks - 1) * CHUNK_BYTES
+
+    @property
     def num_received(self) -> int:
         """How many distinct chunks are there."""
         return self._num_received
@@ -64,7 +69,8 @@ class IncomingBlob:
         """Keep one chunk.
 
         Raises:
-            RequestRefusedError: it does not belong to this transfer (code TRANSFER_INVALID).
+            RequestRefusedError: it does not belong to this transfer (code TRANSFER_INVALID), or there is
+                no memory for it (OUT_OF_MEMORY).
         """
         index, length = chunk.chunk_index, len(chunk.data)
         if chunk.total_chunks != self.total_chunks:
@@ -74,14 +80,14 @@ class IncomingBlob:
         if index >= self.total_chunks:
             raise self._invalid(f"chunk {index} of {self.total_chunks} is out of range")
         expected = self._expected_length(index)
-        if (expected is not None and length != expected) or length > CHUNK_BYTES:
+        if expected is not None and length != expected:
             raise self._invalid(f"chunk {index} has {length} B instead of {expected}")
-        start = index * CHUNK_BYTES
+        place = self._buffer()[index * CHUNK_BYTES :][:length]
         if self._received[index]:
-            if self._buffer[start : start + length] != bytes(chunk.data):
+            if place != chunk.data:
                 raise self._invalid(f"chunk {index} came twice with different bytes")
             return
-        self._buffer[start : start + length] = bytes(chunk.data)
+        place[:] = chunk.data
         self._received[index] = 1
         self._num_received += 1
         self.last_progress = now
@@ -97,7 +103,7 @@ class IncomingBlob:
         assert self.is_complete
         assert self._last_length is not None
         num_bytes = (self.total_chunks - 1) * CHUNK_BYTES + self._last_length
-        view = memoryview(self._buffer)[:num_bytes]
+        view = self._buffer()[:num_bytes]
         hasher = BlobHasher()
         hasher.update(view)
         actual = hasher.digest()
@@ -107,6 +113,20 @@ class IncomingBlob:
                 code=ErrorCode.HASH_MISMATCH,
             )
         return view, actual
+
+    def _buffer(self) -> memoryview:
+        """Room for all chunks. Its pages come from the kernel when they are written to, so that a
+        transfer that was announced and never sent costs address space at most.
+        """
+        if self._pages is None:
+            try:
+                self._pages = mmap.mmap(-1, self.total_chunks * CHUNK_BYTES)
+            except (OSError, MemoryError) as exc:
+                raise RequestRefusedError(
+                    f"no memory for the {self.total_chunks} MiB of layer {self.layer_id}",
+                    code=ErrorCode.OUT_OF_MEMORY,
+                ) from exc
+        return memoryview(self._pages)
 
     def _expected_length(self, index: int) -> int | None:
         """The length that chunk `index` must have; None for a last one of unknown size."""

@@ -16,14 +16,17 @@ import torch
 from neurogrid.errors import (
     CapacityError,
     CheckpointError,
+    ModelError,
     NeuroGridError,
     RequestRefusedError,
     UnsupportedModelError,
 )
+from neurogrid.inference.memory_guard import bounded_memory
 from neurogrid.model.blob import parse_blob
 from neurogrid.model.cache import StageCache
 from neurogrid.model.config import build_config, config_fingerprint
 from neurogrid.model.cost import LayerCost, layer_cost
+from neurogrid.model.device import device_memory
 from neurogrid.model.miniature import check_splittable
 from neurogrid.model.stage import Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
@@ -35,6 +38,21 @@ _DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+
+# What a config may take while it is checked: the miniature and its copies take less than 1 GiB, tables of
+# positions some MiB. Half of what is free, where that is less.
+MAX_CHECK_BYTES = 4 * 1024**3
+
+# What the code of a family raises on a config that makes no sense.
+_BUILD_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def checkpoint_config_of(config: ModelConfig) -> Mapping[str, object]:
@@ -63,9 +81,15 @@ def checkpoint_config_of(config: ModelConfig) -> Mapping[str, object]:
 
 @dataclass(frozen=True)
 class HeldLayer:
-    """A layer in memory: the content id of the blob that it was loaded from."""
+    """A layer in memory.
+
+    Attributes:
+        blob_id: the content id of the blob that it was loaded from.
+        is_own: whether that was the worker's own file, and not sent by a peer.
+    """
 
     blob_id: bytes
+    is_own: bool
 
 
 class ServedModel:
@@ -84,19 +108,25 @@ class ServedModel:
             RequestRefusedError: CONFIG_INVALID or MODEL_UNSUPPORTED, with the reason.
         """
         raw = checkpoint_config_of(config)
+        self.device = device
+        self.dtype = _DTYPES[config.dtype or "float16"]
+        self.held: dict[int, HeldLayer] = {}
+        free_bytes = device_memory(torch.device("cpu")).free_bytes
         try:
-            hf_config = build_config(raw)
-            check_splittable(hf_config)
-        except UnsupportedModelError as exc:
+            with bounded_memory(min(MAX_CHECK_BYTES, free_bytes // 2)):
+                hf_config = build_config(raw)
+                check_splittable(hf_config)
+                self.fingerprint = config_fingerprint(raw)
+                self.costs: tuple[LayerCost, ...] = tuple(layer_cost(hf_config, self.dtype))
+                self._stage = Stage(hf_config, dtype=self.dtype, device=device)
+        except ModelError as exc:
             raise RequestRefusedError(str(exc), code=ErrorCode.MODEL_UNSUPPORTED) from exc
         except NeuroGridError as exc:
             raise RequestRefusedError(str(exc), code=ErrorCode.CONFIG_INVALID) from exc
-        self.dtype = _DTYPES[config.dtype or "float16"]
-        self.fingerprint = config_fingerprint(raw)
-        self.costs: tuple[LayerCost, ...] = tuple(layer_cost(hf_config, self.dtype))
-        self.device = device
-        self._stage = Stage(hf_config, dtype=self.dtype, device=device)
-        self.held: dict[int, HeldLayer] = {}
+        except _BUILD_ERRORS as exc:
+            raise RequestRefusedError(
+                f"the model cannot be built: {_first_line(exc)}", code=ErrorCode.CONFIG_INVALID
+            ) from exc
 
     @property
     def num_layers(self) -> int:
@@ -113,7 +143,9 @@ class ServedModel:
         """Bytes of the weights that are held."""
         return sum(self.costs[layer_id].weight_bytes for layer_id in self.held)
 
-    def load(self, layer_id: int, blob: memoryview, blob_id: bytes) -> None:
+    def load(
+        self, layer_id: int, blob: memoryview, blob_id: bytes, *, is_own: bool = False
+    ) -> None:
         """Load a verified blob into the stage.
 
         Raises:
@@ -132,13 +164,22 @@ class ServedModel:
             raise RequestRefusedError(
                 f"out of memory while loading layer {layer_id}", code=ErrorCode.OUT_OF_MEMORY
             ) from exc
-        self.held[layer_id] = HeldLayer(blob_id)
+        self.held[layer_id] = HeldLayer(blob_id, is_own)
 
     def keep_only(self, start: int, stop: int) -> None:
         """Free the layers outside [start, stop)."""
         for layer_id in [layer for layer in self.held if not start <= layer < stop]:
-            self._stage.drop_layer(layer_id)
-            del self.held[layer_id]
+            self.drop(layer_id)
+
+    def drop_received(self) -> None:
+        """Free the layers that peers have sent."""
+        for layer_id in [layer for layer, held in self.held.items() if not held.is_own]:
+            self.drop(layer_id)
+
+    def drop(self, layer_id: int) -> None:
+        """Free one layer."""
+        self._stage.drop_layer(layer_id)
+        del self.held[layer_id]
 
     def new_cache(self) -> StageCache:
         """An empty cache for one session."""
@@ -199,8 +240,14 @@ class ServedModel:
             raise RequestRefusedError(
                 f"out of memory in layers {start} to {stop - 1}", code=ErrorCode.OUT_OF_MEMORY
             ) from exc
-        except (RuntimeError, ValueError) as exc:
-            reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
+        except (ModelError, RuntimeError, ValueError) as exc:
             raise RequestRefusedError(
-                f"layers {start} to {stop - 1} failed: {reason}", code=ErrorCode.COMPUTE_FAILED
+                f"layers {start} to {stop - 1} failed: {_first_line(exc)}",
+                code=ErrorCode.COMPUTE_FAILED,
             ) from exc
+
+
+def _first_line(exc: BaseException) -> str:
+    """What an error of others says, short enough to be sent."""
+    text = str(exc).strip()
+    return text.splitlines()[0][:200] if text else type(exc).__name__

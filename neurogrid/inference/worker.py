@@ -1,7 +1,7 @@
 """The worker: holds a stage, computes with it, for one coordinator at a time.
 
-Stateless unless it has a model directory of its own. Layers come in by `worker_layers`, sessions are
-computed by `worker_sessions`; here they are put on a host and kept running.
+Stateless unless it has a model directory of its own. Layers come in by `worker_layers` and
+`worker_transfers`, sessions are computed by `worker_sessions`; here they are put on a host and kept running.
 
     async with open_worker(WorkerSettings()) as worker:
         print(worker.addresses)
@@ -21,6 +21,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
+from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.device import device_name, select_device
@@ -45,9 +46,11 @@ class Worker:
         protocol: its tensor protocol, with the traffic counters.
     """
 
-    def __init__(self, state: WorkerState, layers: LayerService, sessions: SessionService) -> None:
+    def __init__(
+        self, state: WorkerState, transfers: TransferService, sessions: SessionService
+    ) -> None:
         self._state = state
-        self._layers = layers
+        self._transfers = transfers
         self._sessions = sessions
         self.protocol = state.protocol
         self.protocol.on_peer_lost(self._on_peer_lost)
@@ -70,14 +73,15 @@ class Worker:
 
     def _on_peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         logger.debug("the stream with %s ended: %s", peer_id, reason)
-        self._forget(peer_id)
+        self.forget(peer_id)
 
     def _on_disconnected(self, peer_id: str) -> None:
-        self._forget(peer_id)
+        self.forget(peer_id)
 
-    def _forget(self, peer_id: str) -> None:
+    def forget(self, peer_id: str) -> None:
+        """Drop all that was begun for a peer; a coordinator's layers are kept for the next."""
         self._sessions.forget(peer_id)
-        self._layers.forget(peer_id)
+        self._transfers.forget(peer_id)
         if self._state.coordinator == peer_id:
             logger.info("the coordinator %s is gone; its layers are kept", peer_id)
             self._state.release()
@@ -108,14 +112,15 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             protocol = Protocol(host, role="worker", versions=versions)
             state = WorkerState(settings, protocol, device)
             state.checkpoint = checkpoint
-            layers = LayerService(state)
+            transfers = TransferService(state)
+            layers = LayerService(state, transfers)
             sessions = SessionService(state, device_name=device_name(device))
-            layers.register()
-            sessions.register()
-            worker = Worker(state, layers, sessions)
+            for service in (transfers, layers, sessions):
+                service.register()
+            worker = Worker(state, transfers, sessions)
             if checkpoint is not None and not settings.wait_for_assignment:
                 await _load_own(layers, checkpoint, settings)
-            host.start_soon(layers.expire_transfers)
+            host.start_soon(transfers.expire, worker.forget)
             for address in settings.bootstrap:
                 host.start_soon(_keep_connected, host, protocol, address)
             yield worker

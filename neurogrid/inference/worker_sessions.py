@@ -11,14 +11,14 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import trio
 
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
-from neurogrid.inference.worker_state import WorkerState
+from neurogrid.inference.worker_state import WorkerState, name_layers, sender_of
 from neurogrid.model.cache import StageCache
 from neurogrid.model.tensors import dtype_name, tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.wire import (
@@ -92,7 +92,7 @@ class SessionService:
         info = GPUInfo(
             total_bytes=memory.total_bytes, used_bytes=memory.used_bytes, name=self._device_name
         )
-        await self._answer(message, MessageType.GPU_INFO, info.encode())
+        await self._state.answer(message, MessageType.GPU_INFO, info.encode())
 
     # Sessions (1.1.0)
 
@@ -105,7 +105,7 @@ class SessionService:
             missing -= state.assignment.confirmed
         if missing:
             raise RequestRefusedError(
-                f"this worker is not ready for layers {sorted(missing)}",
+                f"this worker is not ready for {name_layers(missing)}",
                 code=ErrorCode.LAYER_NOT_HELD,
             )
         assert state.assignment is not None
@@ -115,7 +115,7 @@ class SessionService:
                 f"{state.assignment.max_length} were agreed",
                 code=ErrorCode.LIMIT_EXCEEDED,
             )
-        key = (_sender(message), opened.session_id)
+        key = (sender_of(message), opened.session_id)
         if key in self._sessions:
             raise RequestRefusedError(
                 f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
@@ -134,23 +134,23 @@ class SessionService:
             cache=model.new_cache(),
         )
         ack = SessionAck(session_id=opened.session_id)
-        await self._answer(message, MessageType.SESSION_ACK, ack.encode())
+        await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
     async def _on_close(self, message: TensorMessage) -> None:
         closed = SessionClose.decode(message.data)
-        self._sessions.pop((_sender(message), closed.session_id), None)
+        self._sessions.pop((sender_of(message), closed.session_id), None)
         ack = SessionAck(session_id=closed.session_id)
-        await self._answer(message, MessageType.SESSION_ACK, ack.encode())
+        await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
     # Activations
 
     async def _on_activation(self, message: TensorMessage) -> None:
-        if self._state.protocol.is_v10(_sender(message)):
+        if self._state.protocol.is_v10(sender_of(message)):
             data = await self._compute_v10(message)
         else:
             data = await self._compute(message)
         assert message.msg_type is not None
-        await self._answer(message, _RESPONSE_TYPES[message.msg_type], data)
+        await self._state.answer(message, _RESPONSE_TYPES[message.msg_type], data)
 
     async def _compute(self, message: TensorMessage) -> bytes:
         model = self._state.require_coordinator(message.from_peer)
@@ -159,7 +159,7 @@ class SessionService:
         except RemoteProtocolError as exc:
             # The frame was whole, so the stream goes on; only this request is refused.
             raise RequestRefusedError(str(exc), code=exc.code) from exc
-        key = (_sender(message), envelope.session_id)
+        key = (sender_of(message), envelope.session_id)
         session = self._sessions.get(key)
         if session is None or session.model is not model:
             raise RequestRefusedError(
@@ -171,11 +171,10 @@ class SessionService:
                 f"over layers {session.start} to {session.stop - 1}",
                 code=ErrorCode.LAYER_NOT_HELD,
             )
-        expected = (1, None, model.hidden_size)
         shape = envelope.shape
         if len(shape) != 3 or shape[0] != 1 or shape[2] != model.hidden_size or shape[1] < 1:
             raise RequestRefusedError(
-                f"an activation of shape {list(shape)} came instead of {list(expected)}",
+                f"an activation of shape {list(shape)} came instead of [1, tokens, {model.hidden_size}]",
                 code=ErrorCode.SHAPE_MISMATCH,
             )
         if envelope.dtype != dtype_name(model.dtype):
@@ -214,7 +213,7 @@ class SessionService:
                 f"an activation of {len(message.data)} B is no FP16 [1, tokens, {model.hidden_size}]",
                 code=ErrorCode.SHAPE_MISMATCH,
             )
-        key = (_sender(message), layer_id)
+        key = (sender_of(message), layer_id)
         session = self._v10_caches.get(key)
         if position == 0 or session is None or session.model is not model:
             self._require_room_v10(model, key)
@@ -275,12 +274,3 @@ class SessionService:
             )
             session.length += num_tokens
         return result_BTD
-
-    async def _answer(self, message: TensorMessage, msg_type: MessageType, data: bytes) -> None:
-        reply = replace(message, msg_type=msg_type, data=data, from_peer=None)
-        await self._state.protocol.send(_sender(message), reply)
-
-
-def _sender(message: TensorMessage) -> str:
-    assert message.from_peer is not None  # set by Protocol for all that is received
-    return message.from_peer

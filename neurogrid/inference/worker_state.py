@@ -5,28 +5,32 @@ No handlers here, and no messages: `worker_layers` brings layers in, `worker_ses
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
 import trio
 
-from neurogrid.errors import RequestRefusedError
+from neurogrid.errors import CapacityError, CheckpointError, RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
 from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.wire import ErrorCode
+from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
-__all__ = ["Assignment", "WorkerSettings", "WorkerState"]
+__all__ = ["Assignment", "WorkerSettings", "WorkerState", "name_layers", "sender_of"]
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # What a second coordinator is told to wait for; a generation takes seconds to minutes. Seconds.
 BUSY_RETRY_AFTER = 10.0
+MAX_LAYERS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -133,21 +137,20 @@ class WorkerState:
             total = self.settings.memory_limit
         return DeviceMemory(total_bytes=total, used_bytes=max(total - free, 0))
 
-    def claim(self, peer_id: str) -> None:
-        """Make `peer_id` the coordinator that this worker serves.
+    def claim(self, peer_id: str) -> bool:
+        """Make `peer_id` the coordinator that this worker serves; False if it is already.
 
         Raises:
             RequestRefusedError: another one is being served (BUSY).
         """
-        if self.coordinator not in (None, peer_id):
+        if self.coordinator == peer_id:
+            return False
+        if self.coordinator is not None:
             if self.coordinator in self.protocol.host.connected_peers:
-                raise RequestRefusedError(
-                    f"busy: this worker serves the coordinator {self.coordinator}",
-                    code=ErrorCode.BUSY,
-                    retry_after=BUSY_RETRY_AFTER,
-                )
+                raise self._busy()
             self.release()
         self.coordinator = peer_id
+        return True
 
     def release(self) -> None:
         """Serve nobody; the layers stay for the next coordinator that wants the same bytes."""
@@ -161,14 +164,101 @@ class WorkerState:
             RequestRefusedError: no config was sent (CONFIG_REQUIRED), or another peer is served (BUSY).
         """
         if self.coordinator is not None and self.coordinator != peer_id:
-            raise RequestRefusedError(
-                f"busy: this worker serves the coordinator {self.coordinator}",
-                code=ErrorCode.BUSY,
-                retry_after=BUSY_RETRY_AFTER,
-            )
+            raise self._busy()
         if self.model is None or self.coordinator is None:
             raise RequestRefusedError(
                 "no model config was received: send ModelConfig first",
                 code=ErrorCode.CONFIG_REQUIRED,
             )
         return self.model
+
+    def require_layer_room(self, model: ServedModel, layer_id: int) -> None:
+        """Check that one more layer's weights fit beside those that are held.
+
+        Raises:
+            RequestRefusedError: they do not (OUT_OF_MEMORY).
+        """
+        try:
+            model.require_room(
+                layer_id,
+                layer_id + 1,
+                num_tokens=0,
+                num_sessions=0,
+                limit_bytes=self.memory().free_bytes - model.held_bytes,
+            )
+        except CapacityError as exc:
+            raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
+
+    def has_own_layer(self, layer_id: int) -> bool:
+        """Whether the worker's own checkpoint has the layer."""
+        return self.checkpoint is not None and layer_id in self.checkpoint.present_layers
+
+    async def load_own_layer(
+        self, model: ServedModel, layer_id: int, *, only: bytes | None = None
+    ) -> bool:
+        """Load one layer from the worker's own checkpoint; False if it cannot be used.
+
+        Args:
+            only: the content id that it must have; None for whatever it has.
+        """
+        checkpoint = self.checkpoint
+        if checkpoint is None or not self.has_own_layer(layer_id):
+            return False
+        blob = checkpoint.layer_blob(layer_id)
+
+        def load() -> None:
+            data = bytearray(blob.num_bytes)
+            filled = 0
+            for chunk in blob.chunks():
+                data[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
+            model.load(layer_id, memoryview(data), blob.blob_id(), is_own=True)
+
+        try:
+            blob_id = await trio.to_thread.run_sync(blob.blob_id)
+            if only is not None and blob_id != only:
+                return False
+            await self.run_torch(load)
+        except (CheckpointError, RequestRefusedError) as exc:
+            logger.warning("cannot use layer %d of the own model: %s", layer_id, exc)
+            return False
+        return True
+
+    async def answer(
+        self,
+        message: TensorMessage,
+        msg_type: MessageType,
+        data: bytes = b"",
+        *,
+        layer_id: int | None = None,
+    ) -> None:
+        """Answer a message: to its sender, under its ids."""
+        reply = replace(
+            message,
+            msg_type=msg_type,
+            layer_id=message.layer_id if layer_id is None else layer_id,
+            data=data,
+            from_peer=None,
+        )
+        await self.protocol.send(sender_of(message), reply)
+
+    def _busy(self) -> RequestRefusedError:
+        return RequestRefusedError(
+            f"busy: this worker serves the coordinator {self.coordinator}",
+            code=ErrorCode.BUSY,
+            retry_after=BUSY_RETRY_AFTER,
+        )
+
+
+def sender_of(message: TensorMessage) -> str:
+    """The peer that sent a received message."""
+    assert message.from_peer is not None  # set by Protocol for all that is received
+    return message.from_peer
+
+
+def name_layers(layer_ids: Iterable[int]) -> str:
+    """Layers for an error's text, which must stay short: `layers 1, 2, 3 and 9 more`."""
+    ids = sorted(layer_ids)
+    shown = ", ".join(map(str, ids[:MAX_LAYERS_NAMED]))
+    more = f" and {len(ids) - MAX_LAYERS_NAMED} more" if len(ids) > MAX_LAYERS_NAMED else ""
+    return f"layer{'s' if len(ids) > 1 else ''} {shown}{more}"
