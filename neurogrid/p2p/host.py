@@ -111,6 +111,15 @@ def _bind_reason(exc: OSError) -> str:
     return (exc.strerror or str(exc)).lower() + hint
 
 
+class _Opening:
+    """A stream that is being opened, and whether anybody still waits for it."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.outcome: Stream | PeerUnreachableError | None = None
+        self.is_abandoned = False
+
+
 class Host:
     """A libp2p host that runs. Made by `open_host`, never by hand.
 
@@ -184,18 +193,42 @@ class Host:
         """
         if peer_id not in self.connected_peers:
             raise PeerUnreachableError(f"there is no connection to {peer_id}")
+        opening = _Opening()
+        self._nursery.start_soon(self._negotiate, opening, peer_id, tuple(protocol_ids))
+        try:
+            await opening.done.wait()
+        except trio.Cancelled:
+            opening.is_abandoned = True
+            raise
+        if isinstance(opening.outcome, Stream):
+            return opening.outcome
+        assert opening.outcome is not None
+        raise opening.outcome
+
+    async def _negotiate(
+        self, opening: _Opening, peer_id: str, protocol_ids: tuple[str, ...]
+    ) -> None:
+        """Open a stream in the host's own task: to cancel a negotiation would break the connection."""
         try:
             with trio.fail_after(NEGOTIATE_TIMEOUT):
                 net_stream = await self.libp2p.new_stream(
                     ID.from_base58(peer_id), [TProtocol(name) for name in protocol_ids]
                 )
+            stream = _wrap(net_stream, peer_id, str(net_stream.get_protocol()))
+            opening.outcome = stream
+            if opening.is_abandoned:
+                await stream.reset()
         except trio.TooSlowError as exc:
-            raise PeerUnreachableError(f"{peer_id} does not answer a new stream") from exc
+            opening.outcome = PeerUnreachableError(f"{peer_id} does not answer a new stream")
+            opening.outcome.__cause__ = exc
         except (BaseLibp2pError, OSError, ValueError) as exc:
-            raise PeerUnreachableError(
+            opening.outcome = PeerUnreachableError(
                 f"cannot open a stream to {peer_id} for {' or '.join(protocol_ids)}"
-            ) from exc
-        return _wrap(net_stream, peer_id, str(net_stream.get_protocol()))
+            )
+            opening.outcome.__cause__ = exc
+        finally:
+            opening.outcome = opening.outcome or PeerUnreachableError("this host is closing")
+            opening.done.set()
 
     def set_stream_handler(self, protocol_id: str, handler: StreamHandler) -> None:
         """Serve inbound streams of `protocol_id` with `handler`, one task a stream.
