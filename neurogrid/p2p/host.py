@@ -37,6 +37,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from neurogrid.errors import ConfigurationError, PeerUnreachableError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.inbound import end_inbound_tasks
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.yamux import install_yamux
 
@@ -322,6 +323,7 @@ async def open_host(
         ),
     )
     install_yamux(libp2p.get_network())
+    end_inbound_tasks(libp2p.get_network())
     with unwrap_errors():
         async with libp2p.run(listen_addrs), trio.open_nursery() as nursery:
             host = Host(libp2p, identity, nursery)

@@ -378,8 +378,9 @@ class Protocol:
         except (RemoteProtocolError, RequestRefusedError) as exc:
             logger.warning("reset a 1.0.0 stream of %s: %s", peer_id, exc)
             await stream.reset()
-        except TransportError as exc:
-            logger.debug("a 1.0.0 stream of %s broke: %s", peer_id, exc)
+        except (TransportError, PeerRefusedError) as exc:
+            # The stream broke, or the peer would not have our answer.
+            logger.debug("a 1.0.0 stream of %s ended: %s", peer_id, exc)
             await stream.reset()
         else:
             await stream.aclose()
