@@ -244,7 +244,8 @@ class WorkerState:
 
     def _busy(self) -> RequestRefusedError:
         return RequestRefusedError(
-            f"busy: this worker serves the coordinator {self.coordinator}",
+            f"busy: this worker serves the coordinator {self.coordinator}; try again when that has "
+            "ended, or start another worker",
             code=ErrorCode.BUSY,
             retry_after=BUSY_RETRY_AFTER,
         )
