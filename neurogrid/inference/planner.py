@@ -7,7 +7,8 @@ free memory: of all contiguous splits in that order, the one whose fullest worke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, permutations
 
@@ -18,8 +19,10 @@ __all__ = ["LayerSize", "PeerCapacity", "PlannedStage", "plan_stages"]
 # For workspace: activations of a prefill, allocator slack, the interpreter. Of a worker's free memory.
 WORKSPACE_FRACTION = 0.1
 # Layers of unequal size may fit in one order of the workers and not in another. Up to this many workers all
-# orders are tried (24); beyond, only the roomiest first and its reverse.
+# orders are tried (24) for the best split; beyond, the roomiest first, its reverse, and one order in which
+# they fit, looked for among the subsets of so many workers (4,096).
 MAX_PERMUTED_WORKERS = 4
+MAX_PACKED_WORKERS = 12
 
 
 @dataclass(frozen=True)
@@ -100,19 +103,48 @@ def plan_stages(
 
 def _best_split(sizes: Sequence[int], peers: Sequence[PeerCapacity]) -> list[PlannedStage] | None:
     best: tuple[float, list[PlannedStage]] | None = None
-    for order in _orders(peers):
+    for order in _orders(sizes, peers):
         found = _split(sizes, order)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return best[1] if best else None
 
 
-def _orders(peers: Sequence[PeerCapacity]) -> list[Sequence[PeerCapacity]]:
+def _orders(
+    sizes: Sequence[int], peers: Sequence[PeerCapacity]
+) -> Iterable[Sequence[PeerCapacity]]:
     if len({peer.usable_bytes for peer in peers}) == 1:
         return [peers]
     if len(peers) <= MAX_PERMUTED_WORKERS:
-        return list(permutations(peers))
-    return [peers, peers[::-1]]
+        return permutations(peers)
+    orders = [peers, peers[::-1]]
+    if len(peers) <= MAX_PACKED_WORKERS and len(set(sizes)) > 1:
+        orders.append(_packed_order(sizes, peers))
+    return orders
+
+
+def _packed_order(sizes: Sequence[int], peers: Sequence[PeerCapacity]) -> Sequence[PeerCapacity]:
+    """An order in which the peers, each filled before the next, hold the most layers.
+
+    `reach[subset]`: the most layers, from the first, that these peers hold in some order of theirs.
+    """
+    ends = [0, *accumulate(sizes)]
+    reach = [0] * (1 << len(peers))
+    last = [0] * (1 << len(peers))
+    for subset in range(1, len(reach)):
+        reach[subset] = -1
+        for index, peer in enumerate(peers):
+            if subset >> index & 1:
+                before = reach[subset ^ (1 << index)]
+                held = bisect_right(ends, ends[before] + peer.usable_bytes) - 1
+                if held > reach[subset]:
+                    reach[subset], last[subset] = held, index
+    order: list[PeerCapacity] = []
+    subset = len(reach) - 1
+    while subset:
+        order.append(peers[last[subset]])
+        subset ^= 1 << last[subset]
+    return order[::-1]
 
 
 def _split(
