@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import logging
 
-from neurogrid.errors import CapacityError, RemoteProtocolError, RequestRefusedError
+from neurogrid.errors import (
+    CapacityError,
+    CheckpointError,
+    RemoteProtocolError,
+    RequestRefusedError,
+)
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.inference.worker_transfers import TransferService
@@ -51,6 +56,10 @@ class LayerService:
         """Load all layers of the worker's own checkpoint (a stateful worker without a coordinator).
 
         Those that find no room stay on disk.
+
+        Raises:
+            ModelError: a file is broken.
+            RequestRefusedError: the model cannot be served, or a layer does not fit its config.
         """
         state = self._state
         assert state.checkpoint is not None
@@ -176,10 +185,12 @@ class LayerService:
     async def _load_requested(self, model: ServedModel, wanted: tuple[int, ...]) -> None:
         """A non-empty LayerRequest: load those layers from the worker's own model."""
         state = self._state
-        for layer_id in sorted(set(wanted) - set(model.held)):
-            if state.has_own_layer(layer_id) and layer_id < model.num_layers:
-                state.require_layer_room(model, layer_id)
-                await state.load_own_layer(model, layer_id)
+        try:
+            for layer_id in sorted(set(wanted) - set(model.held)):
+                if layer_id < model.num_layers:
+                    await state.load_own_layer(model, layer_id)
+        except CheckpointError as exc:
+            raise RequestRefusedError(str(exc), code=ErrorCode.LAYER_NOT_HELD) from exc
         missing = set(wanted) - set(model.held)
         if missing:
             raise RequestRefusedError(

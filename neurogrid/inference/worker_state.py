@@ -5,7 +5,6 @@ No handlers here, and no messages: `worker_layers` brings layers in, `worker_ses
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import ParamSpec, TypeVar
 import torch
 import trio
 
-from neurogrid.errors import CapacityError, CheckpointError, RequestRefusedError
+from neurogrid.errors import CapacityError, RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
@@ -22,8 +21,6 @@ from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Assignment", "WorkerSettings", "WorkerState", "name_layers", "sender_of"]
-
-logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -189,22 +186,25 @@ class WorkerState:
         except CapacityError as exc:
             raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
 
-    def has_own_layer(self, layer_id: int) -> bool:
-        """Whether the worker's own checkpoint has the layer."""
-        return self.checkpoint is not None and layer_id in self.checkpoint.present_layers
-
     async def load_own_layer(
         self, model: ServedModel, layer_id: int, *, only: bytes | None = None
     ) -> bool:
-        """Load one layer from the worker's own checkpoint; False if it cannot be used.
+        """Load one layer from the worker's own checkpoint; False if it is not there.
 
         Args:
             only: the content id that it must have; None for whatever it has.
+
+        Raises:
+            CheckpointError: its file is broken.
+            RequestRefusedError: it does not fit the model or the memory.
         """
         checkpoint = self.checkpoint
-        if checkpoint is None or not self.has_own_layer(layer_id):
+        if checkpoint is None or layer_id not in checkpoint.present_layers:
             return False
         blob = checkpoint.layer_blob(layer_id)
+        blob_id = await trio.to_thread.run_sync(blob.blob_id)
+        if only is not None and blob_id != only:
+            return False
 
         def load() -> None:
             data = bytearray(blob.num_bytes)
@@ -212,16 +212,13 @@ class WorkerState:
             for chunk in blob.chunks():
                 data[filled : filled + len(chunk)] = chunk
                 filled += len(chunk)
-            model.load(layer_id, memoryview(data), blob.blob_id(), is_own=True)
+            model.load(layer_id, memoryview(data), blob_id, is_own=True)
 
-        try:
-            blob_id = await trio.to_thread.run_sync(blob.blob_id)
-            if only is not None and blob_id != only:
-                return False
-            await self.run_torch(load)
-        except (CheckpointError, RequestRefusedError) as exc:
-            logger.warning("cannot use layer %d of the own model: %s", layer_id, exc)
-            return False
+        if layer_id in model.held:
+            self.on_layers_changed()
+        else:
+            self.require_layer_room(model, layer_id)
+        await self.run_torch(load)
         return True
 
     async def answer(

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from neurogrid.errors import RequestRefusedError, TransportError
+from neurogrid.errors import CheckpointError, RequestRefusedError, TransportError
 from neurogrid.inference.incoming import IncomingBlob
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import Assignment, WorkerState, sender_of
@@ -135,7 +135,11 @@ class TransferService:
         held = model.held.get(offer.layer_id)
         if held is not None and held.blob_id == offer.blob_id:
             return True
-        return await self._state.load_own_layer(model, offer.layer_id, only=offer.blob_id)
+        try:
+            return await self._state.load_own_layer(model, offer.layer_id, only=offer.blob_id)
+        except (CheckpointError, RequestRefusedError) as exc:
+            logger.warning("cannot use layer %d of the own model: %s", offer.layer_id, exc)
+            return False
 
     def _begin(self, peer_id: str, model: ServedModel, incoming: IncomingBlob) -> None:
         """Open a transfer, in place of an older one of the same layer.

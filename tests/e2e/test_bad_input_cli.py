@@ -288,6 +288,22 @@ def test_an_architecture_that_brings_its_own_code(checkpoint: Path) -> None:
     refuse_model(checkpoint, says="'mine' is unknown .*the code that it brings is never run")
 
 
+def refuse_own_model(path: Path, *, says: str) -> None:
+    expect(run_preloaded("worker", "--port", "0", "--model", str(path)), status=FAILURE, says=says)
+
+
+def test_a_workers_own_model_that_is_broken(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["intermediate_size"] //= 2
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    refuse_own_model(checkpoint, says="the weights of layer 0 do not fit its config: .*shape")
+    file = shard(checkpoint)
+    file.write_bytes(file.read_bytes()[:-1000])
+    refuse_own_model(checkpoint, says=f"{file}: truncated")
+    (checkpoint / "config.json").unlink()
+    refuse_own_model(checkpoint, says="config.json: missing")
+
+
 def test_more_stages_than_layers() -> None:
     args = (*PROMPT, "--stages", "9", "--min-peers", "9")
     says = "9 stages .*are more than the 8 layers of .*ask for at most 8"
