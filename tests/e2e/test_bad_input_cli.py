@@ -11,8 +11,8 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -148,12 +148,24 @@ def test_a_port_that_was_asked_for_and_is_taken(command: str, flag: str, taken_p
     expect_at_once(run_command(command, *more, flag, str(taken_port)), status=USAGE, says=says)
 
 
+def hold_port(holder: socket.socket, port: int) -> None:
+    """Listen on a fixed port; waits for whoever has it now, since that one may let go any time."""
+    give_up = time.monotonic() + DEADLINE
+    while True:
+        try:
+            holder.bind(("127.0.0.1", port))
+            break
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+    holder.listen()
+
+
 def test_the_default_port_gives_way_with_a_notice() -> None:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # somebody else has it: just as good
-            holder.bind(("127.0.0.1", 9000))
-            holder.listen()
+        hold_port(holder, 9000)
         process = subprocess.Popen(
             [sys.executable, "-m", "neurogrid.cli.worker"],
             stdout=subprocess.PIPE,
