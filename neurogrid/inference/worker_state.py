@@ -65,7 +65,10 @@ class WorkerSettings:
 
 @dataclass
 class Assignment:
-    """Layers [start, stop) that the coordinator wants here, and those confirmed by their hash."""
+    """Layers [start, stop) that the coordinator wants here, and those confirmed by their hash.
+
+    Ready is announced once: two layers may be confirmed before either of their tasks goes on.
+    """
 
     start: int
     stop: int
@@ -73,6 +76,7 @@ class Assignment:
     max_sessions: int
     request_id: int
     confirmed: set[int] = field(default_factory=set)
+    is_announced: bool = False
 
     @property
     def is_ready(self) -> bool:

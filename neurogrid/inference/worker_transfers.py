@@ -256,6 +256,9 @@ class TransferService:
         state = self._state
         if assignment is not state.assignment or not assignment.is_ready:
             return
+        if assignment.is_announced:
+            return
+        assignment.is_announced = True
         assert state.coordinator is not None
         logger.info("layers %d to %d are ready", assignment.start, assignment.stop - 1)
         await state.protocol.send(
