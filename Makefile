@@ -2,37 +2,48 @@
 BIN := .venv/bin
 PROMPT ?= A function definition
 
-.PHONY: setup demo check test test-unit test-e2e format bench clean
+.PHONY: setup demo check test test-unit test-e2e format docs bench clean
 
-setup: .venv/.ready
+setup: .venv/.ready .venv/.peers-ready
 
 .venv/.ready: pyproject.toml constraints.txt .ci/setup
-	.ci/setup
+	.ci/setup python
+
+# Peers in other languages, which only the tests need.
+.venv/.peers-ready: .venv/.ready tests/e2e/interop/js/package-lock.json
+	.ci/setup peers
 
 # The main job: two workers with nothing on disk get the embedded model over libp2p and write.
-demo: setup
+demo: .venv/.ready
 	$(BIN)/neurogrid-coordinator --local-workers 2 --prompt "$(PROMPT)" --max-tokens 80
 
-check: setup
+check: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 test: test-unit test-e2e
 
-test-unit: setup
+# Without sockets: also what the network in memory shows of the suite that all networks pass.
+test-unit: .venv/.ready
 	$(BIN)/python -m pytest tests/unit -q
+	$(BIN)/python -m pytest tests/conformance -q -k memory
 
 test-e2e: setup
 	$(BIN)/python -m pytest tests/e2e -q
+	$(BIN)/python -m pytest tests/conformance -q -k libp2p
 
-format: setup
+format: .venv/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The reference, from the docstrings; a test holds that it was made anew.
+docs: .venv/.ready
+	$(BIN)/python docs/make_reference.py
+
 # Prints ratios and writes a dated file under benchmarks/results/.
-bench: setup
+bench: .venv/.ready
 	$(BIN)/python benchmarks/decode.py
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv tests/e2e/interop/js/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

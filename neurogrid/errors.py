@@ -13,11 +13,15 @@ __all__ = [
     "ConfigurationError",
     "LocalProtocolError",
     "RemoteProtocolError",
+    "ConfigFormatError",
     "PeerRefusedError",
+    "ConfigRequiredError",
     "RequestRefusedError",
     "TransportError",
     "PeerUnreachableError",
     "StreamBrokenError",
+    "HeaderWriteError",
+    "DataWriteError",
     "ResponseTimeout",
     "NoRouteError",
     "CapacityError",
@@ -50,6 +54,14 @@ class RemoteProtocolError(NeuroGridError):
         self.code = code
 
 
+class ConfigFormatError(RemoteProtocolError):
+    """The Data of a ModelConfig message is no model config: empty, null, malformed, a field missing
+    or out of its range."""
+
+    def __init__(self, message: str, *, code: int = 7) -> None:
+        super().__init__(message, code=code)
+
+
 class PeerRefusedError(NeuroGridError):
     """The peer answered with an Error message.
 
@@ -66,6 +78,10 @@ class PeerRefusedError(NeuroGridError):
         self.code = code
         self.text = text
         self.retry_after = retry_after
+
+
+class ConfigRequiredError(PeerRefusedError):
+    """The peer was sent weights, an assignment or an activation before a model config."""
 
 
 class RequestRefusedError(NeuroGridError):
@@ -94,6 +110,14 @@ class PeerUnreachableError(TransportError):
 
 class StreamBrokenError(TransportError):
     """A stream or its connection ended while it was in use."""
+
+
+class HeaderWriteError(StreamBrokenError):
+    """A stream broke before any of the message went out: it may be sent again, over another stream."""
+
+
+class DataWriteError(StreamBrokenError):
+    """A stream broke while a message went out: the peer has it in part, if at all, or whole."""
 
 
 class ResponseTimeout(TransportError):
