@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import resource
+import struct
 import tracemalloc
 
 import pytest
@@ -206,3 +208,63 @@ def test_versions_share_nothing_but_their_common_types() -> None:
         StreamDecoder().receive_data(legacy)
     with pytest.raises(RemoteProtocolError):
         MessageDecoder().receive_data(hello)
+
+
+@pytest.mark.parametrize("decoder_class", [MessageDecoder, StreamDecoder])
+@pytest.mark.parametrize("size", [64 * KIB + 1, MIB + 8, 3 * MIB])
+@pytest.mark.parametrize("step", [1000, 64 * KIB, 4 * MIB])
+def test_large_data_can_be_received_into_its_place(
+    decoder_class: type[MessageDecoder | StreamDecoder], size: int, step: int
+) -> None:
+    decoder = decoder_class()
+    stream = memoryview(encode_message(activation(size)) + encode_message(activation(10)))
+    messages: list[TensorMessage] = []
+    at, direct_bytes = 0, 0
+    while at < len(stream):
+        buffer = decoder.get_buffer()
+        if buffer is None:
+            piece = stream[at : at + 100]
+            messages += decoder.receive_data(piece)
+            at += len(piece)
+        else:
+            piece = stream[at : at + min(step, len(buffer))]
+            buffer[: len(piece)] = piece
+            messages += decoder.buffer_filled(len(piece))
+            at += len(piece)
+            direct_bytes += len(piece)
+    assert [len(message.data) for message in messages] == [size, 10]
+    assert messages[0].data == activation(size).data
+    assert not memoryview(messages[0].data).readonly
+    assert direct_bytes > size - 64 * KIB - 200
+    decoder.receive_eof()
+
+
+def test_a_buffer_that_is_lent_and_not_filled_costs_little() -> None:
+    decoder = StreamDecoder()
+    header = encode_message(activation(0))[:-4] + struct.pack(">I", 256 * MIB)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert decoder.receive_data(header) == []
+    for count in range(3):
+        buffer = decoder.get_buffer()
+        assert buffer is not None
+        assert len(buffer) == 256 * MIB - 3 * KIB * count
+        buffer[: 3 * KIB] = bytes(3 * KIB)
+        assert decoder.buffer_filled(3 * KIB) == []
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (after - before) * KIB < 16 * MIB
+    with pytest.raises(RemoteProtocolError, match=f"{9 * KIB} of {256 * MIB} bytes"):
+        decoder.receive_eof()
+
+
+def test_no_buffer_is_lent_for_what_is_small_or_broken() -> None:
+    decoder = StreamDecoder()
+    assert decoder.get_buffer() is None
+    decoder.receive_data(encode_message(activation(100))[:30])
+    assert decoder.get_buffer() is None
+    with pytest.raises(LocalProtocolError):
+        decoder.buffer_filled(1000)
+    broken = StreamDecoder()
+    with pytest.raises(RemoteProtocolError):
+        broken.receive_data(b"\xff")
+    with pytest.raises(RemoteProtocolError):
+        broken.get_buffer()

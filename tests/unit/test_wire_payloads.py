@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import hashlib
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.errors import ConfigFormatError, LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p import wire
 from neurogrid.p2p.wire import MessageType, TensorMessage
 
 TRACE = wire.TraceContext(bytes(range(1, 17)), bytes(8), 1)
 ENVELOPE = wire.TensorEnvelope(1, 0, 0, 1, "F16", (1, 1, 2), b"\1\2\3\4")
 CONFIG = wire.ModelConfig("m", 2, 3, 2, 1, 1, 2, 7, 5, 0.5)
-HELLO = wire.Hello("worker", "a", (wire.PROTOCOL_V11,), 1 << 20)
+HELLO = wire.Hello("worker", "a", (wire.PROTOCOL_V11,), 1 << 20, 1 << 26)
 ASSIGN = wire.Assign(0, 1, 10, 1, "F32")
-OFFER = wire.TransferOffer(0, 10, bytes(32))
+OFFER = wire.TransferOffer(0, 10, hashlib.sha256(bytes(32)).digest(), bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ OFFER = wire.TransferOffer(0, 10, bytes(32))
         TensorMessage(MessageType.ACTIVATION, seq_id=2**64),
         TensorMessage(MessageType.ACTIVATION, request_id=2**64),
         TensorMessage(MessageType.ACTIVATION, trace_context=TRACE),
-        TensorMessage(MessageType.CREDIT),
+        TensorMessage(MessageType.CREDIT, data=bytes(9)),
         TensorMessage(MessageType.WEIGHTS_ACK, data=b"\0"),
         TensorMessage(None, layer_id=2**24),
         TensorMessage(None, request_id=1),
@@ -93,7 +94,16 @@ def test_parts_are_not_copied_and_count_bytes_of_any_element_type() -> None:
         wire.AssignAck((wire.MAX_LAYERS,)).encode,
         dataclasses.replace(OFFER, num_bytes=wire.MAX_BLOB_BYTES + 1).encode,
         dataclasses.replace(OFFER, blob_id=b"").encode,
+        dataclasses.replace(OFFER, digests=bytes(64)).encode,
+        dataclasses.replace(OFFER, digests=b"\1" * 32).encode,
         wire.TransferAccept(-1, True).encode,
+        wire.TransferAccept(0, True, bytes(wire.MAX_BITMAP_BYTES + 1)).encode,
+        wire.TransferRequest(bytes(31)).encode,
+        wire.Credit(2**64).encode,
+        wire.Credit(-1).encode,
+        dataclasses.replace(HELLO, credit=2**64).encode,
+        lambda: wire.encode_bitmap([8], 8),
+        lambda: wire.encode_bitmap([-1], 8),
         wire.Ready(1, 1).encode,
         wire.SessionOpen(2**64, 0, 1, 1).encode,
         wire.SessionOpen(1, 0, 1, 0).encode,
@@ -144,6 +154,16 @@ def test_configs_that_we_do_not_send(change: dict[str, Any]) -> None:
     wire.serialize_config(CONFIG)
     with pytest.raises(LocalProtocolError, match="cannot be sent"):
         wire.serialize_config(dataclasses.replace(CONFIG, **change))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"), [(b"", "empty"), (b"null", "null"), (b"{", "no JSON"), (b"{}", "missing")]
+)
+def test_a_config_that_is_none_has_an_error_of_its_own(data: bytes, says: str) -> None:
+    with pytest.raises(ConfigFormatError, match=says) as caught:
+        wire.deserialize_config(data)
+    assert caught.value.code == wire.ErrorCode.CONFIG_INVALID
+    assert ConfigFormatError("without a code").code == wire.ErrorCode.CONFIG_INVALID
 
 
 def test_a_config_over_the_limit_is_not_parsed() -> None:

@@ -20,22 +20,64 @@ def registry(name: str) -> Any:
 
 def test_message_types() -> None:
     entries = registry("message_types")
-    reserved = {entry["name"]: entry["value"] for entry in entries["reserved"]}
-    assert reserved == {"CREDIT": wire.MessageType.CREDIT}
     named = {entry["name"]: entry["value"] for entry in entries["message_types"]}
-    assert named | reserved == {t.name: t.value for t in wire.MessageType}
+    assert named == {t.name: t.value for t in wire.MessageType}
     for entry in entries["message_types"]:
         msg_type = wire.MessageType(entry["value"])
         assert (entry["since"] == "1.0.0") == (msg_type in wire.V10_TYPES)
         assert msg_type in wire.V11_TYPES
         size = {"extended": wire.EXTENDED_HEADER_BYTES, "traced": wire.TRACED_HEADER_BYTES}
         assert size[entry["header"]] == wire.header_bytes(msg_type)
+        assert entry["credited"] == (msg_type in wire.CREDITED_TYPES)
         assert entry["max_data"] == wire.DEFAULT_LIMITS.for_type(msg_type)
 
 
 def test_error_codes() -> None:
     entries = registry("error_codes")["error_codes"]
     assert {e["name"]: e["value"] for e in entries} == {c.name: c.value for c in wire.ErrorCode}
+
+
+def test_the_chapter_on_errors_has_the_same_numbers() -> None:
+    text = (SPECIFICATION / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", text, re.MULTILINE)
+    assert {name: int(number) for number, name in rows} == {c.name: c.value for c in wire.ErrorCode}
+
+
+def test_every_type_has_a_section_in_messages() -> None:
+    text = (SPECIFICATION / "messages.md").read_text(encoding="utf-8")
+    headings = " ".join(re.findall(r"^## (.*)$", text, re.MULTILINE))
+    traced = {f"0x{t.value:02x}" for t in wire.TRACED_TYPES}  # they share that of the untraced
+    numbers = {f"0x{t.value:02x}" for t in wire.MessageType}
+    assert set(re.findall(r"0x[0-9a-f]{2}", headings)) == numbers - traced
+
+
+def test_the_first_free_numbers() -> None:
+    text = (SPECIFICATION / "versioning.md").read_text(encoding="utf-8")
+    assert f"0x{max(wire.MessageType) + 1:02x} is the first free type" in text
+    assert f"{max(wire.ErrorCode) + 1} the first\n  free error code" in text
+
+
+def test_the_chapter_on_limits_has_the_same_numbers() -> None:
+    text = (SPECIFICATION / "limits.md").read_text(encoding="utf-8").replace(",", "")
+    limits = {wire.DEFAULT_LIMITS.for_type(t) for t in wire.MessageType}
+    others = {
+        wire.CHUNK_BYTES,
+        wire.MAX_CHUNKS,
+        wire.MAX_LAYERS,
+        wire.MAX_SESSIONS,
+        wire.MAX_RANK,
+        wire.MAX_BITMAP_BYTES,
+        wire.MAX_ERROR_CHARS,
+    }
+    assert [n for n in limits | others if not re.search(rf"\b{n}\b", text)] == []
+
+
+def test_the_readme_lists_every_chapter() -> None:
+    text = (SPECIFICATION / "README.md").read_text(encoding="utf-8")
+    chapters = {path.name for path in SPECIFICATION.glob("*.md")} - {"README.md"}
+    assert {name for name in chapters if f"]({name})" not in text} == set()
+    (revision,) = re.findall(r"^\| `/neurogrid/tensor/1.1.0` \|.*\| (r\d+) \|", text, re.MULTILINE)
+    assert f"| {revision} |" in (SPECIFICATION / "versioning.md").read_text(encoding="utf-8")
 
 
 def test_dtypes() -> None:

@@ -122,7 +122,7 @@ def plain(value: Any) -> Any:
 
 
 # 64-bit numbers stand in the vectors as strings, since JSON readers differ past 2**53.
-U64_FIELDS = {"session_id", "total_bytes", "used_bytes"}
+U64_FIELDS = {"session_id", "position", "total_bytes", "used_bytes", "credit", "max_total"}
 
 
 def to_fields(payload: Any) -> dict[str, Any]:
@@ -181,6 +181,20 @@ def test_blob_id(subject: Any, case: Any) -> None:
         for at in range(0, size, step):
             hasher.update(memoryview(content)[at : at + step])
         assert hasher.digest().hex() == case["blob_id"]
+        assert hasher.digests().hex() == "".join(case["chunk_sha256"])
+
+
+@pytest.mark.parametrize(("subject", "case"), cases("bitmap.json"))
+def test_bitmap(subject: Any, case: Any) -> None:
+    bitmap = bytes.fromhex(case["hex"])
+    if case["result"] == "invalid":
+        with pytest.raises(RemoteProtocolError) as caught:
+            wire.decode_bitmap(bitmap, case["num_chunks"])
+        assert caught.value.code == wire.ErrorCode[case["error"]]
+        return
+    assert wire.decode_bitmap(bitmap, case["num_chunks"]) == set(case["chunks"])
+    if case.get("canonical", True):
+        assert wire.encode_bitmap(case["chunks"], case["num_chunks"]) == bitmap
 
 
 def test_every_type_has_valid_incomplete_and_invalid_frames() -> None:
@@ -195,5 +209,43 @@ def test_every_type_has_valid_incomplete_and_invalid_frames() -> None:
 def test_every_payload_has_vectors() -> None:
     named = {p.values[0]["payload"] for p in PAYLOADS}
     classes = {c.__name__ for c in wire.ControlPayload.__subclasses__() if c.__name__[0] != "_"}
-    assert named >= classes | {"SessionClose", "SessionAck", "WeightsChunk", "LayerIds"}
+    assert named >= classes | {"SessionClose", "SessionAck", "WeightsChunk", "LayerIds", "Credit"}
     assert named >= {"GPUInfo", "ModelConfig", "TensorEnvelope"}
+
+
+def test_every_error_code_has_a_vector() -> None:
+    """Those that bytes alone provoke as the outcome of a case, the others in an Error message."""
+    provoked: set[str] = set()
+    for path in VECTORS.glob("*.json"):
+        for case in json.loads(path.read_text(encoding="utf-8"))["cases"]:
+            assert ("error" in case) == (case["result"] == "invalid"), (path.stem, case["id"])
+            provoked |= {case["error"]} if "error" in case else set()
+    assert provoked >= {
+        "PROTOCOL_VIOLATION",
+        "LIMIT_EXCEEDED",
+        "CONFIG_INVALID",
+        "SHAPE_MISMATCH",
+        "TRANSFER_INVALID",
+    }
+    assert provoked <= set(wire.ErrorCode.__members__)
+    told = {
+        case["fields"]["code"]
+        for _, case in (p.values for p in cases("error.json"))
+        if "fields" in case
+    }
+    assert told >= set(wire.ErrorCode)
+
+
+def test_every_vector_is_read_by_a_test() -> None:
+    here = {"blob_id", "bitmap", "framing_v10", "framing_v11", "stream_v11", "transfer_v11"}
+    for path in VECTORS.glob("*.json"):
+        subject = json.loads(path.read_text(encoding="utf-8"))
+        assert (path.stem in here) != ("payload" in subject), path.stem
+        assert (VECTORS.parent / subject["specification"]).exists(), path.stem
+        assert subject["subject"]
+
+
+@pytest.mark.parametrize("path", sorted(VECTORS.glob("*.json")), ids=lambda p: p.stem)
+def test_every_case_has_its_own_id(path: Path) -> None:
+    ids = [case["id"] for case in json.loads(path.read_text(encoding="utf-8"))["cases"]]
+    assert len(ids) == len(set(ids))

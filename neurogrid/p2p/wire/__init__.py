@@ -5,12 +5,11 @@ their bounds. It knows neither sockets nor peers nor tensors, and imports the st
 msgpack only.
 """
 
-from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, BlobHasher, blob_id, num_chunks
+from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.control import ROLES, ControlPayload, ErrorPayload, Hello
 from neurogrid.p2p.wire.decoder import MessageDecoder, StreamDecoder
 from neurogrid.p2p.wire.envelope import (
     TENSOR_ALIGNMENT,
-    TensorEnvelope,
     decode_envelope,
     encode_envelope_parts,
 )
@@ -26,6 +25,7 @@ from neurogrid.p2p.wire.headers import (
 from neurogrid.p2p.wire.limits import (
     CHUNK_BYTES,
     DEFAULT_LIMITS,
+    MAX_BITMAP_BYTES,
     MAX_BLOB_BYTES,
     MAX_CHUNKS,
     MAX_ERROR_CHARS,
@@ -34,22 +34,28 @@ from neurogrid.p2p.wire.limits import (
     MAX_SESSIONS,
     Limits,
 )
-from neurogrid.p2p.wire.messages import Data, TensorMessage, TraceContext
+from neurogrid.p2p.wire.messages import Data, TensorEnvelope, TensorMessage, TraceContext
 from neurogrid.p2p.wire.model_config import ModelConfig, deserialize_config, serialize_config
-from neurogrid.p2p.wire.payloads import GPUInfo, LayerIds, WeightsChunk, iter_weights_chunks
+from neurogrid.p2p.wire.payloads import Credit, GPUInfo, LayerIds, WeightsChunk, iter_weights_chunks
 from neurogrid.p2p.wire.placement import (
     FINGERPRINT_BYTES,
     Assign,
     AssignAck,
     ConfigAck,
     Ready,
-    TransferAccept,
-    TransferOffer,
     config_fingerprint,
 )
 from neurogrid.p2p.wire.session_control import SessionAck, SessionClose, SessionOpen
+from neurogrid.p2p.wire.transfers import (
+    TransferAccept,
+    TransferOffer,
+    TransferRequest,
+    decode_bitmap,
+    encode_bitmap,
+)
 from neurogrid.p2p.wire.types import (
     CONFIG_DTYPES,
+    CREDITED_TYPES,
     DTYPES,
     PROTOCOL_V10,
     PROTOCOL_V11,
@@ -67,6 +73,7 @@ __all__ = [
     "V10_TYPES",
     "V11_TYPES",
     "TRACED_TYPES",
+    "CREDITED_TYPES",
     "ErrorCode",
     "DTYPES",
     "CONFIG_DTYPES",
@@ -87,6 +94,7 @@ __all__ = [
     "CHUNK_BYTES",
     "MAX_CHUNKS",
     "MAX_BLOB_BYTES",
+    "MAX_BITMAP_BYTES",
     "MAX_LAYERS",
     "MAX_SESSIONS",
     "MAX_RANK",
@@ -95,10 +103,12 @@ __all__ = [
     "iter_weights_chunks",
     "LayerIds",
     "GPUInfo",
+    "Credit",
     "ModelConfig",
     "serialize_config",
     "deserialize_config",
     "BLOB_ID_BYTES",
+    "DIGEST_BYTES",
     "blob_id",
     "BlobHasher",
     "num_chunks",
@@ -115,8 +125,11 @@ __all__ = [
     "ConfigAck",
     "Assign",
     "AssignAck",
+    "TransferRequest",
     "TransferOffer",
     "TransferAccept",
+    "encode_bitmap",
+    "decode_bitmap",
     "Ready",
     "SessionOpen",
     "SessionClose",

@@ -1,4 +1,4 @@
-"""The id of a blob: the SHA-256 of the list of its chunks' SHA-256 (`protocol_spec/sessions.md`).
+"""The id of a blob: the SHA-256 of the list of its chunks' SHA-256 (`protocol_spec/transfers.md`).
 
 A hash of hashes names the chunk that is wrong, so one liar among several sources can be told from
 the others. A blob of no bytes has one chunk, of no bytes.
@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Final
 
 from neurogrid.p2p.wire.limits import CHUNK_BYTES
 from neurogrid.p2p.wire.messages import Data
 
-__all__ = ["BLOB_ID_BYTES", "BlobHasher", "blob_id", "num_chunks"]
+__all__ = ["BLOB_ID_BYTES", "DIGEST_BYTES", "BlobHasher", "blob_id", "num_chunks"]
 
-BLOB_ID_BYTES = 32
+BLOB_ID_BYTES: Final = 32
+"""Bytes in the id of a blob, a SHA-256."""
+
+DIGEST_BYTES: Final = 32
+"""Bytes in the digest of a chunk, a SHA-256."""
 
 
 def blob_id(chunk_digests: Iterable[bytes]) -> bytes:
@@ -31,10 +36,12 @@ def num_chunks(num_bytes: int) -> int:
 
 
 class BlobHasher:
-    """Takes a blob in pieces of any size and gives its id; holds one hash state, not the pieces."""
+    """Takes a blob in pieces of any size and gives its id; holds the digests of the finished chunks
+    (32 bytes a MiB) and one hash state, not the pieces.
+    """
 
     def __init__(self) -> None:
-        self._finished = hashlib.sha256()  # over the digests of the chunks before this one
+        self._finished = bytearray()  # digests of the chunks before this one
         self._chunk = hashlib.sha256()
         self._in_chunk = 0
 
@@ -43,15 +50,17 @@ class BlobHasher:
         view = memoryview(data).cast("B")
         while view:
             if self._in_chunk == CHUNK_BYTES:
-                self._finished.update(self._chunk.digest())
+                self._finished += self._chunk.digest()
                 self._chunk, self._in_chunk = hashlib.sha256(), 0
             piece = view[: CHUNK_BYTES - self._in_chunk]
             self._chunk.update(piece)
             self._in_chunk += len(piece)
             view = view[len(piece) :]
 
+    def digests(self) -> bytes:
+        """The SHA-256 of every chunk of what was taken so far, in order; more may follow."""
+        return bytes(self._finished) + self._chunk.digest()
+
     def digest(self) -> bytes:
         """The id of what was taken so far; more may follow."""
-        whole = self._finished.copy()
-        whole.update(self._chunk.digest())
-        return whole.digest()
+        return hashlib.sha256(self.digests()).digest()

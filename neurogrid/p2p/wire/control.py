@@ -24,7 +24,15 @@ from neurogrid.p2p.wire.limits import (
     MAX_VERSIONS,
     MIN_PEER_DATA,
 )
-from neurogrid.p2p.wire.maps import MAX_U32, Fields, decode_map, encode_map, printable_line
+from neurogrid.p2p.wire.maps import (
+    MAX_SCALAR_BYTES,
+    MAX_U32,
+    MAX_U64,
+    Fields,
+    decode_map,
+    encode_map,
+    printable_line,
+)
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import ErrorCode
 
@@ -36,6 +44,7 @@ __all__ = [
 ]
 
 ROLES: Final = frozenset({"worker", "coordinator", "peer"})
+"""What a Hello may call its sender."""
 
 
 class ControlPayload(ABC):
@@ -47,6 +56,7 @@ class ControlPayload(ABC):
     _keys: ClassVar[frozenset[str]]
     _arrays: ClassVar[Mapping[str, int]] = {}
     _max_bytes: ClassVar[int] = DEFAULT_LIMITS.control
+    _max_binary: ClassVar[int] = MAX_SCALAR_BYTES
 
     def encode(self) -> bytes:
         """The map, keys in the order of the specification's table."""
@@ -63,7 +73,12 @@ class ControlPayload(ABC):
     def decode(cls, data: Data) -> Self:
         """Read the map, which must fill `data`."""
         fields, taken = decode_map(
-            data, what=cls._name, max_bytes=cls._max_bytes, arrays=cls._arrays, known=cls._keys
+            data,
+            what=cls._name,
+            max_bytes=cls._max_bytes,
+            arrays=cls._arrays,
+            known=cls._keys,
+            max_binary=cls._max_binary,
         )
         if taken != len(data):
             raise RemoteProtocolError(
@@ -89,15 +104,18 @@ class Hello(ControlPayload):
             printable.
         versions: the protocol ids that the sender speaks, 1 to `MAX_VERSIONS`.
         max_data: the largest Data in bytes that it accepts, u32, at least `MIN_PEER_DATA`.
+        credit: u64, the Data bytes of credited messages that may be begun towards the sender before
+            it gives more; see `Credit`.
     """
 
     role: str
     agent: str
     versions: tuple[str, ...]
     max_data: int
+    credit: int
 
     _name = "Hello"
-    _keys = frozenset({"role", "agent", "versions", "max_data"})
+    _keys = frozenset({"role", "agent", "versions", "max_data", "credit"})
     _arrays: ClassVar[Mapping[str, int]] = {"versions": MAX_VERSIONS}
     _max_bytes = DEFAULT_LIMITS.hello
 
@@ -107,6 +125,7 @@ class Hello(ControlPayload):
             "agent": self.agent,
             "versions": list(self.versions),
             "max_data": self.max_data,
+            "credit": self.credit,
         }
 
     @classmethod
@@ -118,7 +137,13 @@ class Hello(ControlPayload):
         if not versions or not all(version.isprintable() for version in versions):
             raise _violation("Hello names no version, or one that is not printable")
         agent = printable_line(fields.text("agent", MAX_AGENT_CHARS))
-        return cls(role, agent, versions, fields.uint("max_data", MAX_U32, smallest=MIN_PEER_DATA))
+        return cls(
+            role,
+            agent,
+            versions,
+            max_data=fields.uint("max_data", MAX_U32, smallest=MIN_PEER_DATA),
+            credit=fields.uint("credit", MAX_U64),
+        )
 
 
 @dataclass(frozen=True, slots=True)

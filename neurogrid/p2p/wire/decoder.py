@@ -7,10 +7,13 @@ Strategy: a header is gathered in at most 50 bytes. Data is gathered in a bytear
 which is given away with the message: its memory is aligned and writable, and nobody else's. The
 buffer grows with what arrived, to eight times that at most, so a length that is announced and never
 sent costs nothing, and less than 1.7 times the length is copied in all, however the input was cut.
+A transport that can receive into memory of ours asks for the rest of a large Data, and copies nothing.
 """
 
 from __future__ import annotations
 
+import mmap
+import sys
 from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
@@ -27,6 +30,10 @@ _FIRST_BUFFER: Final = 16 * 1024
 # Fourfold steps, but no last step for a remainder: once an eighth has arrived, room is made for all.
 _GROWTH: Final = 4
 _LAST_STEP: Final = 8
+# Bytes. Less than this is not worth a buffer of its own: it comes with one read, and with what follows it.
+_LEAST_DIRECT: Final = 64 * 1024
+# Bytes: a chunk of weights with its numbers. Pages of memory that are mapped anew cost more than clearing it.
+_LARGEST_HEAP_BUFFER: Final = 2 * 1024 * 1024
 
 
 class _Decoder:
@@ -49,6 +56,12 @@ class _Decoder:
     def error(self) -> RemoteProtocolError | None:
         """The violation found, if any: the next call raises it. Ask before waiting for more."""
         return self._error
+
+    @property
+    def awaited_bytes(self) -> int:
+        """The Data bytes that the header of the message under way announced, those that arrived
+        included; 0 between messages and within a header. What a reader may have to hold next."""
+        return 0 if self._header is None else self._header.data_bytes
 
     def receive_data(self, data: Data) -> list[TensorMessage]:
         """Take the next bytes of the stream; give the messages that they complete, in order.
@@ -83,6 +96,36 @@ class _Decoder:
             if not messages:
                 raise
         return messages
+
+    def get_buffer(self) -> memoryview | None:
+        """Memory for the rest of a large Data, so that a transport can receive into it without a copy.
+
+        Tell `buffer_filled` how much of it was written, from its start, before anything else is called. None
+        when the next bytes belong to `receive_data`: between messages, within a header, for a small rest.
+
+        Raises:
+            RemoteProtocolError: the decoder is broken.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._header is None or self._header.data_bytes - self._filled < _LEAST_DIRECT:
+            return None
+        if len(self._body) < self._header.data_bytes:
+            self._move_body(_whole_buffer(self._header.data_bytes))
+        return self._body[self._filled : self._header.data_bytes]
+
+    def buffer_filled(self, num_bytes: int) -> list[TensorMessage]:
+        """The first `num_bytes` of `get_buffer` are bytes of the stream; gives the message if it is complete.
+
+        Raises:
+            LocalProtocolError: there is no such buffer, or it is smaller.
+        """
+        if self._header is None or num_bytes > len(self._body) - self._filled:
+            raise LocalProtocolError(f"no buffer for {num_bytes} bytes was lent")
+        self._filled += num_bytes
+        if self._filled < self._header.data_bytes:
+            return []
+        return [self._finish(self._header)]
 
     def receive_eof(self) -> None:
         """The peer ended its side of the stream.
@@ -141,7 +184,9 @@ class _Decoder:
         room = wanted
         if wanted > max(_FIRST_BUFFER, _LAST_STEP * arrived):
             room = max(_FIRST_BUFFER, _GROWTH * arrived)
-        larger = memoryview(bytearray(room))
+        self._move_body(memoryview(bytearray(room)))
+
+    def _move_body(self, larger: memoryview) -> None:
         larger[: self._filled] = self._body[: self._filled]
         self._body = larger
 
@@ -157,6 +202,16 @@ class _Decoder:
             trace_context=header.trace_context,
             from_peer=self._from_peer,
         )
+
+
+def _whole_buffer(num_bytes: int) -> memoryview:
+    """Writable memory that costs what is written to it, or, up to the size of a chunk, what it announces."""
+    if num_bytes <= _LARGEST_HEAP_BUFFER:
+        return memoryview(bytearray(num_bytes))
+    if sys.platform == "win32":
+        return memoryview(mmap.mmap(-1, num_bytes))
+    # Private: a process that is forked must not see what arrives later.
+    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class MessageDecoder(_Decoder):

@@ -8,43 +8,20 @@ tensor can be used where it lies. Nothing of the tensor is copied or looked at.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_MAP_BYTES, MAX_RANK
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, decode_map, encode_map
-from neurogrid.p2p.wire.messages import Data
+from neurogrid.p2p.wire.messages import Data, TensorEnvelope
 from neurogrid.p2p.wire.types import DTYPES, ErrorCode
 
-__all__ = ["TENSOR_ALIGNMENT", "TensorEnvelope", "encode_envelope_parts", "decode_envelope"]
+__all__ = ["TENSOR_ALIGNMENT", "encode_envelope_parts", "decode_envelope"]
 
 TENSOR_ALIGNMENT: Final = 16
 """Bytes: what malloc gives and what vector loads of 128 bits want."""
 
 _KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape"})
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEnvelope:
-    """A tensor with the session, the position and the layers that it belongs to.
-
-    Attributes:
-        session_id: u64.
-        position: u32, the absolute position of the tensor's first token in its session.
-        start_layer, stop_layer: the range [start, stop) asked for; a response repeats it.
-        dtype: a name from `DTYPES`.
-        shape: at most `MAX_RANK` dimensions, each a u32; activations are [batch, tokens, hidden].
-        data: the elements; decoded, a view into what was decoded.
-    """
-
-    session_id: int
-    position: int
-    start_layer: int
-    stop_layer: int
-    dtype: str
-    shape: tuple[int, ...]
-    data: Data
 
 
 def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
@@ -57,7 +34,7 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
     e = envelope
     fits = (
         0 <= e.session_id <= MAX_U64
-        and 0 <= e.position <= MAX_U32
+        and 0 <= e.position <= MAX_U64
         and 0 <= e.start_layer < e.stop_layer <= MAX_LAYERS
         and len(e.shape) <= MAX_RANK
         and all(0 <= size <= MAX_U32 for size in e.shape)
@@ -116,7 +93,7 @@ def decode_envelope(data: Data) -> TensorEnvelope:
         )
     return TensorEnvelope(
         session_id=fields.uint("sid", MAX_U64),
-        position=fields.uint("pos", MAX_U32),
+        position=fields.uint("pos", MAX_U64),
         start_layer=start,
         stop_layer=stop,
         dtype=dtype,

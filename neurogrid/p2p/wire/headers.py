@@ -33,8 +33,13 @@ _EXTENDED: Final = struct.Struct(">BIQQI")
 _TRACE: Final = struct.Struct(">16s8sB")
 
 LEGACY_HEADER_BYTES: Final = _LEGACY.size
+"""16: layer, seq id, length of the data."""
+
 EXTENDED_HEADER_BYTES: Final = _EXTENDED.size
+"""25: type, layer, seq id, request id, length of the data."""
+
 TRACED_HEADER_BYTES: Final = _EXTENDED.size + _TRACE.size
+"""50: the extended header, trace id, span id, flags."""
 
 _NO_TRACE: Final = bytes(16)
 _BY_VALUE: Final = {int(t): t for t in V11_TYPES}
@@ -87,7 +92,7 @@ def decode_header(msg_type: MessageType | None, data: Data, *, limits: Limits) -
     allowed = limits.for_type(msg_type)
     if data_bytes > allowed:
         raise RemoteProtocolError(
-            f"a {_name(msg_type)} message announces {data_bytes} bytes; the limit is {allowed}",
+            f"{_name(msg_type)} message announces {data_bytes} bytes; the limit is {allowed}",
             code=ErrorCode.LIMIT_EXCEEDED,
         )
     return Header(msg_type, layer_id, seq_id, request_id, data_bytes, trace)
@@ -99,26 +104,24 @@ def encode_header(
     """The header of `message`, announcing `data_bytes` bytes of Data whatever `message.data` holds.
 
     Raises:
-        LocalProtocolError: a field is out of its range, the type is reserved, a trace context
-            stands with an untraced type or is malformed, or the Data is over the limit of its type.
+        LocalProtocolError: a field is out of its range, a trace context stands with an untraced type or
+            is malformed, or the Data is over the limit of its type.
     """
     allowed = limits.for_type(message.msg_type)
     if not 0 <= data_bytes <= min(allowed, _MAX_U32):
         raise LocalProtocolError(
-            f"a {_name(message.msg_type)} message cannot carry {data_bytes} bytes; "
+            f"{_name(message.msg_type)} message cannot carry {data_bytes} bytes; "
             f"the limit is {allowed}"
         )
     if message.trace_context is not None and message.msg_type not in TRACED_TYPES:
         raise LocalProtocolError(
-            f"a {_name(message.msg_type)} message carries no trace context; send the traced type"
+            f"{_name(message.msg_type)} message carries no trace context; send the traced type"
         )
     _check_range("seq_id", message.seq_id, _MAX_U64)
     if message.msg_type is None:
         _check_range("layer_id of a legacy message", message.layer_id, _MAX_LEGACY_LAYER)
         _check_range("request_id of a legacy message", message.request_id, 0)
         return _LEGACY.pack(message.layer_id, message.seq_id, data_bytes)
-    if message.msg_type not in V11_TYPES:
-        raise LocalProtocolError(f"message type {message.msg_type!r} is reserved")
     _check_range("layer_id", message.layer_id, _MAX_U32)
     _check_range("request_id", message.request_id, _MAX_U64)
     header = _EXTENDED.pack(
@@ -181,4 +184,5 @@ def _check_range(name: str, value: int, largest: int) -> None:
 
 
 def _name(msg_type: MessageType | None) -> str:
-    return "legacy" if msg_type is None else msg_type.name.lower()
+    name = "legacy" if msg_type is None else msg_type.name.lower()
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -2,8 +2,7 @@
 
 A length is compared with its bound before anything is allocated for it. The specification repeats
 the numbers (`protocol_spec/limits.md`). Bounds on time, on streams and on tables are the matter of
-the layers
-above: this module knows messages only.
+the layers above: this module knows messages only.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ __all__ = [
     "CHUNK_BYTES",
     "MAX_CHUNKS",
     "MAX_BLOB_BYTES",
+    "MAX_BITMAP_BYTES",
     "MAX_LAYERS",
     "MAX_SESSIONS",
     "MAX_RANK",
@@ -43,6 +43,9 @@ peer's u32 would otherwise size our bitmap."""
 
 MAX_BLOB_BYTES: Final = MAX_CHUNKS * CHUNK_BYTES
 """Bytes in a blob."""
+
+MAX_BITMAP_BYTES: Final = MAX_CHUNKS // 8
+"""Bytes in the bitmap of a resumed transfer: a bit a chunk."""
 
 MAX_LAYERS: Final = 65_536
 """Layers in a model, and layer ids in one list: a hundred times the deepest model known."""
@@ -102,6 +105,10 @@ class Limits:
     hello: int = 64 * KIB
     # A text of 1,024 characters needs 4 KiB; the rest is room for keys that come later.
     error: int = 64 * KIB
+    # 32 bytes of digest for each of 65,536 chunks, and room for the other keys.
+    transfer_offer: int = 2 * MIB + 64 * KIB
+    # One u64.
+    credit: int = 8
     # 1 MiB: a list of 65,536 layers needs 320 KiB as msgpack.
     control: int = MIB
 
@@ -137,8 +144,13 @@ class Limits:
                 return self.hello
             case MessageType.ERROR:
                 return self.error
+            case MessageType.TRANSFER_OFFER:
+                return self.transfer_offer
+            case MessageType.CREDIT:
+                return self.credit
             case _:
                 return self.control
 
 
 DEFAULT_LIMITS: Final = Limits()
+"""What every peer of 1.0.0 must accept, and what ours accept unless told otherwise."""

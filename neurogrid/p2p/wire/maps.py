@@ -17,7 +17,15 @@ from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import ErrorCode
 
-__all__ = ["Fields", "decode_map", "encode_map", "printable_line", "MAX_U32", "MAX_U64"]
+__all__ = [
+    "Fields",
+    "decode_map",
+    "encode_map",
+    "printable_line",
+    "MAX_SCALAR_BYTES",
+    "MAX_U32",
+    "MAX_U64",
+]
 
 MAX_U32: Final = 2**32 - 1
 MAX_U64: Final = 2**64 - 1
@@ -26,8 +34,9 @@ MAX_U64: Final = 2**64 - 1
 _MAX_ENTRIES: Final = 64
 # Characters of a key: today's longest has twelve.
 _MAX_KEY_CHARS: Final = 64
-# Bytes of one string or byte string under a known key: 1,024 characters of four bytes.
-_MAX_SCALAR_BYTES: Final = 4096
+# Bytes of one string under a known key, and of a byte string unless the payload says otherwise:
+# 1,024 characters of four bytes.
+MAX_SCALAR_BYTES: Final = 4096
 
 Value = int | float | str | bytes | bool | None | list[int | float | str | bytes | bool | None]
 
@@ -45,7 +54,13 @@ def encode_map(entries: Mapping[str, object]) -> bytes:
 
 
 def decode_map(
-    data: Data, *, what: str, max_bytes: int, arrays: Mapping[str, int], known: frozenset[str]
+    data: Data,
+    *,
+    what: str,
+    max_bytes: int,
+    arrays: Mapping[str, int],
+    known: frozenset[str],
+    max_binary: int = MAX_SCALAR_BYTES,
 ) -> tuple[Fields, int]:
     """Read the map at the start of `data`.
 
@@ -55,6 +70,7 @@ def decode_map(
         max_bytes: the largest map.
         arrays: the known keys that hold an array, with the largest number of items of each.
         known: all known keys; others are skipped.
+        max_binary: the longest byte string under a known key, in bytes.
 
     Returns:
         The known entries, and how many bytes the map took.
@@ -67,8 +83,8 @@ def decode_map(
     unpacker = msgpack.Unpacker(
         raw=False,
         max_buffer_size=max(len(head), 1),
-        max_str_len=_MAX_SCALAR_BYTES,
-        max_bin_len=_MAX_SCALAR_BYTES,
+        max_str_len=MAX_SCALAR_BYTES,
+        max_bin_len=max_binary,
         max_array_len=0,
         max_map_len=0,
         max_ext_len=0,
@@ -149,6 +165,17 @@ class Fields:
         if not isinstance(value, bytes) or len(value) != num_bytes:
             raise _violation(f"{key} of {self._what} must be {num_bytes} bytes")
         return value
+
+    def binary_up_to(self, key: str, max_bytes: int) -> bytes:
+        """A byte string of at most `max_bytes` bytes."""
+        value = self._get(key)
+        if not isinstance(value, bytes) or len(value) > max_bytes:
+            raise _violation(f"{key} of {self._what} must be at most {max_bytes} bytes")
+        return value
+
+    def optional_binary(self, key: str, max_bytes: int) -> bytes:
+        """A byte string of at most `max_bytes` bytes; empty where the entry is absent or nil."""
+        return b"" if self._values.get(key) is None else self.binary_up_to(key, max_bytes)
 
     def boolean(self, key: str) -> bool:
         """A boolean."""

@@ -1,6 +1,6 @@
-"""The frozen values that the codec takes and gives: a message, and its trace context.
+"""The frozen values that the codec takes and gives: a message, its trace context, its tensor.
 
-They know nothing of layout and check nothing: `headers` does, in both directions.
+They know nothing of layout and check nothing: `headers` and `envelope` do, in both directions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from neurogrid.p2p.wire.types import MessageType
 
-__all__ = ["Data", "TraceContext", "TensorMessage"]
+__all__ = ["Data", "TraceContext", "TensorEnvelope", "TensorMessage"]
 
 Data: TypeAlias = bytes | bytearray | memoryview
 """What may be sent: any of these, contiguous. A memoryview counts by its bytes, not its items."""
@@ -32,6 +32,28 @@ class TraceContext:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorEnvelope:
+    """A tensor with the session, the position and the layers that it belongs to.
+
+    Attributes:
+        session_id: u64.
+        position: u64, the absolute position of the tensor's first token in its session.
+        start_layer, stop_layer: the range [start, stop) asked for; a response repeats it.
+        dtype: a name from `DTYPES`.
+        shape: at most `MAX_RANK` dimensions, each a u32; activations are [batch, tokens, hidden].
+        data: the elements; decoded, a view into what was decoded.
+    """
+
+    session_id: int
+    position: int
+    start_layer: int
+    stop_layer: int
+    dtype: str
+    shape: tuple[int, ...]
+    data: Data
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMessage:
     """One message of the tensor protocol.
 
@@ -44,6 +66,8 @@ class TensorMessage:
             so it may be kept, wrapped by `torch.frombuffer`, and written to.
         trace_context: only with the two traced types, and even there it may be None.
         from_peer: who sent it: the peer id as text, or None while it was not received.
+        envelope: set by the protocol layer on a tensor that came over 1.1.0; `data` is then the
+            tensor's bytes alone. The decoders leave it None, and `data` whole.
     """
 
     msg_type: MessageType | None
@@ -53,3 +77,4 @@ class TensorMessage:
     data: Data = b""
     trace_context: TraceContext | None = None
     from_peer: str | None = None
+    envelope: TensorEnvelope | None = None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.errors import ConfigFormatError, LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_LAYERS, MAX_NAME_BYTES
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import CONFIG_DTYPES, ErrorCode
@@ -85,9 +85,9 @@ def deserialize_config(data: Data) -> ModelConfig:
     """Read the Data of a ModelConfig message. Keys that are not known are ignored; null is absent.
 
     Raises:
-        RemoteProtocolError: empty, `null`, no JSON object, a key twice, a field missing, of another
-            type or out of its range, NaN or infinity, or nested too deep (CONFIG_INVALID); too long
-            (LIMIT_EXCEEDED).
+        ConfigFormatError: empty, `null`, no JSON object, a key twice, a field missing, of another
+            type or out of its range, NaN or infinity, or nested too deep (CONFIG_INVALID).
+        RemoteProtocolError: too long (LIMIT_EXCEEDED).
     """
     if len(data) > DEFAULT_LIMITS.model_config:
         raise RemoteProtocolError(
@@ -235,7 +235,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def _invalid(reason: str) -> RemoteProtocolError:
-    return RemoteProtocolError(
+def _invalid(reason: str) -> ConfigFormatError:
+    return ConfigFormatError(
         f"the model config is refused: {reason}", code=ErrorCode.CONFIG_INVALID
     )

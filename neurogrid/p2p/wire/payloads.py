@@ -1,4 +1,4 @@
-"""The payloads that both versions share: chunks of weights, lists of layers, memory of a GPU.
+"""The payloads of fixed layout: chunks of weights, lists of layers, memory of a GPU, credit.
 
 `protocol_spec/messages.md` has their tables. The ModelConfig message has a module of its own.
 Whether a chunk belongs to a transfer that was offered is not known here.
@@ -24,10 +24,11 @@ from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, printable_line
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import ErrorCode
 
-__all__ = ["WeightsChunk", "iter_weights_chunks", "LayerIds", "GPUInfo"]
+__all__ = ["WeightsChunk", "iter_weights_chunks", "LayerIds", "GPUInfo", "Credit"]
 
 _CHUNK: Final = struct.Struct(">II")
 _U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
 _GPU: Final = struct.Struct(">QQI")
 
 
@@ -182,6 +183,32 @@ class GPUInfo:
         except UnicodeDecodeError as error:
             raise _violation("the name of a GPU is not UTF-8") from error
         return cls(total, used, printable_line(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """How much its receiver may send on this stream: Data of Credit, 1.1.0 only.
+
+    Attributes:
+        max_total: u64, the Data bytes of credited messages (`CREDITED_TYPES`) that the receiver of
+            this message may have begun to send since the start of the stream. It never shrinks;
+            whether it did is for the reader of the stream to say.
+    """
+
+    max_total: int
+
+    def encode(self) -> bytes:
+        """Raises LocalProtocolError when the number is no u64."""
+        if not 0 <= self.max_total <= MAX_U64:
+            raise LocalProtocolError(f"credit is a u64, not {self.max_total}")
+        return _U64.pack(self.max_total)
+
+    @classmethod
+    def decode(cls, data: Data) -> Credit:
+        """Read the number; RemoteProtocolError (PROTOCOL_VIOLATION) for other than 8 bytes."""
+        if len(data) != _U64.size:
+            raise _violation(f"credit of {len(data)} bytes; it has {_U64.size}")
+        return cls(*_U64.unpack(data))
 
 
 def _violation(text: str) -> RemoteProtocolError:

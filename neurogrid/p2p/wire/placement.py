@@ -1,4 +1,4 @@
-"""The payloads of 1.1.0 by which layers come to a worker (`protocol_spec/messages.md`).
+"""The payloads of 1.1.0 that assign layers to a worker (`protocol_spec/messages.md`).
 
 What a worker holds and what its answers should be is not known here.
 """
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, num_chunks
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.limits import MAX_BLOB_BYTES, MAX_LAYERS, MAX_SESSIONS
+from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_SESSIONS
 from neurogrid.p2p.wire.maps import MAX_U32, Fields
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import DTYPES, ErrorCode
@@ -24,12 +23,12 @@ __all__ = [
     "ConfigAck",
     "Assign",
     "AssignAck",
-    "TransferOffer",
-    "TransferAccept",
     "Ready",
 ]
 
 FINGERPRINT_BYTES: Final = 32
+"""Bytes in the fingerprint of a model config, a SHA-256."""
+
 _MAX_LAYER_ID: Final = MAX_LAYERS - 1
 
 
@@ -126,63 +125,6 @@ class AssignAck(ControlPayload):
     @classmethod
     def _read(cls, fields: Fields) -> AssignAck:
         return cls(fields.uints("held", _MAX_LAYER_ID))
-
-
-@dataclass(frozen=True, slots=True)
-class TransferOffer(ControlPayload):
-    """A layer's blob is to be had.
-
-    Attributes:
-        layer_id: 0 to `MAX_LAYERS` - 1.
-        num_bytes: length of the blob, at most `MAX_BLOB_BYTES`.
-        blob_id: 32 bytes, see `neurogrid.p2p.wire.blob_id`.
-    """
-
-    layer_id: int
-    num_bytes: int
-    blob_id: bytes
-
-    _name = "TransferOffer"
-    _keys = frozenset({"layer", "bytes", "blob"})
-
-    @property
-    def num_chunks(self) -> int:
-        """How many Weights messages carry the blob; at least one."""
-        return num_chunks(self.num_bytes)
-
-    def _entries(self) -> dict[str, object]:
-        return {"layer": self.layer_id, "bytes": self.num_bytes, "blob": self.blob_id}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> TransferOffer:
-        return cls(
-            layer_id=fields.uint("layer", _MAX_LAYER_ID),
-            num_bytes=fields.uint("bytes", MAX_BLOB_BYTES),
-            blob_id=fields.binary("blob", BLOB_ID_BYTES),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TransferAccept(ControlPayload):
-    """The answer to an offer.
-
-    Attributes:
-        layer_id: that of the offer.
-        needed: True asks for the bytes; False says that this very blob is held, and was verified.
-    """
-
-    layer_id: int
-    needed: bool
-
-    _name = "TransferAccept"
-    _keys = frozenset({"layer", "needed"})
-
-    def _entries(self) -> dict[str, object]:
-        return {"layer": self.layer_id, "needed": self.needed}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> TransferAccept:
-        return cls(fields.uint("layer", _MAX_LAYER_ID), fields.boolean("needed"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Numbers and names of the protocol: protocol ids, message types, error codes, element types.
 
 The registries in `protocol_spec/registry/` hold the same as data, and a test keeps the two equal.
-This
-module knows no layout: which bytes follow a type is the matter of `headers` and of the payload
+This module knows no layout: which bytes follow a type is the matter of `headers` and of the payload
 modules.
 """
 
@@ -20,13 +19,17 @@ __all__ = [
     "V10_TYPES",
     "V11_TYPES",
     "TRACED_TYPES",
+    "CREDITED_TYPES",
     "ErrorCode",
     "DTYPES",
     "CONFIG_DTYPES",
 ]
 
 PROTOCOL_V10: Final = "/neurogrid/tensor/1.0.0"
+"""The protocol id of one message a stream, as the Go implementation speaks it."""
+
 PROTOCOL_V11: Final = "/neurogrid/tensor/1.1.0"
+"""The protocol id of many messages on one long-lived stream."""
 
 
 class MessageType(IntEnum):
@@ -55,18 +58,25 @@ class MessageType(IntEnum):
     SESSION_OPEN = 0x28
     SESSION_CLOSE = 0x29
     SESSION_ACK = 0x2A
-    CREDIT = 0x2B  # reserved: numbered, without a payload, neither sent nor accepted
+    CREDIT = 0x2B
+    TRANSFER_REQUEST = 0x2C
 
 
 V10_TYPES: Final[frozenset[MessageType]] = frozenset(t for t in MessageType if t < 0x20)
 """What may stand on a 1.0.0 stream, besides the legacy header, which has no type."""
 
-V11_TYPES: Final[frozenset[MessageType]] = frozenset(MessageType) - {MessageType.CREDIT}
+V11_TYPES: Final[frozenset[MessageType]] = frozenset(MessageType)
 """What may stand on a 1.1.0 stream."""
 
 TRACED_TYPES: Final[frozenset[MessageType]] = frozenset(
     {MessageType.TRACED_ACTIVATION, MessageType.TRACED_RESPONSE}
 )
+"""What has the traced header, with room for a trace context."""
+
+CREDITED_TYPES: Final[frozenset[MessageType]] = frozenset(
+    {MessageType.ACTIVATION, MessageType.TRACED_ACTIVATION, MessageType.WEIGHTS}
+)
+"""What needs credit on a 1.1.0 stream: bulk that waits for a handler. Answers never do."""
 
 
 class ErrorCode(IntEnum):
@@ -92,6 +102,7 @@ class ErrorCode(IntEnum):
     SHUTTING_DOWN = 18
     DEADLINE_EXCEEDED = 19
     NOT_SUPPORTED = 20
+    BLOB_UNKNOWN = 21
 
 
 DTYPES: Final[Mapping[str, int]] = MappingProxyType(

@@ -1,0 +1,185 @@
+"""The payloads of 1.1.0 by which a blob travels: asked for, offered, accepted, resumed.
+
+Source: `protocol_spec/transfers.md`. The chunks themselves are Weights (`payloads`). Which blobs a
+peer has, and what it does with one, is not known here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, num_chunks
+from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.limits import (
+    DEFAULT_LIMITS,
+    MAX_BITMAP_BYTES,
+    MAX_BLOB_BYTES,
+    MAX_LAYERS,
+)
+from neurogrid.p2p.wire.maps import Fields
+from neurogrid.p2p.wire.types import ErrorCode
+
+__all__ = [
+    "TransferRequest",
+    "TransferOffer",
+    "TransferAccept",
+    "encode_bitmap",
+    "decode_bitmap",
+]
+
+_MAX_LAYER_ID: Final = MAX_LAYERS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRequest(ControlPayload):
+    """Send me this blob. A TransferOffer with the same request id answers, or Error BLOB_UNKNOWN.
+
+    Attributes:
+        blob_id: 32 bytes, see `neurogrid.p2p.wire.blob_id`.
+    """
+
+    blob_id: bytes
+
+    _name = "TransferRequest"
+    _keys = frozenset({"blob"})
+
+    def _entries(self) -> dict[str, object]:
+        return {"blob": self.blob_id}
+
+    @classmethod
+    def _read(cls, fields: Fields) -> TransferRequest:
+        return cls(fields.binary("blob", BLOB_ID_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOffer(ControlPayload):
+    """A blob is to be had, with the digest of every chunk, so that each can be verified alone.
+
+    Attributes:
+        layer_id: 0 to `MAX_LAYERS` - 1.
+        num_bytes: length of the blob, at most `MAX_BLOB_BYTES`.
+        blob_id: 32 bytes, the SHA-256 of `digests`.
+        digests: the SHA-256 of every chunk in order, 32 bytes each.
+    """
+
+    layer_id: int
+    num_bytes: int
+    blob_id: bytes
+    digests: bytes
+
+    _name = "TransferOffer"
+    _keys = frozenset({"layer", "bytes", "blob", "digests"})
+    _max_bytes = DEFAULT_LIMITS.transfer_offer
+    # Any that fits a message: a list of the wrong length is TRANSFER_INVALID, however long.
+    _max_binary = DEFAULT_LIMITS.transfer_offer
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks the blob has; at least one."""
+        return num_chunks(self.num_bytes)
+
+    def chunk_digest(self, index: int) -> bytes:
+        """The 32 bytes that the SHA-256 of chunk `index` must be."""
+        return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+
+    def _entries(self) -> dict[str, object]:
+        return {
+            "layer": self.layer_id,
+            "bytes": self.num_bytes,
+            "blob": self.blob_id,
+            "digests": self.digests,
+        }
+
+    @classmethod
+    def _read(cls, fields: Fields) -> TransferOffer:
+        offer = cls(
+            layer_id=fields.uint("layer", _MAX_LAYER_ID),
+            num_bytes=fields.uint("bytes", MAX_BLOB_BYTES),
+            blob_id=fields.binary("blob", BLOB_ID_BYTES),
+            digests=fields.binary_up_to("digests", cls._max_binary),
+        )
+        if len(offer.digests) != DIGEST_BYTES * offer.num_chunks:
+            raise _invalid(
+                f"{len(offer.digests)} bytes of digests for a blob of {offer.num_chunks} chunks"
+            )
+        if hashlib.sha256(offer.digests).digest() != offer.blob_id:
+            raise _invalid("the digests of an offer are not those of its blob")
+        return offer
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAccept(ControlPayload):
+    """The answer to an offer.
+
+    Attributes:
+        layer_id: that of the offer.
+        needed: True asks for the bytes; False says that this very blob is held, and was verified.
+        have: which chunks the receiver has already and has verified, as `encode_bitmap` writes
+            them; empty for none. It says nothing where the blob is not needed. Whether its length
+            fits the offer is for `decode_bitmap` to say.
+    """
+
+    layer_id: int
+    needed: bool
+    have: bytes = b""
+
+    _name = "TransferAccept"
+    _keys = frozenset({"layer", "needed", "have"})
+    _max_binary = MAX_BITMAP_BYTES
+
+    def _entries(self) -> dict[str, object]:
+        entries: dict[str, object] = {"layer": self.layer_id, "needed": self.needed}
+        if self.have:
+            entries["have"] = self.have
+        return entries
+
+    @classmethod
+    def _read(cls, fields: Fields) -> TransferAccept:
+        return cls(
+            layer_id=fields.uint("layer", _MAX_LAYER_ID),
+            needed=fields.boolean("needed"),
+            have=fields.optional_binary("have", MAX_BITMAP_BYTES),
+        )
+
+
+def encode_bitmap(chunks: Iterable[int], total_chunks: int) -> bytes:
+    """The bitmap of a TransferAccept: the highest bit of the first byte is chunk 0.
+
+    Returns:
+        ceil(total_chunks / 8) bytes, or none where there is no chunk to name.
+
+    Raises:
+        LocalProtocolError: a chunk is not below `total_chunks`.
+    """
+    bitmap = bytearray(-(-total_chunks // 8))
+    for index in chunks:
+        if not 0 <= index < total_chunks:
+            raise LocalProtocolError(f"no chunk {index} of {total_chunks}")
+        bitmap[index >> 3] |= 0x80 >> (index & 7)
+    return bytes(bitmap) if any(bitmap) else b""
+
+
+def decode_bitmap(bitmap: bytes, total_chunks: int) -> frozenset[int]:
+    """The chunks that a bitmap names.
+
+    Raises:
+        RemoteProtocolError: its length is not that of `total_chunks` chunks, or a bit past the last
+            chunk is set (TRANSFER_INVALID).
+    """
+    if not bitmap:
+        return frozenset()
+    if len(bitmap) != -(-total_chunks // 8):
+        raise _invalid(f"a bitmap of {len(bitmap)} bytes for {total_chunks} chunks")
+    if bitmap[-1] & (0xFF >> (total_chunks - 1) % 8 + 1):
+        raise _invalid(f"a bitmap names a chunk past the last of {total_chunks}")
+    return frozenset(
+        index for index in range(total_chunks) if bitmap[index >> 3] & 0x80 >> (index & 7)
+    )
+
+
+def _invalid(text: str) -> RemoteProtocolError:
+    return RemoteProtocolError(text, code=ErrorCode.TRANSFER_INVALID)

@@ -1,0 +1,282 @@
+"""Properties of each payload under any input: what goes in comes out, and a peer can cause one error only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p import wire
+from tests.unit.wire_strategies import (
+    BRIEF,
+    LAYER,
+    LINE,
+    SPAN,
+    TOKENS,
+    U32,
+    U64,
+    UNHURRIED,
+    mutated,
+)
+
+CHUNKS = st.integers(1, wire.MAX_CHUNKS).flatmap(
+    lambda total: st.builds(
+        wire.WeightsChunk, st.integers(0, total - 1), st.just(total), st.binary(max_size=50)
+    )
+)
+
+
+@st.composite
+def envelopes(draw: st.DrawFn) -> wire.TensorEnvelope:
+    dtype = draw(st.sampled_from(sorted(wire.DTYPES)))
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=4)))
+    size = math.prod(shape) * wire.DTYPES[dtype]
+    start, stop = draw(SPAN)
+    data = draw(st.binary(min_size=size, max_size=size))
+    return wire.TensorEnvelope(draw(U64), draw(U64), start, stop, dtype, shape, data)
+
+
+DIGEST = st.binary(min_size=32, max_size=32)
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> wire.TransferOffer:
+    """Up to 2 MiB of digests would slow every example down; the bound has a test of its own."""
+    num_bytes = draw(st.integers(0, 6 * wire.CHUNK_BYTES))
+    size = 32 * wire.num_chunks(num_bytes)
+    digests = draw(st.binary(min_size=size, max_size=size))
+    return wire.TransferOffer(draw(LAYER), num_bytes, wire.blob_id((digests,)), digests)
+
+
+PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
+    "weights": CHUNKS,
+    "layer_ids": st.builds(wire.LayerIds, st.lists(U32, max_size=20).map(tuple)),
+    "gpu_info": st.builds(wire.GPUInfo, U64, U64, LINE),
+    "hello": st.builds(
+        wire.Hello,
+        st.sampled_from(sorted(wire.ROLES)),
+        LINE,
+        st.lists(LINE, min_size=1, max_size=16).map(tuple),
+        st.integers(1 << 16, 2**32 - 1),
+        U64,
+    ),
+    "credit": st.builds(wire.Credit, U64),
+    "error": st.builds(
+        wire.ErrorPayload, st.integers(1, 65535), LINE, st.none() | st.floats(0.0, 86_400.0)
+    ),
+    "config_ack": st.builds(wire.ConfigAck, DIGEST),
+    "assign": st.tuples(
+        SPAN, TOKENS, st.integers(1, wire.MAX_SESSIONS), st.sampled_from(sorted(wire.DTYPES))
+    ).map(lambda t: wire.Assign(t[0][0], t[0][1], t[1], t[2], t[3])),
+    "assign_ack": st.builds(wire.AssignAck, st.lists(LAYER, max_size=40).map(tuple)),
+    "transfer_request": st.builds(wire.TransferRequest, DIGEST),
+    "transfer_offer": offers(),
+    "transfer_accept": st.builds(
+        wire.TransferAccept, LAYER, st.booleans(), st.binary(max_size=200)
+    ),
+    "ready": SPAN.map(lambda span: wire.Ready(*span)),
+    "session_open": st.tuples(U64, SPAN, TOKENS).map(
+        lambda t: wire.SessionOpen(t[0], *t[1], max_length=t[2])
+    ),
+    "session_close": st.builds(wire.SessionClose, U64),
+    "session_ack": st.builds(wire.SessionAck, U64),
+    "envelope": envelopes(),
+}
+PAYLOAD_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "weights": wire.WeightsChunk.decode,
+    "layer_ids": wire.LayerIds.decode,
+    "gpu_info": wire.GPUInfo.decode,
+    "hello": wire.Hello.decode,
+    "credit": wire.Credit.decode,
+    "error": wire.ErrorPayload.decode,
+    "config_ack": wire.ConfigAck.decode,
+    "assign": wire.Assign.decode,
+    "assign_ack": wire.AssignAck.decode,
+    "transfer_request": wire.TransferRequest.decode,
+    "transfer_offer": wire.TransferOffer.decode,
+    "transfer_accept": wire.TransferAccept.decode,
+    "ready": wire.Ready.decode,
+    "session_open": wire.SessionOpen.decode,
+    "session_close": wire.SessionClose.decode,
+    "session_ack": wire.SessionAck.decode,
+    "envelope": wire.decode_envelope,
+}
+
+
+def encode(payload: Any) -> bytes:
+    if isinstance(payload, wire.TensorEnvelope):
+        return b"".join(wire.encode_envelope_parts(payload))
+    return bytes(payload.encode())
+
+
+def decode_or_refuse(decode: Callable[[bytes], Any], data: bytes) -> None:
+    """What decodes must survive being sent on; what does not must be the peer's error."""
+    try:
+        payload = decode(data)
+    except RemoteProtocolError:
+        return
+    assert decode(encode(payload)) == payload
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+@BRIEF
+@given(st.data())
+def test_payload_round_trip(name: str, data: st.DataObject) -> None:
+    payload = data.draw(PAYLOADS[name])
+    assert PAYLOAD_DECODERS[name](encode(payload)) == payload
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+@BRIEF
+@given(st.data())
+def test_mutated_payload(name: str, data: st.DataObject) -> None:
+    decode_or_refuse(PAYLOAD_DECODERS[name], data.draw(mutated(PAYLOADS[name].map(encode))))
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+@BRIEF
+@given(st.binary(max_size=100))
+def test_arbitrary_payload(name: str, data: bytes) -> None:
+    decode_or_refuse(PAYLOAD_DECODERS[name], data)
+
+
+# ModelConfig
+
+SIZES = st.integers(1, 2**31 - 1)
+FINITE = st.floats(0, allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | LINE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(LINE, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> wire.ModelConfig:
+    num_layers = draw(st.integers(1, 5))
+    kinds = st.lists(LINE, min_size=num_layers, max_size=num_layers).map(tuple)
+    return wire.ModelConfig(
+        model_name=draw(LINE),
+        hidden_size=draw(SIZES),
+        intermediate_size=draw(SIZES),
+        num_layers=num_layers,
+        num_heads=draw(SIZES),
+        num_kv_heads=draw(SIZES),
+        head_dim=draw(SIZES),
+        vocab_size=draw(SIZES),
+        max_seq_len=draw(SIZES),
+        rms_norm_eps=draw(FINITE),
+        rope_theta=draw(FINITE.filter(bool)),
+        layer_types=draw(st.none() | kinds),
+        tie_embeddings=draw(st.none() | st.booleans()),
+        dtype=draw(st.none() | st.sampled_from(sorted(wire.CONFIG_DTYPES))),
+        model_type=draw(st.none() | LINE),
+        checkpoint_config=draw(st.none() | st.dictionaries(LINE, JSON, max_size=4)),
+    )
+
+
+@UNHURRIED
+@given(configs())
+def test_config_round_trip(config: wire.ModelConfig) -> None:
+    assert wire.deserialize_config(wire.serialize_config(config)) == config
+
+
+def refuse_or_keep(data: bytes) -> None:
+    try:
+        config = wire.deserialize_config(data)
+    except RemoteProtocolError:
+        return
+    assert wire.deserialize_config(wire.serialize_config(config)) == config
+
+
+@UNHURRIED
+@given(mutated(configs().map(wire.serialize_config)))
+def test_mutated_config(data: bytes) -> None:
+    refuse_or_keep(data)
+
+
+@UNHURRIED
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_as_config(data: bytes) -> None:
+    refuse_or_keep(data)
+
+
+@UNHURRIED
+@given(configs(), st.data())
+def test_config_with_any_value_anywhere(config: wire.ModelConfig, data: st.DataObject) -> None:
+    entries = json.loads(wire.serialize_config(config))
+    entries[data.draw(st.sampled_from(sorted(entries)))] = data.draw(JSON)
+    refuse_or_keep(json.dumps(entries).encode())
+
+
+# Transfers
+
+
+@UNHURRIED
+@given(st.integers(1, wire.MAX_CHUNKS), st.data())
+def test_bitmap_round_trip(total: int, data: st.DataObject) -> None:
+    chunks = data.draw(st.sets(st.integers(0, total - 1), max_size=50))
+    bitmap = wire.encode_bitmap(chunks, total)
+    assert len(bitmap) == (-(-total // 8) if chunks else 0)
+    assert len(bitmap) <= wire.MAX_BITMAP_BYTES
+    assert wire.decode_bitmap(bitmap, total) == chunks
+
+
+@UNHURRIED
+@given(st.binary(max_size=20), st.integers(1, 200))
+def test_arbitrary_bitmap(bitmap: bytes, total: int) -> None:
+    """What is accepted names only chunks that there are; what is refused is the peer's error."""
+    fits = len(bitmap) == -(-total // 8) and not int.from_bytes(bitmap, "big") % 2 ** (-total % 8)
+    if bitmap and not fits:
+        with pytest.raises(RemoteProtocolError) as caught:
+            wire.decode_bitmap(bitmap, total)
+        assert caught.value.code == wire.ErrorCode.TRANSFER_INVALID
+        return
+    chunks = wire.decode_bitmap(bitmap, total)
+    assert all(0 <= index < total for index in chunks)
+    assert int.from_bytes(wire.encode_bitmap(chunks, total), "big") == int.from_bytes(bitmap, "big")
+
+
+@UNHURRIED
+@given(offers(), st.data())
+def test_an_offer_stands_or_falls_with_its_digests(
+    offer: wire.TransferOffer, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(offer.digests) - 1))
+    flipped = bytearray(offer.encode())
+    place = flipped.index(offer.digests) + at
+    flipped[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.TransferOffer.decode(flipped)
+    assert caught.value.code == wire.ErrorCode.TRANSFER_INVALID
+    index = at // wire.DIGEST_BYTES
+    assert offer.digests.startswith(offer.chunk_digest(index), index * wire.DIGEST_BYTES)
+
+
+@BRIEF
+@given(st.lists(st.binary(max_size=100), max_size=8))
+def test_a_hasher_does_not_see_the_pieces(pieces: list[bytes]) -> None:
+    in_pieces, whole = wire.BlobHasher(), wire.BlobHasher()
+    for piece in pieces:
+        in_pieces.update(piece)
+    whole.update(b"".join(pieces))
+    assert in_pieces.digests() == whole.digests()
+    assert in_pieces.digest() == wire.blob_id((whole.digests(),)) == whole.digest()
+
+
+def test_the_largest_offer_fits_its_message() -> None:
+    digests = bytes(wire.DIGEST_BYTES * wire.MAX_CHUNKS)
+    offer = wire.TransferOffer(
+        wire.MAX_LAYERS - 1, wire.MAX_BLOB_BYTES, wire.blob_id((digests,)), digests
+    )
+    data = offer.encode()
+    assert wire.TransferOffer.decode(data) == offer
+    frame = wire.encode_message(wire.TensorMessage(wire.MessageType.TRANSFER_OFFER, data=data))
+    (message,) = wire.StreamDecoder().receive_data(frame)
+    assert message.data == data

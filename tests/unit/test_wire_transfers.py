@@ -1,0 +1,121 @@
+"""Whole transfers against `vectors/transfer_v11.json`: the peer under test takes every blob that it is
+offered, and has the blob of one zero byte. The network is in memory; the other peer is the vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.transfer import (
+    BlobSource,
+    BytesSource,
+    MemoryStore,
+    OfferedBlob,
+    StoredBlob,
+    TransferPolicy,
+    Transfers,
+    Wanted,
+)
+from neurogrid.p2p.wire import (
+    PROTOCOL_V11,
+    ErrorCode,
+    ErrorPayload,
+    Hello,
+    MessageType,
+    StreamDecoder,
+    TensorMessage,
+    encode_message,
+)
+
+VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "transfer_v11.json"
+CASES = json.loads(VECTORS.read_text(encoding="utf-8"))["cases"]
+ZERO_BYTE = b"\0"
+ZERO_BYTE_ID = hashlib.sha256(hashlib.sha256(ZERO_BYTE).digest()).digest()
+HELLO = Hello("peer", "vectors", (PROTOCOL_V11,), 2**28, 2**30)
+DEADLINE = 60.0
+# What comes beside the transfer, whenever the receiver likes.
+BESIDE = {MessageType.HELLO, MessageType.CREDIT}
+
+
+class TakeAll(TransferPolicy):
+    async def decide(self, offered: OfferedBlob) -> Wanted:
+        return Wanted(MemoryStore(), self._use)
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        return BytesSource(ZERO_BYTE) if blob_id == ZERO_BYTE_ID else None
+
+    async def _use(self, blob: StoredBlob) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+class Reader:
+    """The messages of a stream one by one, without what comes beside the transfer."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._decoder = StreamDecoder()
+        self._messages: list[TensorMessage] = []
+
+    async def next(self) -> TensorMessage:
+        while True:
+            while self._messages:
+                message = self._messages.pop(0)
+                if message.msg_type not in BESIDE:
+                    return message
+            data = await self._stream.receive_some()
+            assert data, "the stream ended"
+            self._messages = self._decoder.receive_data(data)
+
+
+async def follow(stream: Stream, steps: list[Any]) -> None:
+    reader = Reader(stream)
+    await stream.send_all(encode_message(TensorMessage(MessageType.HELLO, data=HELLO.encode())))
+    for step in steps:
+        if "send" in step:
+            await stream.send_all(bytes.fromhex(step["send"]))
+            continue
+        message = await reader.next()
+        if "expect" in step:
+            assert encode_message(message).hex() == step["expect"], message
+            continue
+        assert message.msg_type is MessageType.ERROR, message
+        ids = {int(step["request_id"])} | ({0} if step.get("or_stream") else set())
+        assert message.request_id in ids
+        allowed = {ErrorCode[step[key]] for key in ("expect_error", "or") if key in step}
+        assert ErrorPayload.decode(message.data).code in allowed
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_transfer(case: Any) -> None:
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with (
+                open_memory_network() as network,
+                network.open_host() as here,
+                network.open_host() as there,
+            ):
+                Transfers(Protocol(here), TakeAll())
+                await there.connect(here.addresses[0])
+                stream = await there.open_stream(here.peer_id, [PROTOCOL_V11])
+                await follow(stream, case["steps"])
+                await stream.aclose()
+                # What is under way ends with the stream, before the host does.
+                await trio.testing.wait_all_tasks_blocked()
+
+    trio.run(main)
+
+
+def test_what_is_invalid_ends_in_its_error() -> None:
+    for case in CASES:
+        told = {step["expect_error"] for step in case["steps"] if "expect_error" in step}
+        assert (case["result"] == "valid") or case["error"] in told, case["id"]
