@@ -1,0 +1,261 @@
+"""One stream of a `LinkConnection`, as py-libp2p wants it, and with two ways to receive that copy less.
+
+A write hands its memory to the connection and waits until all of it was sealed. Cancelled, it takes back what
+was not: the peer has a prefix of the write, and the connection and its other streams know nothing of it.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import trio
+from libp2p.abc import IMuxedStream
+from libp2p.stream_muxer.exceptions import (
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamReset,
+)
+
+from neurogrid.p2p.link.stream_state import Outgoing, StreamState
+
+if TYPE_CHECKING:
+    from neurogrid.p2p.link.connection import LinkConnection
+
+__all__ = ["LinkStream"]
+
+
+class LinkStream(IMuxedStream):
+    """Made by `LinkConnection.open_stream` and `accept_stream`.
+
+    One task may read at a time; any number may write, one write after the other.
+
+    Attributes:
+        muxed_conn: the connection.
+        state: the state machine's part of the stream.
+    """
+
+    def __init__(self, connection: LinkConnection, state: StreamState) -> None:
+        self.muxed_conn = connection
+        self.state = state
+        self._connection = connection
+        self._reader: trio.lowlevel.Task | None = None
+        state.owner = self
+
+    def __del__(self) -> None:
+        # Whoever drops a stream unread gives its bytes back to the connection's account.
+        self._connection.core.discard(self.state)
+
+    @property
+    def stream_id(self) -> int:
+        """Yamux's number of the stream."""
+        return self.state.stream_id
+
+    @property
+    def reset_by_peer(self) -> bool:
+        """Whether the peer has reset the stream."""
+        return self.state.reset_by_peer
+
+    # ------------------------------------------------------------------ reading
+
+    async def read(self, n: int | None = None) -> bytes:
+        """As `receive_some`, but that the end is an exception, as py-libp2p has it.
+
+        Raises:
+            MuxedStreamEOF: the peer has finished, and all was read.
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+        """
+        if n == 0:
+            return b""
+        data = await self.receive_some(None if n is None or n < 0 else n)
+        if not data:
+            raise MuxedStreamEOF("the peer has finished sending")
+        return data
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return what arrived in one piece, at least a byte and at most `max_bytes`; `b""` at the end.
+
+        Without `max_bytes` the bytes are those that were decrypted, not a copy, if there are many.
+
+        Raises:
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+
+        Cancellation is safe: bytes that were not returned stay for the next call.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        inbox = self.state.inbox
+        while not inbox.size:
+            if not self._expects_data():
+                return b""
+            await self._wait()
+        data = inbox.take(max_bytes)
+        self._connection.consumed(self.state, len(data))
+        await self._connection.breathe(len(data))
+        return data
+
+    async def receive_into(self, destination: memoryview) -> int:
+        """Receive into `destination` (format "B", writable); return how many bytes came, 0 at the end.
+
+        It waits for one byte and takes what arrived by then, decrypted in place where frames and time allow.
+
+        Raises:
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+
+        Cancellation is safe: nothing that arrived is lost, and the memory is not written to any more.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        state, core = self.state, self._connection.core
+        filled = 0
+        if not state.inbox.size and destination:
+            loan = core.lend(state, destination)
+            try:
+                while not loan.filled:
+                    if not self._expects_data():
+                        return 0
+                    await self._wait()
+            finally:
+                core.reclaim(state)
+            filled = loan.filled
+        taken = state.inbox.take_into(destination[filled:])
+        self._connection.consumed(state, taken)
+        await self._connection.breathe(filled + taken)
+        return filled + taken
+
+    def _expects_data(self) -> bool:
+        """Whether it makes sense to wait: False at the end.
+
+        Raises:
+            MuxedStreamReset: nothing will ever come.
+        """
+        state = self.state
+        if state.was_reset:
+            self.check_open()
+        if state.fin_received:
+            return False
+        if state.is_discarding:
+            raise MuxedStreamReset("the stream was closed here")
+        self._connection.check_alive()
+        return True
+
+    async def _wait(self) -> None:
+        """Wait until something has happened to what can be read."""
+        if self._reader is not None:
+            raise trio.BusyResourceError("another task is reading from this stream")
+        self._reader = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._reader = None
+            # Before the task runs again more may arrive, and nobody would read it out of lent memory.
+            self._connection.core.reclaim(self.state)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            trio.lowlevel.reschedule(reader)
+
+    # ------------------------------------------------------------------ writing
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`, any contiguous buffer; return when it was sealed, and its memory is free.
+
+        It waits while the peer reads too slowly, however long.
+
+        Raises:
+            MuxedStreamClosed: this side has finished.
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+
+        Cancelled, a part of `data` from its beginning is sent, and the stream goes on.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check_writable()
+        view = memoryview(data)
+        num_bytes = view.nbytes
+        if not num_bytes:
+            return
+        connection = self._connection
+        outgoing = connection.core.queue(self.state, view.cast("B"))
+        connection.kick()
+        if outgoing.is_over:
+            await connection.breathe(num_bytes)
+        else:
+            await self._wait_sent(outgoing)
+        if not outgoing.is_sent:
+            self._check_writable()
+            raise MuxedStreamReset("the stream was reset in the middle of a write")
+
+    def check_open(self) -> None:
+        """Raise if the stream was reset, or the connection is gone.
+
+        Raises:
+            MuxedStreamReset: which of them.
+        """
+        self._connection.check_alive()
+        if self.state.was_reset:
+            raise MuxedStreamReset(
+                "the peer reset the stream"
+                if self.state.reset_by_peer
+                else "the stream was reset here"
+            )
+
+    def _check_writable(self) -> None:
+        self.check_open()
+        if self.state.fin_wanted:
+            raise MuxedStreamClosed("this side has finished sending")
+
+    async def _wait_sent(self, outgoing: Outgoing) -> None:
+        outgoing.owner = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._connection.core.withdraw(self.state, outgoing)
+            self._connection.kick_soon()  # an end may have waited for it
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def close_write(self) -> None:
+        """Tell the peer that nothing more will be sent; reading goes on. Does not wait."""
+        self._connection.core.finish(self.state)
+        self._connection.kick()
+
+    async def close(self) -> None:
+        """Finish sending, and drop what arrives. What was written still gets there. Does not wait."""
+        core = self._connection.core
+        core.finish(self.state)
+        core.discard(self.state)
+        self.wake()
+        self._connection.kick()
+
+    async def reset(self) -> None:
+        """Give the stream up in both directions: the peer sees a reset. Does not wait."""
+        self._connection.core.reset(self.state)
+        self.wake()
+        self._connection.kick()
+
+    # ------------------------------------------------------------------ the rest of the interface
+
+    def set_deadline(self, ttl: int) -> None:
+        """Not offered: callers set deadlines with cancel scopes.
+
+        Raises:
+            NotImplementedError: always, as in py-libp2p's own Yamux.
+        """
+        raise NotImplementedError("use trio's cancel scopes")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """The peer's host and port."""
+        return self._connection.get_remote_address()
+
+    async def __aenter__(self) -> LinkStream:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()
