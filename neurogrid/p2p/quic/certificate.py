@@ -1,0 +1,194 @@
+"""The certificates of libp2p: a key of the connection's own, vouched for by the key that the peer id stands for.
+
+A certificate signs itself and proves nothing but that its holder has its key. The peer id is in an extension: the
+peer's public key, and its signature over the certificate's. Who verified both, and the handshake, knows who is there.
+
+Parsing here is strict and bounded, since anybody may send anything: what is not understood in full is refused.
+
+Source: the TLS handshake specification of libp2p.
+"""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import ExtensionOID, NameOID, ObjectIdentifier
+from libp2p.crypto.keys import KeyPair, PublicKey
+from libp2p.crypto.serialization import deserialize_public_key
+from libp2p.peer.id import ID
+
+from neurogrid.errors import RemoteProtocolError
+
+__all__ = ["make_certificate", "peer_id_of"]
+
+_EXTENSION: Final = ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
+_SIGNED_PREFIX: Final = b"libp2p-tls-handshake:"
+# Critical extensions that change nothing here: the certificate certifies itself alone, for one connection.
+_HARMLESS: Final = frozenset(
+    {ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE, ExtensionOID.EXTENDED_KEY_USAGE}
+)
+# Ours takes 400 B; with an RSA key of 8192 bits as the identity it would be 3 KiB.
+_MAX_CERTIFICATE: Final = 16 * 1024
+
+# The certificate lives as long as its process, and a peer's clock may be wrong either way.
+_CLOCK_SKEW = timedelta(days=1)
+_VALIDITY = timedelta(days=36_500)
+
+# The only two tags of DER that the extension holds.
+_OCTET_STRING: Final = 0x04
+_SEQUENCE: Final = 0x30
+
+
+def make_certificate(identity: KeyPair) -> tuple[bytes, bytes]:
+    """Make a certificate for a new P-256 key, vouched for by `identity`; return it and its private key as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    signature = identity.private_key.sign(_SIGNED_PREFIX + spki)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "libp2p")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .serial_number(secrets.randbits(63) + 1)
+        .subject_name(name)
+        .issuer_name(name)
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _VALIDITY)
+        .public_key(key.public_key())
+        .add_extension(
+            x509.UnrecognizedExtension(
+                _EXTENSION, encode_signed_key(identity.public_key.serialize(), signature)
+            ),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return certificate.public_bytes(Encoding.PEM), private
+
+
+def peer_id_of(der: bytes) -> ID:
+    """Verify a certificate (DER) and return whose it is.
+
+    That its holder has the private key is for the handshake to verify.
+
+    Raises:
+        RemoteProtocolError: it is no certificate of libp2p, is not valid now, or a signature is wrong.
+    """
+    if len(der) > _MAX_CERTIFICATE:
+        raise RemoteProtocolError(f"a certificate of {len(der)} B is too large")
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        if (
+            not certificate.not_valid_before_utc
+            <= datetime.now(UTC)
+            <= certificate.not_valid_after_utc
+        ):
+            raise RemoteProtocolError("the certificate is not valid at this time")
+        encoded_key, signature = decode_signed_key(_libp2p_extension(certificate))
+        certificate.verify_directly_issued_by(certificate)
+        spki = certificate.public_key().public_bytes(
+            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        )
+    except (
+        InvalidSignature,
+        UnsupportedAlgorithm,
+        TypeError,
+        ValueError,
+        x509.InvalidVersion,
+    ) as exc:
+        raise RemoteProtocolError(f"it is no certificate of libp2p: {exc}") from exc
+    except x509.DuplicateExtension as exc:
+        raise RemoteProtocolError("the certificate has an extension twice") from exc
+    key = _public_key(encoded_key)
+    if not _verifies(key, _SIGNED_PREFIX + spki, signature):
+        raise RemoteProtocolError("the peer's key does not vouch for the certificate")
+    return ID.from_pubkey(key)
+
+
+def _libp2p_extension(certificate: x509.Certificate) -> bytes:
+    found: bytes | None = None
+    for extension in certificate.extensions:
+        if extension.oid == _EXTENSION and isinstance(extension.value, x509.UnrecognizedExtension):
+            found = extension.value.value
+        elif extension.critical and extension.oid not in _HARMLESS:
+            raise RemoteProtocolError(
+                f"the certificate has a critical extension {extension.oid.dotted_string}"
+            )
+    if found is None:
+        raise RemoteProtocolError("the certificate names no peer")
+    return found
+
+
+def _public_key(encoded: bytes) -> PublicKey:
+    try:
+        return deserialize_public_key(encoded)
+    # libp2p raises whatever its protobuf and key libraries raise; the peer's bytes are the only cause.
+    except Exception as exc:
+        raise RemoteProtocolError("the certificate's peer has no key that we can read") from exc
+
+
+def _verifies(key: PublicKey, data: bytes, signature: bytes) -> bool:
+    try:
+        return bool(key.verify(data, signature))
+    # As above: each kind of key has exceptions of its own for a signature of a wrong form.
+    except Exception as exc:
+        raise RemoteProtocolError("the certificate's signature is malformed") from exc
+
+
+def encode_signed_key(key: bytes, signature: bytes) -> bytes:
+    """The value of the extension: DER of a sequence of two octet strings."""
+    return _element(_SEQUENCE, _element(_OCTET_STRING, key) + _element(_OCTET_STRING, signature))
+
+
+def decode_signed_key(der: bytes) -> tuple[bytes, bytes]:
+    """The key and the signature in the value of the extension.
+
+    Raises:
+        RemoteProtocolError: it is not that form, to the byte.
+    """
+    content, end = _read_element(der, 0, _SEQUENCE)
+    if end != len(der):
+        raise RemoteProtocolError("the extension has bytes after its end")
+    key, end = _read_element(content, 0, _OCTET_STRING)
+    signature, end = _read_element(content, end, _OCTET_STRING)
+    if end != len(content) or not key or not signature:
+        raise RemoteProtocolError("the extension is not a key and a signature")
+    return key, signature
+
+
+def _element(tag: int, content: bytes) -> bytes:
+    length = len(content)
+    if length < 0x80:
+        return bytes([tag, length]) + content
+    encoded = length.to_bytes((length.bit_length() + 7) // 8, "big")
+    return bytes([tag, 0x80 | len(encoded)]) + encoded + content
+
+
+def _read_element(der: bytes, start: int, tag: int) -> tuple[bytes, int]:
+    """The content of the element at `start`, and where it ends. The shortest form of a length alone is DER."""
+    header = der[start : start + 2]
+    if len(header) < 2 or header[0] != tag:
+        raise RemoteProtocolError("the extension is not a key and a signature")
+    length, begin = header[1], start + 2
+    if length >= 0x80:
+        num_bytes = length & 0x7F
+        encoded = der[begin : begin + num_bytes]
+        length, begin = int.from_bytes(encoded, "big"), begin + num_bytes
+        if not 1 <= num_bytes <= 2 or len(encoded) < num_bytes or encoded[0] == 0 or length < 0x80:
+            raise RemoteProtocolError("a length in the extension is malformed")
+    content = der[begin : begin + length]
+    if len(content) < length:
+        raise RemoteProtocolError("the extension stops before its end")
+    return content, begin + length

@@ -1,0 +1,153 @@
+"""QUIC as a transport of py-libp2p: dials and listens at `/ip4/.../udp/.../quic-v1`.
+
+What it makes are connections that bring their own security and streams, which the swarm takes as they are.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import trio
+from libp2p.abc import IListener, IMuxedConn, IRawConnection, ITransport
+from libp2p.custom_types import THandler
+from libp2p.peer.id import ID
+from libp2p.transport.exceptions import OpenConnectionError
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.quic.core import Configurations
+from neurogrid.p2p.quic.endpoint import UdpEndpoint
+from neurogrid.p2p.quic.limits import QuicLimits, WindowPool
+from neurogrid.p2p.quic.udp import UdpSocket
+
+__all__ = ["QuicTransport"]
+
+
+class QuicTransport(ITransport):
+    """The QUIC connections of one host. The swarm gives it a nursery before it listens or dials."""
+
+    provides_native_muxing = True
+
+    def __init__(self, identity: Identity, limits: QuicLimits | None = None) -> None:
+        limits = limits or QuicLimits()
+        self._configurations = Configurations(identity.key_pair, limits)
+        self._pool = WindowPool(limits)
+        self._nursery: trio.Nursery | None = None
+
+    def set_background_nursery(self, nursery: trio.Nursery) -> None:
+        """Where sockets run; for the swarm to call."""
+        self._nursery = nursery
+
+    def protocols(self) -> list[str]:
+        """What this transport can be asked for; for the swarm."""
+        return ["quic-v1"]
+
+    def can_dial(self, maddr: Multiaddr) -> bool:
+        """Whether an address is one of ours."""
+        return _place(maddr) is not None
+
+    def can_listen(self, maddr: Multiaddr) -> bool:
+        """Whether an address is one of ours."""
+        return _place(maddr) is not None
+
+    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        """Connect to the peer that `maddr` names, and nobody else.
+
+        Raises:
+            OpenConnectionError: nobody answers there, or somebody else does.
+        """
+        place = _place(maddr)
+        peer_id = maddr.value_for_protocol("p2p")
+        if place is None or peer_id is None:
+            raise OpenConnectionError(f"{maddr} is no address of QUIC, or names no peer")
+        udp = _new_socket(place)
+        try:
+            udp.connect(place)
+        except OSError as exc:
+            udp.close()
+            raise OpenConnectionError(f"cannot dial {maddr}: {exc.strerror}") from exc
+        endpoint = UdpEndpoint(udp, self._configurations, self._pool)
+        await self._run(endpoint)
+        try:
+            connection = endpoint.dial(udp.peer_address, ID.from_base58(str(peer_id)))
+            await connection.handshake_over.wait()
+        except BaseException:
+            endpoint.close()
+            raise
+        if not connection.is_established:
+            endpoint.close()
+            raise OpenConnectionError(connection.reason)
+        connection_: Any = connection  # a muxed connection, which the swarm recognises
+        return connection_  # type: ignore[no-any-return]
+
+    def create_listener(self, handler_function: THandler) -> IListener:
+        """A listener that hands its connections to `handler_function`."""
+        return _QuicListener(self, handler_function)
+
+    def listen(self, place: tuple[str, int], handler: THandler) -> UdpEndpoint:
+        """An endpoint that is bound, but does not run yet.
+
+        Raises:
+            OpenConnectionError: the address cannot be had.
+        """
+        udp = _new_socket(place)
+        try:
+            udp.bind(place)
+        except OSError as exc:
+            udp.close()
+            raise OpenConnectionError(f"cannot listen on {place}: {exc.strerror}") from exc
+
+        async def accept(connection: IMuxedConn) -> None:
+            connection_: Any = connection
+            await handler(connection_)
+
+        return UdpEndpoint(udp, self._configurations, self._pool, accept)
+
+    async def _run(self, endpoint: UdpEndpoint) -> None:
+        if self._nursery is None:
+            raise OpenConnectionError("the host does not run")
+        await self._nursery.start(endpoint.run)
+
+
+class _QuicListener(IListener):
+    def __init__(self, transport: QuicTransport, handler: THandler) -> None:
+        self._transport = transport
+        self._handler = handler
+        self._endpoint: UdpEndpoint | None = None
+        self._addresses: tuple[Multiaddr, ...] = ()
+
+    async def listen(self, maddr: Multiaddr) -> None:
+        place = _place(maddr)
+        if place is None:
+            raise OpenConnectionError(f"{maddr} is no address of QUIC")
+        self._endpoint = self._transport.listen(place, self._handler)
+        host, port = self._endpoint.socket.address[:2]
+        family = "ip6" if ":" in host else "ip4"
+        self._addresses = (Multiaddr(f"/{family}/{host}/udp/{port}/quic-v1"),)
+        await self._transport._run(self._endpoint)
+
+    def get_addrs(self) -> tuple[Multiaddr, ...]:
+        return self._addresses
+
+    async def close(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+
+def _new_socket(place: tuple[str, int]) -> UdpSocket:
+    return UdpSocket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+
+
+def _place(maddr: Multiaddr) -> tuple[str, int] | None:
+    """The host and port of `/ip4/.../udp/.../quic-v1`, whatever peer it names; None for any other address."""
+    try:
+        names = [protocol.name for protocol in maddr.protocols()]
+        if names[:3] not in (["ip4", "udp", "quic-v1"], ["ip6", "udp", "quic-v1"]):
+            return None
+        if names[3:] not in ([], ["p2p"]):
+            return None
+        return str(maddr.value_for_protocol(names[0])), int(str(maddr.value_for_protocol("udp")))
+    except (MultiaddrError, ValueError):
+        return None
