@@ -1,43 +1,78 @@
-"""The transport library: move tensors between peers over libp2p. Imports no torch.
+"""The transport library: move tensors between peers over libp2p. Imports no torch and no NumPy.
 
-async with open_host() as host:
-    protocol = Protocol(host)
-    protocol.on_message(MessageType.ACTIVATION, handler)
+    async with open_host() as host:
+        protocol = Protocol(host)
+        protocol.on_activation_received(handler)
+
+Errors are in `neurogrid.errors`. Beside this package stand `blocking` (for programs that are not on trio), `transfer`
+(blobs that are verified and resume), `transport` (one peer, or this process), `memory` (a network for tests) and
+`wire` (the codec alone, and the payloads of every message).
 """
 
+from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.buffers import Tensor
 from neurogrid.p2p.counters import Direction, Traffic, TrafficCounters
-from neurogrid.p2p.host import Host, open_host, parse_peer_address
+from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol, new_request_id
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.wire import (
+    DEFAULT_LIMITS,
+    DTYPES,
     PROTOCOL_V10,
     PROTOCOL_V11,
+    ErrorCode,
+    GPUInfo,
+    Hello,
+    Limits,
     MessageDecoder,
     MessageType,
+    ModelConfig,
     StreamDecoder,
+    TensorEnvelope,
     TensorMessage,
     TraceContext,
+    deserialize_config,
     encode_message,
+    serialize_config,
 )
 
 __all__ = [
+    # Hosts
+    "open_host",
+    "Host",
+    "Stream",
+    "Identity",
+    "parse_peer_address",
+    # The protocol
+    "Protocol",
+    "new_request_id",
+    "Tensor",
+    "TensorMessage",
+    "TensorEnvelope",
+    "TraceContext",
+    "Hello",
+    "GPUInfo",
+    "ModelConfig",
+    "serialize_config",
+    "deserialize_config",
+    "MessageType",
+    "ErrorCode",
+    "DTYPES",
     "PROTOCOL_V10",
     "PROTOCOL_V11",
+    # Bounds
+    "Limits",
+    "DEFAULT_LIMITS",
+    "Bounds",
+    "DEFAULT_BOUNDS",
+    # Counters
     "Direction",
-    "Host",
-    "Identity",
-    "MessageDecoder",
-    "MessageType",
-    "Protocol",
-    "Stream",
-    "StreamDecoder",
-    "TensorMessage",
-    "TraceContext",
     "Traffic",
     "TrafficCounters",
+    # The codec
     "encode_message",
-    "new_request_id",
-    "open_host",
-    "parse_peer_address",
+    "MessageDecoder",
+    "StreamDecoder",
 ]

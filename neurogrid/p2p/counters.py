@@ -5,13 +5,19 @@ Bytes are those of the tensor protocol (header and data), before encryption and 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final, TypeAlias
 
 from neurogrid.p2p.wire import MessageType
 
-__all__ = ["Direction", "Traffic", "TrafficCounters"]
+__all__ = ["OTHERS", "Direction", "Traffic", "TrafficCounters"]
+
+OTHERS: Final = "others"
+"""Stands for the peer id of all peers that are not counted on their own any more."""
+
+# Four times the connections that a host may have at once.
+MAX_PEERS: Final = 1024
 
 
 class Direction(Enum):
@@ -28,21 +34,36 @@ class Traffic:
     num_messages: int = 0
     num_bytes: int = 0
 
+    def add(self, num_messages: int, num_bytes: int) -> None:
+        """Count more."""
+        self.num_messages += num_messages
+        self.num_bytes += num_bytes
+
+
+_Rows: TypeAlias = dict[tuple[MessageType | None, Direction], Traffic]
+
 
 class TrafficCounters:
-    """Counts every message of one `Protocol`; legacy messages count under type None."""
+    """Counts every message of one `Protocol`; legacy messages count under type None.
 
-    def __init__(self) -> None:
-        self._traffic: defaultdict[tuple[str, MessageType | None, Direction], Traffic]
-        self._traffic = defaultdict(Traffic)
+    Peers come and go, and each could leave a row: of those that were silent for longest, what is over
+    `max_peers` is added up under the peer id `OTHERS`.
+    """
+
+    def __init__(self, *, max_peers: int = MAX_PEERS) -> None:
+        self._max_peers = max_peers
+        # The peer that was heard of last stands last.
+        self._peers: dict[str, _Rows] = {}
 
     def add(
         self, peer_id: str, msg_type: MessageType | None, direction: Direction, num_bytes: int
     ) -> None:
         """Count one message of `num_bytes` bytes."""
-        traffic = self._traffic[peer_id, msg_type, direction]
-        traffic.num_messages += 1
-        traffic.num_bytes += num_bytes
+        rows = self._peers.pop(peer_id, None) or {}
+        self._peers[peer_id] = rows
+        rows.setdefault((msg_type, direction), Traffic()).add(1, num_bytes)
+        if len(self._peers) > self._max_peers + 1:
+            self._fold_oldest()
 
     def total(
         self,
@@ -53,17 +74,24 @@ class TrafficCounters:
     ) -> Traffic:
         """Sum over all peers, or one, and over all types, or one."""
         result = Traffic()
-        for (peer, kind, way), traffic in self._traffic.items():
-            if way is direction and peer_id in (None, peer) and msg_type in (None, kind):
-                result.num_messages += traffic.num_messages
-                result.num_bytes += traffic.num_bytes
+        for peer, rows in self._peers.items():
+            for (kind, way), traffic in rows.items():
+                if way is direction and peer_id in (None, peer) and msg_type in (None, kind):
+                    result.add(traffic.num_messages, traffic.num_bytes)
         return result
 
     def snapshot(self) -> dict[str, dict[str, dict[str, Traffic]]]:
         """All counts as data: peer id, then direction, then the message type's name."""
         result: dict[str, dict[str, dict[str, Traffic]]] = {}
-        for (peer, kind, way), traffic in self._traffic.items():
-            name = "legacy" if kind is None else kind.name.lower()
-            by_type = result.setdefault(peer, {}).setdefault(way.value, {})
-            by_type[name] = Traffic(traffic.num_messages, traffic.num_bytes)
+        for peer, rows in self._peers.items():
+            for (kind, way), traffic in rows.items():
+                name = "legacy" if kind is None else kind.name.lower()
+                by_type = result.setdefault(peer, {}).setdefault(way.value, {})
+                by_type[name] = Traffic(traffic.num_messages, traffic.num_bytes)
         return result
+
+    def _fold_oldest(self) -> None:
+        oldest = next(peer_id for peer_id in self._peers if peer_id != OTHERS)
+        others = self._peers.setdefault(OTHERS, {})
+        for key, traffic in self._peers.pop(oldest).items():
+            others.setdefault(key, Traffic()).add(traffic.num_messages, traffic.num_bytes)

@@ -1,28 +1,45 @@
 """A long-lived `/neurogrid/tensor/1.1.0` stream: Hello first, then many messages each way.
 
 One task reads and one writes. The writer is never cancelled in mid-message while the host runs, so a
-caller may give up waiting for `send` at any time and the stream stays whole. What the messages mean is
+caller may give up waiting for `send` at any time and the stream stays whole. The reader never waits for
+the writer: what it owes the peer (errors, credit) goes into a bounded queue. What the messages mean is
 not known here: they go to a callback, in the order in which they arrived.
 
-Source: protocol_spec/sessions.md.
+Activations and weights wait for credit; weights let everything else pass them in the queue.
+
+Source: protocol_spec/streams.md, protocol_spec/sessions.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
 
 from neurogrid.errors import (
+    DataWriteError,
+    HeaderWriteError,
     LocalProtocolError,
     NeuroGridError,
     RemoteProtocolError,
+    RequestRefusedError,
     ResponseTimeout,
     StreamBrokenError,
 )
+from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.budget import ByteBudget
+from neurogrid.p2p.credit import GrantedCredit, ReceivedCredit
+from neurogrid.p2p.message_forms import message_parts
+from neurogrid.p2p.message_reader import MessageReader
+from neurogrid.p2p.message_writer import write_message
+from neurogrid.p2p.outbox import Outbox, Outgoing
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.wire import (
+    CREDITED_TYPES,
+    Credit,
+    Data,
     ErrorCode,
     ErrorPayload,
     Hello,
@@ -30,27 +47,17 @@ from neurogrid.p2p.wire import (
     MessageType,
     StreamDecoder,
     TensorMessage,
-    encode_message_parts,
 )
 
 __all__ = ["MessageStream"]
 
-MessageCallback = Callable[["MessageStream", TensorMessage], Awaitable[None]]
+MessageCallback = Callable[["MessageStream", TensorMessage], None]
 SentCallback = Callable[[TensorMessage, int], None]
 
-# Messages that wait for the writer. Callers wait for theirs to be written, so that this bounds what
-# concurrent callers may have queued, not what one caller can pile up.
-MAX_QUEUED_MESSAGES = 64
-# A message goes out as one write up to this size: a copy is cheaper than a second encrypted frame.
-JOIN_BYTES = 64 * 1024
-HELLO_TIMEOUT = 15.0  # seconds
-
-
-class _Outgoing:
-    def __init__(self, message: TensorMessage) -> None:
-        self.message = message
-        self.done = trio.Event()
-        self.error: NeuroGridError | None = None
+# To tell a peer which rule it broke, before the stream is reset. Seconds.
+FAREWELL_TIMEOUT = 5.0
+# For a peer that was told to read that, and to end its side. Seconds.
+PARTING_TIMEOUT = 1.0
 
 
 class MessageStream:
@@ -69,6 +76,8 @@ class MessageStream:
         limits: Limits,
         on_message: MessageCallback,
         on_sent: SentCallback,
+        budget: ByteBudget,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self.peer_id = stream.peer_id
         self.hello: Hello | None = None
@@ -77,8 +86,16 @@ class MessageStream:
         self._decoder = StreamDecoder(limits)
         self._on_message = on_message
         self._on_sent = on_sent
-        self._queue_in, self._queue_out = trio.open_memory_channel[_Outgoing](MAX_QUEUED_MESSAGES)
+        self._budget = budget
+        self._bounds = bounds
+        self._outbox = Outbox(max_owed=bounds.max_owed)
+        self._granted = GrantedCredit(hello.credit)
+        self._credit = ReceivedCredit()
+        self._credit_came = trio.Event()
+        self._credit_turn = trio.Lock()
         self._hello_received = trio.Event()
+        self._reading = trio.CancelScope()
+        self._num_stray_errors = 0  # in a row
         self._closed: NeuroGridError | None = None
 
     @property
@@ -86,39 +103,125 @@ class MessageStream:
         """Whether messages can still be sent."""
         return self._closed is None
 
+    @property
+    def end_reason(self) -> NeuroGridError | None:
+        """Why the stream ended; None while it is open."""
+        return self._closed
+
     async def run(self) -> None:
         """Read and write until the stream ends; raises nothing that the peer or network caused."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write)
-            self._queue_in.send_nowait(_Outgoing(_message(MessageType.HELLO, self._own_hello)))
-            await self._read()
-            nursery.cancel_scope.cancel()
-        await self._stream.aclose()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write)
+                self._outbox.owe(_message(MessageType.HELLO, self._own_hello))
+                error: NeuroGridError | None = None
+                self._reading.deadline = trio.current_time() + self._bounds.hello_timeout
+                with self._reading:
+                    error = await self._read()
+                if self._reading.cancelled_caught and self._closed is None:
+                    error = self._late_hello()
+                if isinstance(error, RemoteProtocolError | RequestRefusedError):
+                    await self.fail(error)
+                elif error is not None:
+                    self._end(error)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._end(StreamBrokenError("this host is closing"))
+            if isinstance(self._closed, RemoteProtocolError | RequestRefusedError):
+                await self._part()
+                await self._stream.reset()
+            else:
+                await self._stream.aclose()
 
-    async def send(self, message: TensorMessage) -> None:
+    async def _part(self) -> None:
+        """End our side and let the peer end its own: a reset overtakes what it has not read, our Error too."""
+        with trio.move_on_after(PARTING_TIMEOUT), suppress(StreamBrokenError):
+            await self._stream.send_eof()
+            while await self._stream.receive_some():
+                pass
+
+    # Sending
+
+    async def send(self, message: TensorMessage, *more: Data) -> None:
         """Send one message and return when it is written to the connection.
 
+        `more` belongs to its Data, behind what the message has: a large buffer is not copied to stand there.
+
         Raises:
-            StreamBrokenError: the stream ended first.
+            HeaderWriteError: the stream ended before any of it went out.
+            DataWriteError: the stream ended with part of it sent, perhaps.
             LocalProtocolError: more Data than the peer said it accepts, or than any may have.
 
-        After cancellation the message may or may not be sent; the stream stays usable.
+        After cancellation the message was not sent, or will be whole; the stream stays usable.
         """
-        if self._closed is not None:
-            raise StreamBrokenError(str(self._closed)) from self._closed
-        if self.hello is not None and len(message.data) > self.hello.max_data:
+        parts = message_parts(message, *more)
+        num_bytes = sum(map(len, parts[1:]))
+        self._require_open()
+        if self.hello is not None and num_bytes > self.hello.max_data:
             raise LocalProtocolError(
-                f"{len(message.data)} B are more than the {self.hello.max_data} B that "
+                f"{num_bytes} B are more than the {self.hello.max_data} B that "
                 f"{self.peer_id} accepts in one message"
             )
-        outgoing = _Outgoing(message)
+        outgoing = Outgoing(message, parts)
+        if message.msg_type in CREDITED_TYPES:
+            await self._put_credited(outgoing, num_bytes)
+        else:
+            await self._outbox.put(outgoing)
+
+    def owe(self, message: TensorMessage) -> None:
+        """Send a small message some time, without waiting; for the reader and what it calls.
+
+        A peer that reads none of what it makes us owe it loses the stream.
+        """
+        if self._closed is None and not self._outbox.owe(message):
+            self._end(
+                RemoteProtocolError(
+                    f"{self.peer_id} makes us owe it {self._bounds.max_owed} messages",
+                    code=ErrorCode.LIMIT_EXCEEDED,
+                )
+            )
+
+    def served(self, num_bytes: int) -> None:
+        """A credited message with `num_bytes` B of Data is done with: the peer may send more."""
+        self._tell(self._granted.served(num_bytes))
+
+    def _tell(self, credit: Credit | None) -> None:
+        if credit is not None:
+            self.owe(TensorMessage(msg_type=MessageType.CREDIT, data=credit.encode()))
+
+    def ignored_error(self) -> None:
+        """An Error came that ends no request of ours.
+
+        Raises:
+            RemoteProtocolError: it is one of too many in a row.
+        """
+        self._num_stray_errors += 1
+        if self._num_stray_errors > self._bounds.max_stray_errors:
+            raise RemoteProtocolError(
+                f"{self._num_stray_errors} Errors in a row that answer nothing",
+                code=ErrorCode.LIMIT_EXCEEDED,
+            )
+
+    async def _put_credited(self, outgoing: Outgoing, num_bytes: int) -> None:
+        async with self._credit_turn:
+            while not self._credit.is_available:
+                await self._credit_came.wait()
+                self._require_open()
+            self._credit.begin(num_bytes)
         try:
-            await self._queue_in.send(outgoing)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as exc:
-            raise StreamBrokenError(str(self._closed)) from exc
-        await outgoing.done.wait()
-        if outgoing.error is not None:
-            raise StreamBrokenError(str(outgoing.error)) from outgoing.error
+            await self._outbox.put(outgoing)
+        except trio.Cancelled:
+            if not outgoing.is_begun:
+                # The peer will never count it, so neither may we: our count must not run away from its.
+                self._credit.take_back(num_bytes)
+                self._wake_credited()
+            raise
+
+    def _require_open(self) -> None:
+        if self._closed is not None:
+            raise HeaderWriteError(str(self._closed)) from self._closed
+
+    # Life
 
     async def wait_hello(self) -> Hello:
         """Wait for the peer's Hello.
@@ -127,95 +230,114 @@ class MessageStream:
             ResponseTimeout: none came in time.
             StreamBrokenError: the stream ended first.
         """
-        with trio.move_on_after(HELLO_TIMEOUT):
+        timeout = self._bounds.hello_timeout
+        with trio.move_on_after(timeout):
             await self._hello_received.wait()
         if self.hello is not None:
             return self.hello
         if self._closed is not None:
             raise StreamBrokenError(str(self._closed)) from self._closed
-        raise ResponseTimeout(f"{self.peer_id} sent no Hello within {HELLO_TIMEOUT:g} s")
+        raise ResponseTimeout(f"{self.peer_id} sent no Hello within {timeout:g} s")
 
-    async def fail(self, error: RemoteProtocolError) -> None:
-        """Tell the peer which rule it broke, then reset the stream."""
+    async def fail(self, error: RemoteProtocolError | RequestRefusedError) -> None:
+        """Tell the peer why, and end the stream."""
         if self._closed is None:
-            with trio.move_on_after(HELLO_TIMEOUT):
-                payload = ErrorPayload(code=ErrorCode(error.code), text=str(error))
-                # A peer that is gone already is what we are after.
-                with suppress(StreamBrokenError):
-                    await self.send(_message(MessageType.ERROR, payload))
-        await self._end(error)
-        await self._stream.reset()
+            payload = ErrorPayload(
+                code=ErrorCode(error.code),
+                text=str(error),
+                retry_after=getattr(error, "retry_after", None),
+            )
+            message = _message(MessageType.ERROR, payload)
+            # A peer that is gone already is what we are after.
+            with trio.move_on_after(FAREWELL_TIMEOUT), suppress(StreamBrokenError):
+                await self._outbox.put(Outgoing(message, message_parts(message)))
+        self._end(error)
+
+    def lose(self, error: NeuroGridError) -> None:
+        """The connection underneath is gone: whatever waits here need not wait any longer."""
+        self._end(error)
 
     async def close(self) -> None:
         """End the stream in order; the peer sees the end of it."""
-        await self._end(StreamBrokenError(f"the stream to {self.peer_id} was closed"))
+        self._end(StreamBrokenError(f"the stream to {self.peer_id} was closed"))
         await self._stream.aclose()
 
-    async def _read(self) -> None:
-        try:
-            while data := await self._stream.receive_some():
-                for message in self._decoder.receive_data(data):
-                    await self._receive(message)
-                if self._decoder.error is not None:
-                    raise self._decoder.error
-            self._decoder.receive_eof()
-            await self._end(StreamBrokenError(f"{self.peer_id} closed the stream"))
-        except RemoteProtocolError as exc:
-            await self.fail(exc)
-        except NeuroGridError as exc:
-            await self._end(exc)
+    def _late_hello(self) -> RemoteProtocolError:
+        timeout = self._bounds.hello_timeout
+        return RemoteProtocolError(
+            f"{self.peer_id} sent no Hello within {timeout:g} s", code=ErrorCode.DEADLINE_EXCEEDED
+        )
 
-    async def _receive(self, message: TensorMessage) -> None:
+    def _end(self, error: NeuroGridError) -> None:
+        """Let nobody send any more, and free those who wait."""
+        if self._closed is not None:
+            return
+        self._closed = error
+        self._reading.cancel()
+        self._hello_received.set()
+        self._credit_came.set()
+        self._outbox.close(error)
+
+    # The two tasks
+
+    async def _read(self) -> NeuroGridError:
+        """Hand on what comes; returns why nothing more does."""
+        try:
+            with MessageReader(
+                self._stream, self._decoder, budget=self._budget, bounds=self._bounds
+            ) as reader:
+                while messages := await reader.receive():
+                    for message in messages:
+                        self._receive(message)
+        except NeuroGridError as exc:
+            return exc
+        return StreamBrokenError(f"{self.peer_id} closed the stream")
+
+    def _receive(self, message: TensorMessage) -> None:
+        if message.msg_type is not MessageType.ERROR:
+            self._num_stray_errors = 0
         if message.msg_type is MessageType.HELLO:
             if self.hello is not None:
                 raise RemoteProtocolError("a second Hello", code=ErrorCode.PROTOCOL_VIOLATION)
             self.hello = Hello.decode(message.data)
+            self._reading.deadline = math.inf
+            self._take_grant(self.hello.credit)
             self._hello_received.set()
         elif self.hello is None and message.msg_type is not MessageType.ERROR:
             raise RemoteProtocolError(
                 "the first message was no Hello", code=ErrorCode.PROTOCOL_VIOLATION
             )
-        await self._on_message(self, message)
+        elif message.msg_type is MessageType.CREDIT:
+            self._take_grant(Credit.decode(message.data).max_total)
+        elif message.msg_type in CREDITED_TYPES:
+            self._tell(self._granted.arrived(len(message.data)))
+        self._on_message(self, message)
+
+    def _take_grant(self, max_total: int) -> None:
+        self._credit.grant(max_total)
+        self._wake_credited()
+
+    def _wake_credited(self) -> None:
+        self._credit_came.set()
+        self._credit_came = trio.Event()
 
     async def _write(self) -> None:
-        async for outgoing in self._queue_out:
+        while (outgoing := await self._outbox.next()) is not None:
             try:
-                await self._write_message(outgoing.message)
+                await self._write_message(outgoing)
             except NeuroGridError as exc:
-                outgoing.error = exc
-                await self._end(exc)
-            finally:
-                outgoing.done.set()
+                outgoing.fail(exc)
+                self._end(exc)
+            except trio.Cancelled:
+                outgoing.fail(DataWriteError(f"{self._closed or 'this host is closing'}"))
+                raise
+            else:
+                outgoing.succeed()
 
-    async def _write_message(self, message: TensorMessage) -> None:
-        parts = encode_message_parts(message)
-        num_bytes = sum(len(part) for part in parts)
-        if num_bytes <= JOIN_BYTES:
-            await self._stream.send_all(b"".join(parts))
-        else:
-            for part in parts:
-                await self._stream.send_all(part)
-        self._on_sent(message, num_bytes)
-
-    async def _end(self, error: NeuroGridError) -> None:
-        """Let nobody send any more, and free those who wait."""
-        if self._closed is not None:
-            return
-        self._closed = error
-        self._hello_received.set()
-        await self._queue_in.aclose()
-        while True:
-            try:
-                outgoing = self._queue_out.receive_nowait()
-            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
-                break
-            outgoing.error = error
-            outgoing.done.set()
-
-    @property
-    def end_reason(self) -> NeuroGridError | None:
-        """Why the stream ended; None while it is open."""
-        return self._closed
+    async def _write_message(self, outgoing: Outgoing) -> None:
+        parts = outgoing.parts or message_parts(outgoing.message)
+        num_bytes = await write_message(self._stream, parts, bounds=self._bounds)
+        self._on_sent(outgoing.message, num_bytes)
 
 
 def _message(msg_type: MessageType, payload: Hello | ErrorPayload) -> TensorMessage:

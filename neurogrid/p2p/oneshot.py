@@ -8,6 +8,8 @@ Source: protocol_spec/framing.md.
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -16,95 +18,157 @@ from neurogrid.errors import (
     NeuroGridError,
     PeerRefusedError,
     RemoteProtocolError,
+    RequestRefusedError,
     ResponseTimeout,
     StreamBrokenError,
+    TransportError,
 )
+from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.budget import ByteBudget
 from neurogrid.p2p.host import Host
+from neurogrid.p2p.message_forms import bare
+from neurogrid.p2p.message_reader import MessageReader
+from neurogrid.p2p.message_writer import write_message
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
+    Data,
     ErrorCode,
     Limits,
     MessageDecoder,
     TensorMessage,
-    encode_message,
+    encode_message_parts,
 )
 
-__all__ = ["receive_oneshot", "send_oneshot"]
+__all__ = ["OneshotStreams"]
 
-# A sender that is silent for this long in the middle of a message has given up. Seconds.
-IDLE_TIMEOUT = 60.0
-# Dealing with a message may mean loading a layer. Seconds.
-CONFIRM_TIMEOUT = 300.0
+logger = logging.getLogger(__name__)
 
 
-async def send_oneshot(
-    host: Host, peer_id: str, message: TensorMessage, *, on_sent: Callable[[int], None]
-) -> None:
-    """Send one message on a stream of its own; returns when the receiver has ended the stream.
+class OneshotStreams:
+    """The 1.0.0 streams of one host, both ways.
 
-    Raises:
-        PeerRefusedError: the receiver reset the stream.
-        TransportError: the peer cannot be reached, is gone, or did not confirm in time.
-
-    Cancellation stops the waiting, not the sending: a frame that was begun is finished.
+    Args:
+        on_message: serves one message of a peer; the stream ends when it returns.
+        on_sent: called with peer id, message and its bytes when one has gone out.
     """
-    stream = await host.open_stream(peer_id, [PROTOCOL_V10])
-    done = trio.Event()
-    errors: list[NeuroGridError] = []
 
-    async def deliver() -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        limits: Limits,
+        bounds: Bounds,
+        budget: ByteBudget,
+        on_message: Callable[[str, TensorMessage], Awaitable[None]],
+        on_sent: Callable[[str, TensorMessage, int], None],
+    ) -> None:
+        self._host = host
+        self._limits = limits
+        self._bounds = bounds
+        self._budget = budget
+        self._on_message = on_message
+        self._on_sent = on_sent
+        self._num_streams: Counter[str] = Counter()
+        self._served: set[str] = set()
+
+    def has_served(self, peer_id: str) -> bool:
+        """Whether a peer that is connected has sent us such a stream."""
+        return peer_id in self._served
+
+    def forget(self, peer_id: str) -> None:
+        """A peer is not connected any more."""
+        self._served.discard(peer_id)
+
+    async def send(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
+        """Send one message on a stream of its own; returns when the receiver has ended the stream.
+
+        Raises:
+            PeerRefusedError: the receiver reset the stream.
+            TransportError: the peer cannot be reached, is gone, or did not confirm in time.
+            LocalProtocolError: the message cannot be said in 1.0.0.
+
+        Cancellation stops the waiting, not the sending: a frame that was begun is finished.
+        """
+        parts = encode_message_parts(bare(message), *more)
+        stream = await self._host.open_stream(peer_id, [PROTOCOL_V10])
+        done = trio.Event()
+        errors: list[NeuroGridError] = []
+        confirming = trio.CancelScope()
+
+        async def deliver() -> None:
+            try:
+                num_bytes = await write_message(stream, parts, bounds=self._bounds)
+                self._on_sent(peer_id, message, num_bytes)
+                await stream.send_eof()
+                with confirming:
+                    await _wait_for_end(stream, self._bounds.confirm_timeout)
+            except NeuroGridError as exc:
+                is_refused = isinstance(exc, StreamBrokenError) and stream.is_reset_by_peer
+                errors.append(_refused(message, peer_id) if is_refused else exc)
+            finally:
+                done.set()
+                await stream.aclose()
+
+        self._host.start_soon(deliver)
         try:
-            data = encode_message(message)
-            await stream.send_all(data)
-            on_sent(len(data))
-            await stream.send_eof()
-            await _wait_for_end(stream)
-        except NeuroGridError as exc:
-            reset = isinstance(exc, StreamBrokenError) and peer_id in host.connected_peers
-            errors.append(_refused(message, peer_id) if reset else exc)
-        finally:
-            done.set()
-            await stream.aclose()
+            await done.wait()
+        except trio.Cancelled:
+            confirming.cancel()
+            raise
+        if errors:
+            raise errors[0]
 
-    host.start_soon(deliver)
-    await done.wait()
-    if errors:
-        raise errors[0]
-
-
-async def receive_oneshot(
-    stream: Stream, *, limits: Limits, on_message: Callable[[TensorMessage], Awaitable[None]]
-) -> None:
-    """Hand each message of a stream to `on_message`, until its end; usually there is one.
-
-    Raises:
-        RemoteProtocolError: the bytes are no message, or stop in the middle of one.
-        StreamBrokenError: the sender reset the stream.
-    """
-    decoder = MessageDecoder(limits)
-    while True:
-        with trio.move_on_after(IDLE_TIMEOUT) as idle:
-            data = await stream.receive_some()
-        if idle.cancelled_caught:
-            raise RemoteProtocolError(f"no byte for {IDLE_TIMEOUT:g} s in the middle of a message")
-        for message in decoder.receive_data(data):
-            await on_message(message)
-        if decoder.error is not None:
-            raise decoder.error
-        if not data:
-            decoder.receive_eof()
+    async def serve(self, stream: Stream) -> None:
+        """Serve each message of a stream until its end; usually there is one."""
+        peer_id = stream.peer_id
+        if self._num_streams[peer_id] >= self._bounds.max_v10_streams_per_peer:
+            # Not a warning for each: they come by the thousand.
+            logger.debug("%s has too many 1.0.0 streams open already", peer_id)
+            await stream.reset()
             return
+        self._num_streams[peer_id] += 1
+        if self._num_streams[peer_id] == self._bounds.max_v10_streams_per_peer:
+            logger.warning("%s has as many 1.0.0 streams open as it may: more are reset", peer_id)
+        if peer_id in self._host.connected_peers:  # else nobody would forget it
+            self._served.add(peer_id)
+        try:
+            await self._receive(stream)
+        except (RemoteProtocolError, RequestRefusedError) as exc:
+            logger.warning("reset a 1.0.0 stream of %s: %s", peer_id, exc)
+            await stream.reset()
+        except (TransportError, PeerRefusedError) as exc:
+            # The stream broke, or the peer would not have our answer.
+            logger.debug("a 1.0.0 stream of %s ended: %s", peer_id, exc)
+            await stream.reset()
+        else:
+            await stream.aclose()
+        finally:
+            self._num_streams[peer_id] -= 1
+            if not self._num_streams[peer_id]:
+                del self._num_streams[peer_id]
+
+    async def _receive(self, stream: Stream) -> None:
+        with MessageReader(
+            stream,
+            MessageDecoder(self._limits),
+            budget=self._budget,
+            bounds=self._bounds,
+            silence_timeout=self._bounds.silence_timeout,
+        ) as reader:
+            while messages := await reader.receive():
+                for message in messages:
+                    await self._on_message(stream.peer_id, message)
 
 
-async def _wait_for_end(stream: Stream) -> None:
-    with trio.move_on_after(CONFIRM_TIMEOUT) as scope:
+async def _wait_for_end(stream: Stream, timeout: float) -> None:
+    with trio.move_on_after(timeout) as scope:
         while await stream.receive_some():
             pass  # a receiver writes nothing here; only the end counts
     if scope.cancelled_caught:
         await stream.reset()
         raise ResponseTimeout(
-            f"{stream.peer_id} did not end a message's stream within {CONFIRM_TIMEOUT:g} s"
+            f"{stream.peer_id} did not end a message's stream within {timeout:g} s"
         )
 
 

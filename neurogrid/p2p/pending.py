@@ -1,23 +1,30 @@
 """Requests that wait for an answer, matched by peer, type of the answer and request id.
 
 1.0.0 has answers without a request id: a WeightsAck is matched by its layer, a LayerStatus and a
-GPUInfo go to whoever has waited longest. Nothing here does I/O; `Protocol` drives it.
+GPUInfo go to whoever has waited longest. An answer may come before its asker waits for it: what was
+`announced` is kept, within bounds. Nothing here does I/O; `Exchange` drives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import trio
 
 from neurogrid.errors import LocalProtocolError, NeuroGridError, ResponseTimeout
+from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.message_forms import untraced
 from neurogrid.p2p.wire import MessageType, TensorMessage
 
 __all__ = ["PendingRequests", "Waiter"]
 
-# A coordinator has a handful of requests under way for each peer; 1,024 means that answers get lost.
-MAX_PENDING_PER_PEER = 1024
+# Peers that are gone and whose last answers nobody has fetched yet.
+MAX_GONE_PEERS = 64
+
+# Answers that are as good without a request id: they speak of the peer, whoever asked.
+_ABOUT_THE_PEER = frozenset({MessageType.LAYER_STATUS, MessageType.GPU_INFO})
 
 
 class Waiter:
@@ -28,6 +35,7 @@ class Waiter:
         self.answer = answer
         self.correlation = correlation
         self._done = trio.Event()
+        self._sending = trio.CancelScope()
         self._outcome: TensorMessage | NeuroGridError | None = None
 
     @property
@@ -35,11 +43,17 @@ class Waiter:
         """Whether an answer or an error is there."""
         return self._done.is_set()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of Data that the outcome holds."""
+        return len(self._outcome.data) if isinstance(self._outcome, TensorMessage) else 0
+
     def resolve(self, outcome: TensorMessage | NeuroGridError) -> None:
         """End the wait; a second outcome is ignored."""
         if self._outcome is None:
             self._outcome = outcome
             self._done.set()
+            self._sending.cancel()
 
     async def wait(self, *, timeout: float) -> TensorMessage:
         """Return the answer.
@@ -48,7 +62,23 @@ class Waiter:
             ResponseTimeout: no answer in `timeout` seconds.
             NeuroGridError: the peer refused, or its stream broke.
         """
-        with trio.move_on_after(timeout):
+        return await self._wait_until(trio.current_time() + timeout, timeout)
+
+    async def send_and_wait(
+        self, send: Callable[[], Awaitable[None]], *, timeout: float
+    ) -> TensorMessage:
+        """Call `send()` and return the answer: as `wait`, whose end ends the sending too. Once for a waiter."""
+        deadline = trio.current_time() + timeout
+        self._sending.deadline = deadline
+        with self._sending:
+            try:
+                await send()
+            except NeuroGridError as exc:
+                self.resolve(exc)
+        return await self._wait_until(deadline, timeout)
+
+    async def _wait_until(self, deadline: float, timeout: float) -> TensorMessage:
+        with trio.CancelScope(deadline=deadline):
             await self._done.wait()
         if self._outcome is None:
             raise ResponseTimeout(f"{self.peer_id} sent no {self.answer.name} within {timeout:g} s")
@@ -57,49 +87,146 @@ class Waiter:
         return self._outcome
 
 
-class PendingRequests:
-    """The table of waiters, bounded for each peer."""
+class _Peer:
+    """The waiters of one peer, oldest first, and answers that were announced and not awaited yet."""
 
     def __init__(self) -> None:
-        self._waiters: dict[str, list[Waiter]] = {}
+        self.waiters: list[Waiter] = []
+        self.announced: deque[Waiter] = deque()
+
+
+class PendingRequests:
+    """The table of waiters, bounded for each peer and in total."""
+
+    def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
+        self._bounds = bounds
+        self._peers: dict[str, _Peer] = {}
+        self._gone: dict[str, None] = {}  # in the order in which they went
+        self._num_waiters = 0
+
+    def __len__(self) -> int:
+        return self._num_waiters
 
     @contextmanager
     def expect(self, peer_id: str, answer: MessageType, correlation: int) -> Iterator[Waiter]:
-        """Register a waiter for the length of the block.
+        """Register a waiter for the length of the block; an answer that was kept is there at once.
 
-        `correlation` is the request id; 0 for answers that carry none; the layer for a 1.0.0 WeightsAck.
+        `correlation` is the request id; 0 for answers that carry none; the layer for a WeightsAck
+        without request id.
+
+        Raises:
+            LocalProtocolError: as many requests wait as may, to this peer or to all.
         """
-        waiters = self._waiters.setdefault(peer_id, [])
-        if len(waiters) >= MAX_PENDING_PER_PEER:
-            raise LocalProtocolError(f"{MAX_PENDING_PER_PEER} requests to {peer_id} are pending")
-        waiter = Waiter(peer_id, answer, correlation)
-        waiters.append(waiter)
+        peer = self._peers.setdefault(peer_id, _Peer())
+        full = len(peer.waiters) >= self._bounds.max_pending_per_peer
+        if full or self._num_waiters >= self._bounds.max_pending:
+            self._drop_if_empty(peer_id)
+            raise LocalProtocolError(
+                f"{len(peer.waiters)} requests to {peer_id} and {self._num_waiters} in all are pending"
+            )
+        waiter = self._take_announced(peer, answer, correlation)
+        waiter = waiter or Waiter(peer_id, answer, correlation)
+        peer.waiters.append(waiter)
+        self._num_waiters += 1
         try:
             yield waiter
         finally:
-            waiters.remove(waiter)
-            if not waiters:
-                self._waiters.pop(peer_id, None)
+            peer.waiters.remove(waiter)
+            self._num_waiters -= 1
+            self._drop_if_empty(peer_id)
+
+    def announce(self, peer_id: str, answer: MessageType, correlation: int) -> None:
+        """Keep this answer for a later `expect` if it comes first. The oldest are forgotten at the bound."""
+        self._gone.pop(peer_id, None)  # it is back, and no longer one of those to forget
+        peer = self._peers.setdefault(peer_id, _Peer())
+        self._take_announced(peer, answer, correlation)
+        while len(peer.announced) >= self._bounds.max_pending_per_peer:
+            peer.announced.popleft()
+        peer.announced.append(Waiter(peer_id, answer, correlation))
+
+    def take_back(self, peer_id: str, answer: MessageType, correlation: int) -> None:
+        """What was announced will not be asked for after all, or not of a peer that is there."""
+        peer = self._peers.get(peer_id)
+        if peer is not None:
+            self._take_announced(peer, answer, correlation)
+            self._drop_if_empty(peer_id)
 
     def resolve(self, message: TensorMessage) -> bool:
         """Hand an answer to the waiter that it belongs to; False when nobody waits for it."""
-        correlation = message.request_id
-        if correlation == 0 and message.msg_type is MessageType.WEIGHTS_ACK:
-            correlation = message.layer_id
-        for waiter in self._waiters.get(message.from_peer or "", ()):
-            matches = waiter.answer is message.msg_type and waiter.correlation == correlation
-            if matches and not waiter.is_done:
+        peer = self._peers.get(message.from_peer or "")
+        if peer is None:
+            return False
+        for waiter in peer.waiters:
+            if not waiter.is_done and _matches(waiter, message):
                 waiter.resolve(message)
+                return True
+        return False
+
+    def keep(self, message: TensorMessage) -> bool:
+        """Keep an answer that was announced and that nobody waits for yet; False when it was not."""
+        peer = self._peers.get(message.from_peer or "")
+        if peer is None:
+            return False
+        for waiter in peer.announced:
+            if not waiter.is_done and _matches(waiter, message):
+                waiter.resolve(message)
+                self._forget_excess(peer)
                 return True
         return False
 
     def fail(self, peer_id: str, error: NeuroGridError, *, correlation: int | None = None) -> bool:
         """Fail the waiters of a peer: all, or those of one request. False when there was none."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return False
         waiters = [
             waiter
-            for waiter in self._waiters.get(peer_id, ())
-            if correlation is None or waiter.correlation == correlation
+            for waiter in (*peer.waiters, *peer.announced)
+            if not waiter.is_done and (correlation is None or waiter.correlation == correlation)
         ]
         for waiter in waiters:
             waiter.resolve(error)
         return bool(waiters)
+
+    def forget(self, peer_id: str) -> None:
+        """A peer is gone: what it left, answers and errors, is kept for the latest such peers only."""
+        if peer_id not in self._peers:
+            return
+        self._gone[peer_id] = self._gone.pop(peer_id, None)
+        while len(self._gone) > MAX_GONE_PEERS:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._peers[oldest].announced.clear()
+            self._drop_if_empty(oldest)
+
+    def _take_announced(self, peer: _Peer, answer: MessageType, correlation: int) -> Waiter | None:
+        for waiter in peer.announced:
+            if waiter.answer is answer and waiter.correlation == correlation:
+                peer.announced.remove(waiter)
+                return waiter
+        return None
+
+    def _forget_excess(self, peer: _Peer) -> None:
+        total = sum(waiter.num_bytes for waiter in peer.announced)
+        for waiter in tuple(peer.announced):
+            if total <= self._bounds.max_early_bytes_per_peer or len(peer.announced) == 1:
+                break
+            if waiter.num_bytes:  # those whose answer is still to come cost nothing
+                total -= waiter.num_bytes
+                peer.announced.remove(waiter)
+
+    def _drop_if_empty(self, peer_id: str) -> None:
+        peer = self._peers.get(peer_id)
+        if peer is not None and not peer.waiters and not peer.announced:
+            del self._peers[peer_id]
+            self._gone.pop(peer_id, None)
+
+
+def _matches(waiter: Waiter, message: TensorMessage) -> bool:
+    if waiter.answer is not untraced(message.msg_type):
+        return False
+    if message.request_id == 0 and waiter.answer is MessageType.WEIGHTS_ACK:
+        return waiter.correlation == message.layer_id
+    if message.request_id == 0 and waiter.answer in _ABOUT_THE_PEER:
+        return True
+    return waiter.correlation == message.request_id

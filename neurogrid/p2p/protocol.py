@@ -1,444 +1,440 @@
-"""The tensor protocol on a libp2p host: send, receive, dispatch, request and response.
+"""The tensor protocol by name: what is sent, awaited and served, for every message of 1.0.0.
 
-Two versions are spoken, and multistream-select picks the newer that both sides have. With 1.1.0 a peer
-has one long-lived stream; with 1.0.0 every message has a stream of its own, which the receiver ends
-once it has dealt with the message: its end confirms, its reset refuses.
+Works the same over both versions. A tensor is any contiguous buffer: bytes, a NumPy array, a torch tensor on the
+CPU; over 1.1.0 it travels with its dtype and shape, which `message.envelope` has at the other end, over 1.0.0 as
+bare bytes. Handlers are sync (quick, in the order of arrival) or async (in tasks of their own), and several may
+register. What the messages are used for is not known here.
 
-What messages mean belongs to the layers above. This one knows who sent what, who waits for which
-answer, which peer is open under which version, and it counts. It imports no torch.
-
-Source: protocol_spec/sessions.md, protocol_spec/versioning.md.
+Source: protocol_spec/messages.md.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
-import secrets
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
-import trio
-
-from neurogrid.errors import (
-    LocalProtocolError,
-    NeuroGridError,
-    PeerRefusedError,
-    RemoteProtocolError,
-    RequestRefusedError,
-    StreamBrokenError,
-    TransportError,
-)
-from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.counters import Direction, TrafficCounters
-from neurogrid.p2p.host import Host
-from neurogrid.p2p.message_stream import MessageStream
-from neurogrid.p2p.oneshot import receive_oneshot, send_oneshot
-from neurogrid.p2p.pending import PendingRequests, Waiter
-from neurogrid.p2p.stream import Stream
+from neurogrid.errors import NeuroGridError, StreamBrokenError
+from neurogrid.p2p.buffers import Tensor, tensor_buffer
+from neurogrid.p2p.exchange import Exchange, new_request_id
+from neurogrid.p2p.handlers import answering, as_async, with_sender
+from neurogrid.p2p.subscribers import is_async
 from neurogrid.p2p.wire import (
-    DEFAULT_LIMITS,
-    PROTOCOL_V10,
-    PROTOCOL_V11,
-    ErrorCode,
-    ErrorPayload,
-    Hello,
-    Limits,
+    Data,
+    GPUInfo,
+    LayerIds,
     MessageType,
+    TensorEnvelope,
     TensorMessage,
-    header_bytes,
+    TraceContext,
+    WeightsChunk,
+    iter_weights_chunks,
 )
 
 __all__ = ["Protocol", "new_request_id"]
 
-logger = logging.getLogger(__name__)
-
-MessageHandler = Callable[[TensorMessage], Awaitable[None] | None]
-PeerOpenedHandler = Callable[[str, Hello], None]
-PeerLostHandler = Callable[[str, NeuroGridError], None]
-
-# Handlers that run at once for one peer; the reader waits beyond that, and so the peer does.
-MAX_HANDLERS_PER_PEER = 64
-# One is enough; a second comes about when both sides open at once. More is a peer that plays tricks.
-MAX_STREAMS_PER_PEER = 4
-
-_ANSWERS = frozenset(
-    {
-        MessageType.RESPONSE,
-        MessageType.TRACED_RESPONSE,
-        MessageType.WEIGHTS_ACK,
-        MessageType.LAYER_STATUS,
-        MessageType.GPU_INFO,
-        MessageType.CONFIG_ACK,
-        MessageType.ASSIGN_ACK,
-        MessageType.TRANSFER_ACCEPT,
-        MessageType.READY,
-        MessageType.SESSION_ACK,
-    }
-)
+Result: TypeAlias = Awaitable[None] | None
+MessageHandler = Callable[[TensorMessage], Result]
+ActivationHandler = Callable[[TensorMessage], Awaitable[Tensor | None] | Tensor | None]
+WeightsHandler = Callable[..., Result]
+LayersHandler = Callable[[tuple[int, ...], str], Result]
+LayerRequestHandler = Callable[
+    [tuple[int, ...], str], Awaitable[Sequence[int] | None] | Sequence[int] | None
+]
+ConfigHandler = Callable[[bytes, str], Result]
+GPUInfoHandler = Callable[[GPUInfo, str], Result]
+GPUInfoRequestHandler = Callable[[str], Awaitable[GPUInfo | None] | GPUInfo | None]
 
 
-def new_request_id() -> int:
-    """A random, non-zero 64-bit request id: unguessable, and unique without a counter."""
-    return secrets.randbits(64) or 1
+class Protocol(Exchange):
+    """The tensor protocol on a host: `Protocol(host)`, then register handlers, send and request.
 
-
-class Protocol:
-    """The tensor protocol of one host. Register handlers, then send and request.
+    Args:
+        host: one that runs. It can have one protocol of this kind.
+        role: what 1.1.0 peers are told that this one is: "worker", "coordinator" or "peer".
+        agent: what program this is, for people; at most 256 characters.
+        limits: how large the Data of each message may be, in bytes.
+        bounds: what peers may have under way here, and for how long.
+        versions: the protocol ids that are spoken, the preferred one first.
 
     Attributes:
         host: the host underneath.
         counters: messages and bytes by peer, type and direction.
 
-    A handler may be sync (runs in the reader: must be quick) or async (runs in a task of its own). It may
-    raise `RequestRefusedError`: over 1.1.0 the peer gets an Error, over 1.0.0 a reset.
+    Raises:
+        LocalProtocolError: the host has a protocol of this kind already.
+
+    Every `send_*` raises TransportError (PeerUnreachableError, HeaderWriteError, DataWriteError) when the
+    message did not go out, PeerRefusedError when a 1.0.0 peer resets its stream, and LocalProtocolError for
+    what the protocol cannot say. Every `wait_for_*` and `request_*` takes `timeout` in seconds and raises
+    ResponseTimeout after it, PeerRefusedError when the peer refuses, StreamBrokenError when it is lost. Any of
+    them may be cancelled: the connection stays whole. A tensor is read where it lies: after a timeout or a
+    cancellation the last of it may still be on its way out, so it must not be written to.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        *,
-        role: str = "peer",
-        agent: str = "neurogrid",
-        limits: Limits = DEFAULT_LIMITS,
-        versions: Sequence[str] = (PROTOCOL_V11, PROTOCOL_V10),
+    # Tensors
+
+    def on_tensor_received(self, handler: MessageHandler) -> None:
+        """Call `handler(message)` for each legacy message: a tensor without type and request id (1.0.0)."""
+        self.on_message(None, handler)
+
+    def on_activation_received(self, handler: ActivationHandler) -> None:
+        """Call `handler(message)` for each activation, traced or not.
+
+        `message.data` is the tensor's bytes, a writable memoryview that the handler may keep; `message.envelope`
+        has its dtype and shape (1.1.0) or is None. What the handler returns, if not None, is sent as the
+        response; it may also send it itself, now or later, or raise RequestRefusedError. Credit is given back
+        to the peer when the handler, and what it returned, is done.
+        """
+
+        def respond(message: TensorMessage, tensor: Tensor) -> Awaitable[None]:
+            assert message.from_peer is not None
+            return self._send_tensor_message(
+                MessageType.RESPONSE,
+                message.from_peer,
+                message.layer_id,
+                message.seq_id,
+                message.request_id,
+                tensor,
+                like=message.envelope,
+            )
+
+        self.on_message(MessageType.ACTIVATION, answering(handler, respond))
+
+    def on_response_received(self, handler: MessageHandler) -> None:
+        """Call `handler(message)` for each response, traced or not, that no request waits for."""
+        self.on_message(MessageType.RESPONSE, handler)
+
+    async def send_tensor(self, peer_id: str, layer_id: int, seq_id: int, data: Data) -> None:
+        """Send bytes with the legacy header of 1.0.0, on a 1.0.0 stream. `layer_id` is below 2**24."""
+        message = TensorMessage(msg_type=None, layer_id=layer_id, seq_id=seq_id, data=data)
+        await self.send(peer_id, message)
+
+    async def send_activation(
+        self, peer_id: str, layer_id: int, seq_id: int, request_id: int, data: Tensor
     ) -> None:
-        self.host = host
-        self.counters = TrafficCounters()
-        self._limits = limits
-        self._versions = tuple(versions)
-        self._hello = Hello(
-            role=role, agent=agent, versions=self._versions, max_data=limits.max_data
+        """Send a tensor to be computed with; the response can be awaited with `wait_for_response`.
+
+        Args:
+            layer_id: the layer asked for; below 65,536.
+            seq_id: u64, the position of the first token.
+            request_id: u64, see `new_request_id`; unique among the requests under way.
+            data: the tensor; over 1.0.0 float16 or bytes.
+        """
+        with self._announced(peer_id, MessageType.RESPONSE, request_id):
+            await self._send_tensor_message(
+                MessageType.ACTIVATION, peer_id, layer_id, seq_id, request_id, data
+            )
+
+    async def send_response(
+        self, peer_id: str, layer_id: int, seq_id: int, request_id: int, data: Tensor
+    ) -> None:
+        """Answer an activation: layer, position and request id are those of the activation."""
+        await self._send_tensor_message(
+            MessageType.RESPONSE, peer_id, layer_id, seq_id, request_id, data
         )
-        self._streams: dict[str, MessageStream] = {}
-        self._num_streams: Counter[str] = Counter()
-        self._v10_peers: set[str] = set()
-        self._opening: dict[str, trio.Lock] = {}
-        self._pending = PendingRequests()
-        self._handlers: dict[MessageType | None, MessageHandler] = {}
-        self._opened_handlers: list[PeerOpenedHandler] = []
-        self._lost_handlers: list[PeerLostHandler] = []
-        self._limiters: dict[str, trio.CapacityLimiter] = {}
-        host.on_disconnected(self._forget)
-        if PROTOCOL_V11 in self._versions:
-            host.set_stream_handler(PROTOCOL_V11, self._serve_v11)
-        if PROTOCOL_V10 in self._versions:
-            host.set_stream_handler(PROTOCOL_V10, self._serve_v10)
 
-    # Peers
-
-    def on_peer_opened(self, handler: PeerOpenedHandler) -> None:
-        """Call `handler(peer_id, hello)` when a 1.1.0 stream with a peer is up. Must not block."""
-        self._opened_handlers.append(handler)
-
-    def on_peer_lost(self, handler: PeerLostHandler) -> None:
-        """Call `handler(peer_id, reason)` when the 1.1.0 stream with a peer ends. Must not block."""
-        self._lost_handlers.append(handler)
-
-    async def open(self, peer_id: str) -> str:
-        """Find out which version a connected peer speaks, and bring up its stream.
-
-        Returns:
-            The protocol id, `PROTOCOL_V11` or `PROTOCOL_V10`.
-
-        Raises:
-            TransportError: the peer speaks neither, or does not answer.
-        """
-        async with self._opening.setdefault(peer_id, trio.Lock()):
-            stream = self._streams.get(peer_id)
-            if stream is not None and stream.is_open:
-                await stream.wait_hello()
-                return PROTOCOL_V11
-            if peer_id in self._v10_peers and peer_id in self.host.connected_peers:
-                return PROTOCOL_V10
-            opened = await self.host.open_stream(peer_id, self._versions)
-            if opened.protocol_id == PROTOCOL_V10:
-                self._v10_peers.add(peer_id)
-                await opened.aclose()
-                return PROTOCOL_V10
-            stream = self._message_stream(opened)
-            self.host.start_soon(self._run_stream, stream)
-            await stream.wait_hello()
-            return PROTOCOL_V11
-
-    def hello_of(self, peer_id: str) -> Hello | None:
-        """What a 1.1.0 peer said of itself; None for others."""
-        stream = self._streams.get(peer_id)
-        return stream.hello if stream is not None else None
-
-    async def close_peer(self, peer_id: str) -> None:
-        """End the stream and the connection to a peer."""
-        stream = self._streams.pop(peer_id, None)
-        if stream is not None:
-            await stream.close()
-        try:
-            await self.host.disconnect(peer_id)
-        except TransportError:
-            logger.debug("the connection to %s was gone already", peer_id)
-
-    # Sending
-
-    async def send(self, peer_id: str, message: TensorMessage) -> None:
-        """Send a message; returns when it is on the connection (1.1.0) or confirmed (1.0.0).
-
-        Raises:
-            TransportError: the peer cannot be reached, or the stream broke.
-            PeerRefusedError: a 1.0.0 peer reset the stream of the message.
-
-        Cancellation leaves the connection whole; the message may or may not have been sent.
-        """
-        if await self.open(peer_id) == PROTOCOL_V10:
-            await self._send_v10(peer_id, message)
-        else:
-            await self._streams[peer_id].send(message)
-
-    def expect(
-        self, peer_id: str, answer: MessageType, *, request_id: int = 0
-    ) -> AbstractContextManager[Waiter]:
-        """Register for an answer before asking: `with expect(...) as waiter: send; waiter.wait`."""
-        return self._pending.expect(peer_id, answer, request_id)
-
-    async def request(
+    async def send_traced_activation(
         self,
         peer_id: str,
-        message: TensorMessage,
-        answer: MessageType,
-        *,
-        timeout: float,
-    ) -> TensorMessage:
-        """Send `message` and wait for the `answer` that carries its request id.
-
-        Raises:
-            ResponseTimeout: no answer in `timeout` seconds.
-            PeerRefusedError: the peer answered with an Error, or (1.0.0) with a reset.
-            TransportError: the peer cannot be reached, or the stream broke.
-        """
-        with self.expect(peer_id, answer, request_id=message.request_id) as waiter, unwrap_errors():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send_for, waiter, message)
-                result = await waiter.wait(timeout=timeout)
-                nursery.cancel_scope.cancel()
-        return result
-
-    async def _send_for(self, waiter: Waiter, message: TensorMessage) -> None:
-        try:
-            await self.send(waiter.peer_id, message)
-        except NeuroGridError as exc:
-            waiter.resolve(exc)
-
-    # Receiving
-
-    def on_message(self, msg_type: MessageType | None, handler: MessageHandler) -> None:
-        """Serve messages of a type (None: legacy). A second handler for a type is an error."""
-        if msg_type in self._handlers:
-            raise LocalProtocolError(f"{msg_type!r} has a handler already")
-        self._handlers[msg_type] = handler
-
-    async def refuse(self, message: TensorMessage, error: RequestRefusedError) -> None:
-        """Answer a 1.1.0 request with an Error message."""
-        payload = ErrorPayload(
-            code=ErrorCode(error.code), text=str(error), retry_after=error.retry_after
-        )
-        reply = TensorMessage(
-            msg_type=MessageType.ERROR,
-            layer_id=message.layer_id,
-            request_id=message.request_id,
-            data=payload.encode(),
-        )
-        await self.send(_sender(message), reply)
-
-    # 1.1.0
-
-    def _message_stream(self, stream: Stream) -> MessageStream:
-        def on_sent(message: TensorMessage, num_bytes: int) -> None:
-            self.counters.add(stream.peer_id, message.msg_type, Direction.SENT, num_bytes)
-
-        message_stream = MessageStream(
-            stream,
-            hello=self._hello,
-            limits=self._limits,
-            on_message=self._receive_v11,
-            on_sent=on_sent,
-        )
-        self._streams[stream.peer_id] = message_stream
-        return message_stream
-
-    async def _serve_v11(self, stream: Stream) -> None:
-        if self._num_streams[stream.peer_id] >= MAX_STREAMS_PER_PEER:
-            logger.warning("%s opened more than %d streams", stream.peer_id, MAX_STREAMS_PER_PEER)
-            await stream.reset()
-            return
-        # Where both sides opened at once, either stream serves: the older one is read until it ends,
-        # the newer one is written to.
-        await self._run_stream(self._message_stream(stream))
-
-    async def _run_stream(self, stream: MessageStream) -> None:
-        peer_id = stream.peer_id
-        self._num_streams[peer_id] += 1
-        await stream.run()
-        self._num_streams[peer_id] -= 1
-        reason = stream.end_reason or StreamBrokenError(f"the stream to {peer_id} ended")
-        if self._streams.get(peer_id) is stream:
-            del self._streams[peer_id]
-            lost = StreamBrokenError(f"lost the stream to {peer_id}: {reason}")
-            lost.__cause__ = reason
-            self._pending.fail(peer_id, lost)
-            for handler in self._lost_handlers:
-                handler(peer_id, reason)
-
-    async def _receive_v11(self, stream: MessageStream, message: TensorMessage) -> None:
-        message = self._received(stream.peer_id, message)
-        if message.msg_type is MessageType.HELLO:
-            assert stream.hello is not None
-            for opened in self._opened_handlers:
-                opened(stream.peer_id, stream.hello)
-            return
-        if message.msg_type is MessageType.ERROR:
-            self._receive_error(message)
-            return
-        if self._answered(message):
-            return
-        handler = self._handlers.get(message.msg_type)
-        if handler is None:
-            name = message.msg_type.name if message.msg_type is not None else "legacy"
-            refusal = RequestRefusedError(
-                f"{name} is not served here", code=ErrorCode.NOT_SUPPORTED
-            )
-            await self.refuse(message, refusal)
-        elif inspect.iscoroutinefunction(handler):
-            limiter = self._limiter(stream.peer_id)
-            borrower = object()
-            await limiter.acquire_on_behalf_of(borrower)
-
-            async def run_handler() -> None:
-                try:
-                    await self._call_handler(stream, handler, message)
-                except RemoteProtocolError as exc:
-                    await stream.fail(exc)
-                finally:
-                    limiter.release_on_behalf_of(borrower)
-
-            self.host.start_soon(run_handler)
-        else:
-            await self._call_handler(stream, handler, message)
-
-    async def _call_handler(
-        self, stream: MessageStream, handler: MessageHandler, message: TensorMessage
+        layer_id: int,
+        seq_id: int,
+        request_id: int,
+        data: Tensor,
+        trace_context: TraceContext | None,
     ) -> None:
-        try:
-            try:
-                await _call(handler, message)
-            except RequestRefusedError as exc:
-                logger.warning("refused %s of %s: %s", _name(message), stream.peer_id, exc)
-                await self.refuse(message, exc)
-            except RemoteProtocolError:
-                raise
-            except TransportError as exc:
-                logger.debug("%s went away: %s", stream.peer_id, exc)
-            except Exception:
-                logger.exception("the handler of %s failed", _name(message))
-                failure = RequestRefusedError("internal error", code=ErrorCode.COMPUTE_FAILED)
-                await self.refuse(message, failure)
-        except TransportError as exc:
-            logger.debug("could not answer %s: %s", stream.peer_id, exc)
-
-    def _receive_error(self, message: TensorMessage) -> None:
-        payload = ErrorPayload.decode(message.data)
-        peer_id = _sender(message)
-        error = PeerRefusedError(
-            f"{peer_id} refused: {payload.text}",
-            code=payload.code,
-            text=payload.text,
-            retry_after=payload.retry_after,
-        )
-        correlation = message.request_id or None
-        if not self._pending.fail(peer_id, error, correlation=correlation):
-            logger.warning("%s reports: %s", peer_id, payload.text)
-
-    # 1.0.0
-
-    async def _send_v10(self, peer_id: str, message: TensorMessage) -> None:
-        def on_sent(num_bytes: int) -> None:
-            self.counters.add(peer_id, message.msg_type, Direction.SENT, num_bytes)
-
-        await send_oneshot(self.host, peer_id, message, on_sent=on_sent)
-
-    async def _serve_v10(self, stream: Stream) -> None:
-        peer_id = stream.peer_id
-        self._v10_peers.add(peer_id)
-        try:
-            async with self._limiter(peer_id):
-                await receive_oneshot(
-                    stream,
-                    limits=self._limits,
-                    on_message=lambda message: self._receive_v10(peer_id, message),
-                )
-        except (RemoteProtocolError, RequestRefusedError) as exc:
-            logger.warning("reset a 1.0.0 stream of %s: %s", peer_id, exc)
-            await stream.reset()
-        except (TransportError, PeerRefusedError) as exc:
-            # The stream broke, or the peer would not have our answer.
-            logger.debug("a 1.0.0 stream of %s ended: %s", peer_id, exc)
-            await stream.reset()
-        else:
-            await stream.aclose()
-
-    async def _receive_v10(self, peer_id: str, message: TensorMessage) -> None:
-        message = self._received(peer_id, message)
-        if self._answered(message):
-            return
-        handler = self._handlers.get(message.msg_type)
-        if handler is None:
-            raise RequestRefusedError(
-                f"{_name(message)} is not served here", code=ErrorCode.NOT_SUPPORTED
+        """`send_activation` with this trace context, instead of OpenTelemetry's active one."""
+        with self._announced(peer_id, MessageType.RESPONSE, request_id):
+            await self._send_tensor_message(
+                MessageType.TRACED_ACTIVATION,
+                peer_id,
+                layer_id,
+                seq_id,
+                request_id,
+                data,
+                trace_context=trace_context,
             )
-        await _call(handler, message)
 
-    def is_v10(self, peer_id: str) -> bool:
-        """Whether a peer is known to speak 1.0.0 alone."""
-        return peer_id in self._v10_peers and peer_id not in self._streams
+    async def send_traced_response(
+        self,
+        peer_id: str,
+        layer_id: int,
+        seq_id: int,
+        request_id: int,
+        data: Tensor,
+        trace_context: TraceContext | None,
+    ) -> None:
+        """`send_response` with this trace context, instead of OpenTelemetry's active one."""
+        await self._send_tensor_message(
+            MessageType.TRACED_RESPONSE,
+            peer_id,
+            layer_id,
+            seq_id,
+            request_id,
+            data,
+            trace_context=trace_context,
+        )
 
-    # Both
+    async def wait_for_response(
+        self, peer_id: str, request_id: int, *, timeout: float
+    ) -> TensorMessage:
+        """The response of `peer_id` to the request with this id, also if it came before this call.
 
-    def _forget(self, peer_id: str) -> None:
-        """The last connection to a peer is gone: nobody need wait for it, and its tables go."""
-        self._pending.fail(peer_id, StreamBrokenError(f"lost the connection to {peer_id}"))
-        self._v10_peers.discard(peer_id)
-        self._opening.pop(peer_id, None)
-        self._limiters.pop(peer_id, None)
-        if not self._num_streams[peer_id]:
-            del self._num_streams[peer_id]
+        A response that is refused, or whose peer is lost, raises as in `request_activation`.
+        """
+        return await self._wait_for(peer_id, MessageType.RESPONSE, request_id, timeout)
 
-    def _received(self, peer_id: str, message: TensorMessage) -> TensorMessage:
-        num_bytes = header_bytes(message.msg_type) + len(message.data)
-        self.counters.add(peer_id, message.msg_type, Direction.RECEIVED, num_bytes)
-        return replace(message, from_peer=peer_id)
+    async def request_activation(
+        self, peer_id: str, layer_id: int, seq_id: int, data: Tensor, *, timeout: float
+    ) -> TensorMessage:
+        """Send an activation under a new request id, and wait for its response.
 
-    def _answered(self, message: TensorMessage) -> bool:
-        """Whether `message` is an answer; one that nobody waits for any more is dropped."""
-        if message.msg_type not in _ANSWERS:
-            return False
-        if not self._pending.resolve(message):
-            logger.debug("nobody waits for %s of %s", _name(message), message.from_peer)
-        return True
+        Args:
+            layer_id: the layer asked for; below 65,536.
+            seq_id: u64, the position of the first token.
+            data: the tensor; over 1.0.0 float16 or bytes.
+            timeout: seconds, for sending and for the answer together.
 
-    def _limiter(self, peer_id: str) -> trio.CapacityLimiter:
-        return self._limiters.setdefault(peer_id, trio.CapacityLimiter(MAX_HANDLERS_PER_PEER))
+        Returns:
+            The response: `data` the bytes of its tensor, `envelope` the dtype and shape (1.1.0) or None.
+        """
+        request = _tensor_message(
+            MessageType.ACTIVATION, layer_id, seq_id, new_request_id(), data, None, None
+        )
+        return await self.request(peer_id, request, MessageType.RESPONSE, timeout=timeout)
+
+    # Weights
+
+    def on_weights_received(self, handler: WeightsHandler) -> None:
+        """Call `handler(layer_id, chunk_index, total_chunks, data)` for each chunk, in the order of arrival.
+
+        A handler with a parameter `from_peer` is given the sender too. `data` is a memoryview of at most
+        1 MiB. An async handler begins in a task for each chunk, and tasks have no order: where order matters,
+        let a sync one take the chunk, and return an awaitable for the rest. Chunks that belong to an offered
+        transfer are the matter of `neurogrid.p2p.transfer`.
+        """
+        wants_sender = "from_peer" in inspect.signature(handler).parameters
+
+        def call(message: TensorMessage) -> Result:
+            chunk = WeightsChunk.decode(message.data)
+            sender = {"from_peer": message.from_peer} if wants_sender else {}
+            return handler(
+                message.layer_id, chunk.chunk_index, chunk.total_chunks, chunk.data, **sender
+            )
+
+        self.on_message(
+            MessageType.WEIGHTS,
+            as_async(call) if is_async(handler) else call,
+            when=lambda message: message.request_id == 0,
+        )
+
+    async def send_weights(self, peer_id: str, layer_id: int, data: Data) -> None:
+        """Send a layer's bytes in chunks of 1 MiB; `wait_for_weights_ack` tells when they are usable.
+
+        Nothing is offered, verified or resumed: `neurogrid.p2p.transfer` does that. At most 64 GiB. A send
+        that fails or is cancelled has left some of the chunks there.
+        """
+        with self._announced(peer_id, MessageType.WEIGHTS_ACK, layer_id):
+            for chunk in iter_weights_chunks(data):
+                numbers, content = chunk.encode_parts()
+                message = TensorMessage(
+                    msg_type=MessageType.WEIGHTS, layer_id=layer_id, data=numbers
+                )
+                await self.send(peer_id, message, content)
+
+    async def send_weights_ack(self, peer_id: str, layer_id: int) -> None:
+        """Tell that the layer, whole, is usable."""
+        await self.send(peer_id, TensorMessage(msg_type=MessageType.WEIGHTS_ACK, layer_id=layer_id))
+
+    async def wait_for_weights_ack(self, peer_id: str, layer_id: int, *, timeout: float) -> None:
+        """Wait until `peer_id` acknowledges the layer; at once if it did since `send_weights`."""
+        await self._wait_for(peer_id, MessageType.WEIGHTS_ACK, layer_id, timeout)
+
+    # Layers
+
+    def on_layer_status_received(self, handler: LayersHandler) -> None:
+        """Call `handler(layer_ids, from_peer)` for each status that no request waits for."""
+        self.on_message(
+            MessageType.LAYER_STATUS,
+            with_sender(handler, lambda message: LayerIds.decode(message.data).ids),
+        )
+
+    def on_layer_request_received(self, handler: LayerRequestHandler) -> None:
+        """Call `handler(layer_ids, from_peer)` for each request; no ids ask for the status.
+
+        What it returns, if not None, are the ids of the layers held now, which are sent as the status.
+        """
+
+        def call(message: TensorMessage) -> Any:
+            return handler(LayerIds.decode(message.data).ids, _sender(message))
+
+        def answer(message: TensorMessage, layer_ids: Sequence[int]) -> Awaitable[None]:
+            data = LayerIds(tuple(layer_ids)).encode()
+            return self._answer(message, MessageType.LAYER_STATUS, data)
+
+        wrapped = as_async(call) if is_async(handler) else call
+        self.on_message(MessageType.LAYER_REQUEST, answering(wrapped, answer))
+
+    async def send_layer_status(self, peer_id: str, layer_ids: Sequence[int]) -> None:
+        """Tell a peer which layers are held here, asked or not."""
+        data = LayerIds(tuple(layer_ids)).encode()
+        await self.send(peer_id, TensorMessage(msg_type=MessageType.LAYER_STATUS, data=data))
+
+    async def send_layer_request(self, peer_id: str, layer_ids: Sequence[int]) -> None:
+        """Ask a peer to load layers of its own model, or, without ids, for its status."""
+        data = LayerIds(tuple(layer_ids)).encode()
+        request_id = new_request_id()
+        await self.send(
+            peer_id,
+            TensorMessage(msg_type=MessageType.LAYER_REQUEST, request_id=request_id, data=data),
+        )
+
+    async def request_layer_status(self, peer_id: str, *, timeout: float) -> tuple[int, ...]:
+        """Ask which layers a peer has in memory; `timeout` in seconds."""
+        answer = await self._request(
+            peer_id,
+            MessageType.LAYER_REQUEST,
+            LayerIds(()).encode(),
+            MessageType.LAYER_STATUS,
+            timeout,
+        )
+        return LayerIds.decode(answer.data).ids
+
+    # Model config
+
+    def on_model_config_received(self, handler: ConfigHandler) -> None:
+        """Call `handler(config, from_peer)` for each model config, as bytes: see `deserialize_config`."""
+        self.on_message(
+            MessageType.MODEL_CONFIG, with_sender(handler, lambda message: bytes(message.data))
+        )
+
+    async def send_model_config(self, peer_id: str, config: Data) -> None:
+        """Send a model config, as `serialize_config` makes it."""
+        request_id = new_request_id()
+        await self.send(
+            peer_id,
+            TensorMessage(msg_type=MessageType.MODEL_CONFIG, request_id=request_id, data=config),
+        )
+
+    # GPU info
+
+    def on_gpu_info_received(self, handler: GPUInfoHandler) -> None:
+        """Call `handler(info, from_peer)` for each GPU info that no request waits for."""
+        self.on_message(
+            MessageType.GPU_INFO,
+            with_sender(handler, lambda message: GPUInfo.decode(message.data)),
+        )
+
+    def on_gpu_info_request_received(self, handler: GPUInfoRequestHandler) -> None:
+        """Call `handler(from_peer)` for each request; the GPUInfo that it returns, if any, is the answer."""
+
+        def call(message: TensorMessage) -> Any:
+            return handler(_sender(message))
+
+        def answer(message: TensorMessage, info: GPUInfo) -> Awaitable[None]:
+            return self._answer(message, MessageType.GPU_INFO, info.encode())
+
+        wrapped = as_async(call) if is_async(handler) else call
+        self.on_message(MessageType.GPU_INFO_REQUEST, answering(wrapped, answer))
+
+    async def send_gpu_info(self, peer_id: str, info: GPUInfo) -> None:
+        """Tell a peer about the memory here, asked or not."""
+        message = TensorMessage(msg_type=MessageType.GPU_INFO, data=info.encode())
+        await self.send(peer_id, message)
+
+    async def send_gpu_info_request(self, peer_id: str) -> None:
+        """Ask a peer about its memory; the answer goes to `on_gpu_info_received`."""
+        request_id = new_request_id()
+        await self.send(
+            peer_id, TensorMessage(msg_type=MessageType.GPU_INFO_REQUEST, request_id=request_id)
+        )
+
+    async def request_gpu_info(self, peer_id: str, *, timeout: float) -> GPUInfo:
+        """Ask a peer about its memory, and wait `timeout` seconds for the answer. A Go peer gives none."""
+        answer = await self._request(
+            peer_id, MessageType.GPU_INFO_REQUEST, b"", MessageType.GPU_INFO, timeout
+        )
+        return GPUInfo.decode(answer.data)
+
+    # What these share
+
+    @contextmanager
+    def _announced(self, peer_id: str, answer: MessageType, correlation: int) -> Iterator[None]:
+        """Keep an answer that comes before anybody waits for it, unless its request cannot be sent."""
+        self.announce(peer_id, answer, request_id=correlation)
+        try:
+            yield
+        except NeuroGridError:
+            self._dispatcher.pending.take_back(peer_id, answer, correlation)
+            raise
+
+    async def _send_tensor_message(
+        self,
+        msg_type: MessageType,
+        peer_id: str,
+        layer_id: int,
+        seq_id: int,
+        request_id: int,
+        data: Tensor,
+        *,
+        trace_context: TraceContext | None = None,
+        like: TensorEnvelope | None = None,
+    ) -> None:
+        await self.send(
+            peer_id,
+            _tensor_message(msg_type, layer_id, seq_id, request_id, data, trace_context, like),
+        )
+
+    async def _request(
+        self, peer_id: str, asked: MessageType, data: bytes, answer: MessageType, timeout: float
+    ) -> TensorMessage:
+        message = TensorMessage(msg_type=asked, request_id=new_request_id(), data=data)
+        return await self.request(peer_id, message, answer, timeout=timeout)
+
+    async def _answer(self, message: TensorMessage, msg_type: MessageType, data: bytes) -> None:
+        answer = TensorMessage(msg_type=msg_type, request_id=message.request_id, data=data)
+        await self.send(_sender(message), answer)
+
+    async def _wait_for(
+        self, peer_id: str, answer: MessageType, correlation: int, timeout: float
+    ) -> TensorMessage:
+        with self.expect(peer_id, answer, request_id=correlation) as waiter:
+            lost = peer_id not in self.host.connected_peers and peer_id != self.host.peer_id
+            if lost and not waiter.is_done:
+                waiter.resolve(StreamBrokenError(f"there is no connection to {peer_id}"))
+            return await waiter.wait(timeout=timeout)
 
 
-async def _call(handler: MessageHandler, message: TensorMessage) -> None:
-    result = handler(message)
-    if result is not None:
-        await result
+def _tensor_message(
+    msg_type: MessageType,
+    layer_id: int,
+    seq_id: int,
+    request_id: int,
+    data: Tensor,
+    trace_context: TraceContext | None,
+    like: TensorEnvelope | None,
+) -> TensorMessage:
+    """A tensor with an envelope; a response repeats what the envelope of its activation says."""
+    tensor = tensor_buffer(data)
+    return TensorMessage(
+        msg_type=msg_type,
+        layer_id=layer_id,
+        seq_id=seq_id,
+        request_id=request_id,
+        trace_context=trace_context,
+        envelope=TensorEnvelope(
+            session_id=like.session_id if like else 0,
+            position=like.position if like else seq_id,
+            start_layer=like.start_layer if like else layer_id,
+            stop_layer=like.stop_layer if like else layer_id + 1,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            data=tensor.data,
+        ),
+    )
 
 
 def _sender(message: TensorMessage) -> str:
-    if message.from_peer is None:
-        raise LocalProtocolError("the message has no sender to answer")
+    assert message.from_peer is not None
     return message.from_peer
-
-
-def _name(message: TensorMessage) -> str:
-    return message.msg_type.name if message.msg_type is not None else "legacy message"

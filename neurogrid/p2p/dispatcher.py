@@ -1,0 +1,179 @@
+"""What is done with a message that came: an answer goes to its waiter, a request to its handlers.
+
+Knows no streams: how to refuse, and what to do when a message is done with, it is told with each message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from neurogrid.errors import (
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    TransportError,
+)
+from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.message_forms import (
+    BadAnswerError,
+    name_of,
+    opened,
+    refusal,
+    refused_error,
+    sender_of,
+    untraced,
+)
+from neurogrid.p2p.pending import PendingRequests
+from neurogrid.p2p.serving import Serving
+from neurogrid.p2p.subscribers import Job, Subscribers
+from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+
+__all__ = ["Dispatcher"]
+
+logger = logging.getLogger(__name__)
+
+_ANSWERS = frozenset(
+    {
+        MessageType.RESPONSE,
+        MessageType.WEIGHTS_ACK,
+        MessageType.LAYER_STATUS,
+        MessageType.GPU_INFO,
+        MessageType.CONFIG_ACK,
+        MessageType.ASSIGN_ACK,
+        MessageType.TRANSFER_ACCEPT,
+        MessageType.READY,
+        MessageType.SESSION_ACK,
+    }
+)
+
+
+class Dispatcher:
+    """Waiters, handlers, and what runs of them.
+
+    Attributes:
+        pending: requests of ours that wait for an answer.
+        subscribers: who serves which message.
+        serving: the requests that are being served.
+    """
+
+    def __init__(self, spawn: Callable[..., None], bounds: Bounds) -> None:
+        self.pending = PendingRequests(bounds)
+        self.subscribers = Subscribers()
+        self.serving = Serving(spawn, bounds)
+        self._max_waiting = bounds.max_waiting_per_peer
+
+    def serve(
+        self,
+        message: TensorMessage,
+        *,
+        refuse: Callable[[TensorMessage], None],
+        on_violation: Callable[[RemoteProtocolError], None],
+        on_done: Callable[[], None],
+    ) -> None:
+        """Deal with a message now, or in a task when its turn has come.
+
+        `refuse(error message)` answers the peer and does not wait; `on_violation` gets what a handler finds
+        wrong with the peer; `on_done` is called once, when nothing of the message is needed any more.
+
+        Raises:
+            RemoteProtocolError: its Data is malformed.
+        """
+        is_submitted = False
+        try:
+            job = self.take(opened(message))
+            if job is not None:
+                is_submitted = self._submit(job, message, refuse, on_violation, on_done)
+        except BadAnswerError as exc:
+            self.pending.fail(sender_of(message), exc.error, correlation=message.request_id)
+        except RequestRefusedError as exc:
+            logger.warning("refused %s of %s: %s", name_of(message), message.from_peer, exc)
+            refuse(refusal(message, exc))
+        except NeuroGridError:
+            raise
+        except Exception:
+            logger.exception("the handler of %s failed", name_of(message))
+            refuse(_failure(message, "internal error"))
+        finally:
+            if not is_submitted:
+                on_done()
+
+    def take(self, message: TensorMessage) -> Job | None:
+        """Deal with what needs no waiting; returns what is left to await.
+
+        Raises:
+            RequestRefusedError: nobody serves the message, or a sync handler refused it.
+            RemoteProtocolError: its Data is malformed.
+        """
+        if untraced(message.msg_type) in _ANSWERS:
+            if self.pending.resolve(message):
+                return None
+            if not self.subscribers.has(message):
+                if not self.pending.keep(message):
+                    logger.debug("nobody waits for %s of %s", name_of(message), message.from_peer)
+                return None
+        return self.subscribers.call(message)
+
+    def take_error(self, message: TensorMessage) -> bool:
+        """Fail the requests that a received Error speaks of; False when there were none.
+
+        Raises:
+            RemoteProtocolError: its Data is malformed.
+        """
+        error = refused_error(message)
+        correlation = message.request_id or None
+        if self.pending.fail(sender_of(message), error, correlation=correlation):
+            return True
+        logger.warning("%s reports: %s", message.from_peer, error.text)
+        return False
+
+    def forget(self, peer_id: str, error: NeuroGridError) -> None:
+        """A peer is lost: what waits for it fails, what it has waiting is dropped."""
+        self.pending.fail(peer_id, error)
+        self.pending.forget(peer_id)
+        self.serving.forget(peer_id)
+
+    def _submit(
+        self,
+        job: Job,
+        message: TensorMessage,
+        refuse: Callable[[TensorMessage], None],
+        on_violation: Callable[[RemoteProtocolError], None],
+        on_done: Callable[[], None],
+    ) -> bool:
+        async def run() -> None:
+            try:
+                await job.run()
+            except RequestRefusedError as exc:
+                logger.warning("refused %s of %s: %s", name_of(message), message.from_peer, exc)
+                refuse(refusal(message, exc))
+            except RemoteProtocolError as exc:
+                on_violation(exc)
+            except (TransportError, PeerRefusedError) as exc:
+                # The peer went away, or would not have our answer; or it is there, and still waits for what
+                # our handler could not get from another.
+                logger.debug("%s of %s: not answered: %s", name_of(message), message.from_peer, exc)
+                if message.request_id:
+                    refuse(_failure(message, "another peer did not do its part"))
+            except Exception:
+                logger.exception("the handler of %s failed", name_of(message))
+                refuse(_failure(message, "internal error"))
+
+        def done() -> None:
+            job.drop()
+            on_done()
+
+        if self.serving.submit(sender_of(message), run, done):
+            return True
+        job.drop()
+        raise RequestRefusedError(
+            f"{self._max_waiting} requests wait already",
+            code=ErrorCode.LIMIT_EXCEEDED,
+            retry_after=1.0,
+        )
+
+
+def _failure(message: TensorMessage, reason: str) -> TensorMessage:
+    """What a peer needs to know of what went wrong here; the log has the rest."""
+    return refusal(message, RequestRefusedError(reason, code=ErrorCode.COMPUTE_FAILED))

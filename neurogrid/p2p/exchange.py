@@ -1,0 +1,415 @@
+"""Messages between a host and its peers: send, receive, request and answer.
+
+Two versions are spoken, and multistream-select picks the newer that both sides have. With 1.1.0 a peer
+has one long-lived stream; with 1.0.0 every message has a stream of its own, which the receiver ends
+once it has dealt with the message: its end confirms, its reset refuses.
+
+What messages mean belongs to the layers above (`Protocol` has their names). This one knows which peer is open
+under which version, who sent what, and it counts; `Dispatcher` knows who waits and who serves.
+
+Source: protocol_spec/sessions.md, protocol_spec/streams.md, protocol_spec/versioning.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from neurogrid.errors import (
+    NeuroGridError,
+    PeerUnreachableError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    StreamBrokenError,
+    TransportError,
+)
+from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.budget import ByteBudget
+from neurogrid.p2p.counters import Direction, TrafficCounters
+from neurogrid.p2p.dispatcher import Dispatcher
+from neurogrid.p2p.host import Host
+from neurogrid.p2p.message_forms import (
+    enveloped,
+    message_parts,
+    refusal,
+    sender_of,
+    traced,
+    untraced,
+)
+from neurogrid.p2p.message_stream import MessageStream
+from neurogrid.p2p.oneshot import OneshotStreams
+from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.subscribers import Job, MessageHandler
+from neurogrid.p2p.wire import (
+    CREDITED_TYPES,
+    DEFAULT_LIMITS,
+    PROTOCOL_V10,
+    PROTOCOL_V11,
+    Data,
+    Hello,
+    Limits,
+    MessageType,
+    TensorMessage,
+    header_bytes,
+)
+
+__all__ = ["Exchange", "new_request_id"]
+
+logger = logging.getLogger(__name__)
+
+PeerOpenedHandler = Callable[[str, Hello], None]
+PeerLostHandler = Callable[[str, NeuroGridError], None]
+
+
+def new_request_id() -> int:
+    """A random, non-zero 64-bit request id: unguessable, and unique without a counter."""
+    return secrets.randbits(64) or 1
+
+
+class Exchange:
+    """The tensor protocol of one host, by message. Register handlers, then send and request.
+
+    Attributes:
+        host: the host underneath.
+        counters: messages and bytes by peer, type and direction.
+
+    Several handlers may serve a type. A handler may be sync (runs in the reader: must be quick) or async (runs
+    in a task of its own). It may raise `RequestRefusedError`: over 1.1.0 the peer gets an Error, over 1.0.0 a
+    reset. What is sent to the host's own peer id is served here, without a stream.
+
+    Raises:
+        LocalProtocolError: the host has a protocol of this kind already.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        role: str = "peer",
+        agent: str = "neurogrid",
+        limits: Limits = DEFAULT_LIMITS,
+        bounds: Bounds = DEFAULT_BOUNDS,
+        versions: Sequence[str] = (PROTOCOL_V11, PROTOCOL_V10),
+    ) -> None:
+        self.host = host
+        self.counters = TrafficCounters()
+        self._limits = limits
+        self._bounds = bounds
+        self._versions = tuple(versions)
+        self._hello = Hello(
+            role=role,
+            agent=agent,
+            versions=self._versions,
+            max_data=limits.max_data,
+            credit=bounds.credit_window,
+        )
+        self._streams: dict[str, MessageStream] = {}
+        self._num_streams: Counter[str] = Counter()
+        self._opening: dict[str, trio.Lock] = {}
+        self._v10_only: set[str] = set()  # peers of whom the negotiation told
+        self._dispatcher = Dispatcher(host.start_soon, bounds)
+        self._budget = ByteBudget(per_peer=bounds.max_bytes_per_peer, total=bounds.max_bytes)
+        self._oneshot = OneshotStreams(
+            host,
+            limits=limits,
+            bounds=bounds,
+            budget=self._budget,
+            on_message=self._receive_v10,
+            on_sent=partial(self._count, Direction.SENT),
+        )
+        self._opened_handlers: list[PeerOpenedHandler] = []
+        self._lost_handlers: list[PeerLostHandler] = []
+        if PROTOCOL_V11 in self._versions:
+            host.set_stream_handler(PROTOCOL_V11, self._serve_v11)
+        if PROTOCOL_V10 in self._versions:
+            host.set_stream_handler(PROTOCOL_V10, self._oneshot.serve)
+        host.on_disconnected(self._forget)
+
+    # Peers
+
+    def on_peer_opened(self, handler: PeerOpenedHandler) -> None:
+        """Call `handler(peer_id, hello)` when a 1.1.0 stream with a peer is up. Must not block."""
+        self._opened_handlers.append(handler)
+
+    def on_peer_lost(self, handler: PeerLostHandler) -> None:
+        """Call `handler(peer_id, reason)` when the 1.1.0 stream with a peer ends. Must not block."""
+        self._lost_handlers.append(handler)
+
+    async def open(self, peer_id: str) -> str:
+        """Find out which version a connected peer speaks, and bring up its stream.
+
+        Returns:
+            The protocol id, `PROTOCOL_V11` or `PROTOCOL_V10`.
+
+        Raises:
+            TransportError: the peer speaks neither, does not answer, or is not connected.
+
+        Cancellation leaves the connection whole, and perhaps the stream up.
+        """
+        stream = self._streams.get(peer_id)
+        if stream is not None and stream.is_open and stream.hello is not None:
+            return PROTOCOL_V11
+        if peer_id not in self.host.connected_peers:
+            # No lock for those who have gone: nobody would take it away again.
+            raise PeerUnreachableError(f"there is no connection to {peer_id}")
+        async with self._opening.setdefault(peer_id, trio.Lock()):
+            stream = self._streams.get(peer_id)
+            if stream is not None and stream.is_open:
+                await stream.wait_hello()
+                return PROTOCOL_V11
+            if peer_id in self._v10_only:
+                return PROTOCOL_V10
+            opened = await self.host.open_stream(peer_id, self._versions)
+            if opened.protocol_id == PROTOCOL_V10:
+                if peer_id in self.host.connected_peers:
+                    self._v10_only.add(peer_id)
+                await opened.aclose()
+                return PROTOCOL_V10
+            stream = self._message_stream(opened)
+            self.host.start_soon(self._run_stream, stream)
+            await stream.wait_hello()
+            return PROTOCOL_V11
+
+    def hello_of(self, peer_id: str) -> Hello | None:
+        """What a 1.1.0 peer said of itself; None for others."""
+        stream = self._streams.get(peer_id)
+        return stream.hello if stream is not None else None
+
+    def is_v10(self, peer_id: str) -> bool:
+        """Whether a peer is known to speak 1.0.0 alone, or has used nothing else so far."""
+        if peer_id in self._streams:
+            return False
+        return peer_id in self._v10_only or self._oneshot.has_served(peer_id)
+
+    async def close_peer(self, peer_id: str) -> None:
+        """End the stream and the connection to a peer."""
+        stream = self._streams.pop(peer_id, None)
+        if stream is not None:
+            await stream.close()
+        try:
+            await self.host.disconnect(peer_id)
+        except TransportError:
+            logger.debug("the connection to %s was gone already", peer_id)
+
+    # Sending
+
+    async def send(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
+        """Send a message; returns when it is on the connection (1.1.0) or confirmed (1.0.0).
+
+        `more` belongs to its Data, behind what the message has: a large buffer is not copied to stand there
+        (a tensor has its envelope for that). A tensor goes traced when an OpenTelemetry context is active.
+
+        Raises:
+            PeerUnreachableError: there is no connection, or no stream to be had.
+            HeaderWriteError, DataWriteError: the stream broke, before or while the message went out.
+            PeerRefusedError: a 1.0.0 peer reset the stream of the message.
+            LocalProtocolError: the message has a field out of range, or is larger than the peer accepts.
+
+        Cancellation leaves the connection whole; the message was sent whole, or not at all.
+        """
+        message = traced(message)
+        if peer_id == self.host.peer_id:
+            self._loop_back(_joined(message, more))
+            await trio.lowlevel.checkpoint()
+        elif message.msg_type is None or await self.open(peer_id) == PROTOCOL_V10:
+            await self._oneshot.send(peer_id, message, *more)
+        else:
+            await self._streams[peer_id].send(enveloped(message), *more)
+
+    def expect(
+        self, peer_id: str, answer: MessageType, *, request_id: int = 0
+    ) -> AbstractContextManager[Waiter]:
+        """Register for an answer before asking: `with expect(...) as waiter: await send(...)`, and then
+        `await waiter.wait(timeout=seconds)`, which raises as `request` does.
+
+        Raises:
+            LocalProtocolError: as many answers are awaited as may be (`Bounds`).
+        """
+        return self._dispatcher.pending.expect(peer_id, answer, request_id)
+
+    def announce(self, peer_id: str, answer: MessageType, *, request_id: int = 0) -> None:
+        """Keep this answer, or the error in its place, for an `expect` that comes later.
+
+        What was announced first is forgotten at the bound, and with the connection.
+        """
+        self._dispatcher.pending.announce(peer_id, answer, request_id)
+
+    async def request(
+        self,
+        peer_id: str,
+        message: TensorMessage,
+        answer: MessageType,
+        *,
+        timeout: float,
+    ) -> TensorMessage:
+        """Send `message` and wait for the `answer` that carries its request id.
+
+        Raises:
+            ResponseTimeout: no answer in `timeout` seconds.
+            PeerRefusedError: the peer answered with an Error, or (1.0.0) with a reset.
+            TransportError: the peer cannot be reached, or the stream broke.
+        """
+        with self.expect(peer_id, answer, request_id=message.request_id) as waiter:
+            return await waiter.send_and_wait(partial(self.send, peer_id, message), timeout=timeout)
+
+    async def refuse(self, message: TensorMessage, error: RequestRefusedError) -> None:
+        """Answer a 1.1.0 request with an Error message."""
+        await self.send(sender_of(message), refusal(message, error))
+
+    # Receiving
+
+    def on_message(
+        self,
+        msg_type: MessageType | None,
+        handler: MessageHandler,
+        *,
+        when: Callable[[TensorMessage], bool] | None = None,
+    ) -> None:
+        """Serve messages of a type (None: legacy) for which `when(message)` holds.
+
+        A traced message counts as its untraced type; its trace is active while the handler runs. Handlers are
+        called in the order in which they were registered. A sync handler may return an awaitable, which runs
+        in a task. Of a type that is an answer, handlers get those that no request waits for.
+        """
+        self._dispatcher.subscribers.add(untraced(msg_type), handler, when)
+
+    # 1.1.0
+
+    def _message_stream(self, stream: Stream) -> MessageStream:
+        message_stream = MessageStream(
+            stream,
+            hello=self._hello,
+            limits=self._limits,
+            on_message=self._receive_v11,
+            on_sent=partial(self._count, Direction.SENT, stream.peer_id),
+            budget=self._budget,
+            bounds=self._bounds,
+        )
+        self._streams[stream.peer_id] = message_stream
+        return message_stream
+
+    async def _serve_v11(self, stream: Stream) -> None:
+        if self._num_streams[stream.peer_id] >= self._bounds.max_streams_per_peer:
+            # No warning: they may come by the thousand.
+            logger.debug("%s opened one more stream than it may", stream.peer_id)
+            await stream.reset()
+            return
+        # Where both sides opened at once, either stream serves: the older one is read until it ends,
+        # the newer one is written to.
+        await self._run_stream(self._message_stream(stream))
+
+    async def _run_stream(self, stream: MessageStream) -> None:
+        peer_id = stream.peer_id
+        self._num_streams[peer_id] += 1
+        try:
+            await stream.run()
+        finally:
+            self._num_streams[peer_id] -= 1
+            if not self._num_streams[peer_id]:
+                del self._num_streams[peer_id]
+        reason = stream.end_reason or StreamBrokenError(f"the stream to {peer_id} ended")
+        if self._streams.get(peer_id) is stream:
+            del self._streams[peer_id]
+            lost = StreamBrokenError(f"lost the stream to {peer_id}: {reason}")
+            lost.__cause__ = reason
+            self._dispatcher.forget(peer_id, lost)
+            for handler in self._lost_handlers:
+                handler(peer_id, reason)
+
+    def _receive_v11(self, stream: MessageStream, message: TensorMessage) -> None:
+        message = self._received(stream.peer_id, message)
+        if message.msg_type is MessageType.HELLO:
+            assert stream.hello is not None
+            for opened in self._opened_handlers:
+                opened(stream.peer_id, stream.hello)
+            return
+        if message.msg_type is MessageType.ERROR:
+            if not self._dispatcher.take_error(message):
+                stream.ignored_error()
+            return
+        if message.msg_type is MessageType.CREDIT:
+            return  # the stream has taken it
+        num_bytes = len(message.data)
+        is_large = num_bytes > self._bounds.small_message
+
+        def on_done() -> None:
+            if is_large:
+                self._budget.remove(stream.peer_id, num_bytes)
+            if message.msg_type in CREDITED_TYPES:
+                stream.served(num_bytes)
+
+        if is_large:
+            self._budget.add(stream.peer_id, num_bytes)
+        self._dispatcher.serve(
+            message,
+            refuse=stream.owe,
+            on_violation=lambda error: self.host.start_soon(stream.fail, error),
+            on_done=on_done,
+        )
+
+    # 1.0.0
+
+    async def _receive_v10(self, peer_id: str, message: TensorMessage) -> None:
+        job: Job | None = self._dispatcher.take(self._received(peer_id, message))
+        if job is not None:
+            # Served at once, whatever the number: an answer must not wait behind those who wait for it.
+            # The number of streams bounds it.
+            with self._budget.hold(peer_id, len(message.data)):
+                await job.run()
+
+    # Ourselves
+
+    def _loop_back(self, message: TensorMessage) -> None:
+        """Serve a message of ours here. Its data is copied: whoever gets it may write to it."""
+        message = replace(enveloped(message), from_peer=self.host.peer_id)
+        message_parts(message)  # what could not be sent is an error here too
+        envelope = message.envelope
+        data = memoryview(bytearray(message.data if envelope is None else envelope.data))
+        if envelope is not None:
+            envelope = replace(envelope, data=data)
+        message = replace(message, data=data, envelope=envelope)
+        if message.msg_type is MessageType.ERROR:
+            self._dispatcher.take_error(message)
+            return
+
+        def violated(error: RemoteProtocolError) -> None:
+            self._loop_back(refusal(message, RequestRefusedError(str(error), code=error.code)))
+
+        self._dispatcher.serve(
+            message, refuse=self._loop_back, on_violation=violated, on_done=lambda: None
+        )
+
+    # All
+
+    def _forget(self, peer_id: str) -> None:
+        """The last connection to a peer is gone: nobody need wait for it, and its tables go."""
+        error = StreamBrokenError(f"lost the connection to {peer_id}")
+        stream = self._streams.get(peer_id)
+        if stream is not None:
+            stream.lose(error)
+        self._dispatcher.forget(peer_id, error)
+        self._oneshot.forget(peer_id)
+        self._v10_only.discard(peer_id)
+        self._opening.pop(peer_id, None)
+
+    def _received(self, peer_id: str, message: TensorMessage) -> TensorMessage:
+        num_bytes = header_bytes(message.msg_type) + len(message.data)
+        self._count(Direction.RECEIVED, peer_id, message, num_bytes)
+        return replace(message, from_peer=peer_id)
+
+    def _count(
+        self, direction: Direction, peer_id: str, message: TensorMessage, num_bytes: int
+    ) -> None:
+        self.counters.add(peer_id, message.msg_type, direction, num_bytes)
+
+
+def _joined(message: TensorMessage, more: tuple[Data, ...]) -> TensorMessage:
+    return replace(message, data=b"".join((message.data, *more))) if more else message

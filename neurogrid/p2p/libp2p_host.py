@@ -1,0 +1,350 @@
+"""`Host` on libp2p: identity, transports, limits, and the workarounds for py-libp2p 0.8.1.
+
+What this module knows and nobody above it needs to:
+
+- py-libp2p listens with SO_REUSEPORT, so that two processes share a port without a word. We bind it
+  once ourselves, without that flag, to find out whether it is free.
+- `host.connect` waits 250 ms after success and remembers failures; `Swarm.dial_addr` does neither.
+- an exception that leaves a stream handler ends the whole host, so every handler is wrapped.
+- the stock Noise and Yamux are slow, and break when a write is cancelled: ours take their place (`link/`).
+- the swarm dials peers that it knows on its own when it has few connections; we switch that off.
+- to open a stream dials the peer again if its connection has just ended; we refuse that, since whoever ended it
+  would be left with a connection that it does not know of.
+
+Everything that runs lives in the nursery of `open_host`; leaving it ends all of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, cast
+
+import trio
+from libp2p import new_host
+from libp2p.abc import IHost, INetConn, INetStream, INetwork, INotifee
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.config import ConnectionConfig
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.utils.address_validation import expand_wildcard_address
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from neurogrid.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    PeerUnreachableError,
+    TransportError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.errand import Errand
+from neurogrid.p2p.host import (
+    DIAL_TIMEOUT,
+    NEGOTIATE_TIMEOUT,
+    Host,
+    StreamHandler,
+    parse_peer_address,
+    serve_stream,
+)
+from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.inbound import end_inbound_tasks
+from neurogrid.p2p.libp2p_stream import Libp2pStream
+from neurogrid.p2p.link import install_link
+from neurogrid.p2p.quic import QuicTransport, prefer_tcp
+from neurogrid.p2p.security import security_options
+from neurogrid.p2p.stream import Stream
+
+__all__ = ["Libp2pHost", "check_listen_address", "open_host"]
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT = 3.0  # seconds, to say goodbye on all connections
+# A cluster is some dozens of machines; the rest is for bootstrap peers and passers-by.
+MAX_CONNECTIONS = 256
+
+# Whether a task may dial a peer without having been asked to.
+_may_dial: ContextVar[bool] = ContextVar("may_dial", default=True)
+
+
+def check_listen_address(address: str) -> Multiaddr:
+    """Parse an address to listen on, and try whether it can be had.
+
+    Raises:
+        ConfigurationError: neither of the form `/ip4/ADDRESS/tcp/PORT` nor `/ip4/ADDRESS/udp/PORT/quic-v1`, taken,
+            or not this machine's.
+    """
+    try:
+        multiaddr = Multiaddr(address)
+        names = [protocol.name for protocol in multiaddr.protocols()]
+    except (MultiaddrError, ValueError) as exc:
+        raise ConfigurationError(
+            f"{address!r} is not a multiaddr: expected /ip4/ADDRESS/tcp/PORT"
+        ) from exc
+    is_quic = names[1:] == ["udp", "quic-v1"]
+    if names[:1] not in (["ip4"], ["ip6"]) or not (is_quic or names[1:] == ["tcp"]):
+        raise ConfigurationError(f"cannot listen on {address!r}: expected /ip4/ADDRESS/tcp/PORT")
+    host = str(multiaddr.value_for_protocol(names[0]))
+    port = int(str(multiaddr.value_for_protocol(names[1])))
+    family = socket.AF_INET6 if names[0] == "ip6" else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM if is_quic else socket.SOCK_STREAM) as probe:
+        if not is_quic:
+            # As servers do: a port whose last connections are in TIME_WAIT is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise ConfigurationError(f"cannot listen on {multiaddr}: {_bind_reason(exc)}") from exc
+    return multiaddr
+
+
+def _bind_reason(exc: OSError) -> str:
+    hint = {
+        errno.EADDRINUSE: "; choose another port, or 0 for a free one",
+        errno.EADDRNOTAVAIL: "; it is no address of this machine",
+        errno.EACCES: "; ports below 1024 are the system's",
+    }.get(exc.errno or 0, "")
+    return (exc.strerror or str(exc)).lower() + hint
+
+
+class Libp2pHost(Host):
+    """A libp2p host that runs. Made by `open_host`, never by hand.
+
+    Attributes:
+        libp2p: the py-libp2p host underneath, for what this class does not offer.
+    """
+
+    def __init__(self, libp2p: IHost, identity: Identity, nursery: trio.Nursery) -> None:
+        super().__init__(identity)
+        self.libp2p = libp2p
+        self._nursery = nursery
+        self._served: set[str] = set()
+        self._dials: dict[str, Errand[None]] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        concrete = (
+            interface
+            for address in self.libp2p.get_transport_addrs()
+            for interface in _on_each_interface(address)
+        )
+        return tuple(dict.fromkeys(f"{address}/p2p/{self.peer_id}" for address in concrete))
+
+    @property
+    def connected_peers(self) -> frozenset[str]:
+        return frozenset(peer.to_base58() for peer in self.libp2p.get_connected_peers())
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        self._nursery.start_soon(function, *args)
+
+    async def connect(self, address: str) -> str:
+        multiaddr, peer_id = parse_peer_address(address)
+        if peer_id == self.peer_id:
+            raise ConfigurationError(f"{address} is this peer's own address")
+        if peer_id in self.connected_peers:
+            return peer_id
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = self._dials[address] = Errand(partial(self._dial, address, multiaddr, peer_id))
+            self._nursery.start_soon(dial.run)
+        await dial.wait()
+        return peer_id
+
+    async def _dial(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
+        try:
+            with trio.fail_after(DIAL_TIMEOUT):
+                connection = await self._swarm.dial_addr(multiaddr, ID.from_base58(peer_id))
+                await connection.event_started.wait()
+        except trio.TooSlowError as exc:
+            raise PeerUnreachableError(f"no answer from {address} in {DIAL_TIMEOUT:g} s") from exc
+        except (BaseLibp2pError, OSError, ValueError) as exc:
+            # Stock code takes a cancellation for an error of the network.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise PeerUnreachableError(f"cannot connect to {address}: {_dial_reason(exc)}") from exc
+        finally:
+            del self._dials[address]
+
+    async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream:
+        if peer_id not in self.connected_peers:
+            raise PeerUnreachableError(f"there is no connection to {peer_id}")
+        opening = Errand(
+            partial(self._negotiate, peer_id, tuple(protocol_ids)), undo=Libp2pStream.reset
+        )
+        self._nursery.start_soon(opening.run)
+        return await opening.wait()
+
+    async def _negotiate(self, peer_id: str, protocol_ids: tuple[str, ...]) -> Libp2pStream:
+        _may_dial.set(False)  # in this task alone
+        try:
+            with trio.fail_after(NEGOTIATE_TIMEOUT):
+                net_stream = await self.libp2p.new_stream(
+                    ID.from_base58(peer_id), [TProtocol(name) for name in protocol_ids]
+                )
+        except trio.TooSlowError as exc:
+            raise PeerUnreachableError(f"{peer_id} does not answer a new stream") from exc
+        except (BaseLibp2pError, OSError, ValueError) as exc:
+            raise PeerUnreachableError(
+                f"cannot open a stream to {peer_id} for {' or '.join(protocol_ids)}"
+            ) from exc
+        return _wrap(net_stream, peer_id, str(net_stream.get_protocol()))
+
+    def set_stream_handler(self, protocol_id: str, handler: StreamHandler) -> None:
+        if protocol_id in self._served:
+            raise LocalProtocolError(f"{protocol_id} has a handler on this host already")
+
+        async def serve(net_stream: INetStream) -> None:
+            peer_id = net_stream.muxed_conn.peer_id.to_base58()
+            await serve_stream(_wrap(net_stream, peer_id, protocol_id), handler)
+
+        self._served.add(protocol_id)
+        self.libp2p.set_stream_handler(TProtocol(protocol_id), serve)
+
+    async def disconnect(self, peer_id: str) -> None:
+        goodbye = Errand(partial(self._disconnect, peer_id))
+        self._nursery.start_soon(goodbye.run)
+        await goodbye.wait()
+
+    async def _disconnect(self, peer_id: str) -> None:
+        try:
+            # Not by the swarm's own `close_peer`: that also forgets, without closing it, a connection that the
+            # peer has made meanwhile.
+            for connection in self._swarm.get_connections(ID.from_base58(peer_id)):
+                await connection.close()
+        except BaseLibp2pError as exc:
+            raise TransportError(f"cannot close the connection to {peer_id}: {exc}") from exc
+
+    @property
+    def _swarm(self) -> Any:
+        return self.libp2p.get_network()
+
+
+@asynccontextmanager
+async def open_host(
+    *,
+    listen: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
+    listen_fallback: Sequence[str] = (),
+    identity: Identity | None = None,
+) -> AsyncIterator[Libp2pHost]:
+    """Run a libp2p host (TCP; Noise or TLS; Yamux. QUIC) until the block is left.
+
+    Args:
+        listen: multiaddrs to listen on; port 0 takes a free one. TCP on loopback alone by default.
+        listen_fallback: where to listen, with a warning, if one of `listen` is taken. Empty: an error.
+        identity: the key pair; a new one for this process when None.
+
+    Raises:
+        ConfigurationError: an address is not a multiaddr that we can listen on, or is in use.
+    """
+    identity = identity or Identity.generate()
+    try:
+        listen_addrs = [check_listen_address(address) for address in listen]
+    except ConfigurationError:
+        if not listen_fallback:
+            raise
+        logger.warning("%s is taken: listening on a free port instead", ", ".join(listen))
+        listen_addrs = [check_listen_address(address) for address in listen_fallback]
+    libp2p = new_host(
+        key_pair=identity.key_pair,
+        sec_opt=security_options(identity),
+        transports=[TCP(), QuicTransport(identity)],
+        connection_config=ConnectionConfig(
+            max_connections=MAX_CONNECTIONS,
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=MAX_CONNECTIONS,
+            max_connections_per_peer=1,
+            dial_timeout=DIAL_TIMEOUT,
+        ),
+    )
+    install_link(libp2p.get_network())
+    end_inbound_tasks(libp2p.get_network())
+    _dial_on_request(libp2p.get_network())
+    prefer_tcp(libp2p.get_network())
+    with unwrap_errors():
+        async with libp2p.run(listen_addrs), trio.open_nursery() as nursery:
+            host = Libp2pHost(libp2p, identity, nursery)
+            if len(host.addresses) < len(listen_addrs):
+                raise ConfigurationError(f"cannot listen on {', '.join(map(str, listen_addrs))}")
+            libp2p.get_network().register_notifee(_Notifee(host))
+            await host._swarm.auto_connector.stop()
+            try:
+                yield host
+            finally:
+                nursery.cancel_scope.cancel()
+                with trio.move_on_after(CLOSE_TIMEOUT) as scope:
+                    scope.shield = True
+                    await libp2p.close()
+
+
+def _dial_on_request(swarm: Any) -> None:
+    """Let a swarm dial nobody for the sake of a stream that `Libp2pHost` opens."""
+    dial = swarm.dial_peer
+
+    async def dial_if_asked(peer_id: ID) -> Any:
+        if not _may_dial.get():
+            raise SwarmException(f"there is no connection to {peer_id}")
+        return await dial(peer_id)
+
+    swarm.dial_peer = dial_if_asked
+
+
+def _wrap(net_stream: INetStream, peer_id: str, protocol_id: str) -> Libp2pStream:
+    # The interface lacks the half-close that the only implementation has.
+    return Libp2pStream(cast(NetStream, net_stream), peer_id=peer_id, protocol_id=protocol_id)
+
+
+def _on_each_interface(address: Multiaddr) -> list[Multiaddr]:
+    """A listening address, as addresses that can be dialled."""
+    if not str(address).startswith(("/ip4/0.0.0.0/", "/ip6/::/")):
+        return [address]
+    expanded = expand_wildcard_address(address)
+    if not str(address).endswith("/quic-v1"):
+        return expanded
+    # py-libp2p leaves out what follows the port.
+    return [Multiaddr(f"{str(place).removesuffix('/quic-v1')}/quic-v1") for place in expanded]
+
+
+def _dial_reason(exc: BaseException) -> str:
+    """The innermost cause that says something, on one line."""
+    reason = str(exc)
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return os.strerror(cause.errno).lower()
+        reason = str(cause).strip() or reason
+        cause = cause.__cause__
+    if "peer id" in reason and "pubkey" in reason:
+        return "another peer lives there (its key is not that of this peer id)"
+    return reason.splitlines()[0][:200] if reason else type(exc).__name__
+
+
+class _Notifee(INotifee):
+    """Tells the host of new connections; the other events are nobody's concern."""
+
+    def __init__(self, host: Libp2pHost) -> None:
+        self._host = host
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        self._host._note_connected(conn.muxed_conn.peer_id.to_base58())
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        self._host._note_disconnected(conn.muxed_conn.peer_id.to_base58())
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None: ...
+
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
+
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...

@@ -1,0 +1,181 @@
+"""The forms of one message: bare in 1.0.0, in an envelope in 1.1.0, traced or not, and the Error that refuses it.
+
+Pure functions from message to message; nothing is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from neurogrid.errors import (
+    ConfigRequiredError,
+    LocalProtocolError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    RequestRefusedError,
+)
+from neurogrid.p2p.tracing import current_trace_context
+from neurogrid.p2p.wire import (
+    Data,
+    ErrorCode,
+    ErrorPayload,
+    MessageType,
+    TensorEnvelope,
+    TensorMessage,
+    decode_envelope,
+    encode_envelope_parts,
+    encode_message_parts,
+)
+
+__all__ = [
+    "BadAnswerError",
+    "bare",
+    "enveloped",
+    "message_parts",
+    "name_of",
+    "opened",
+    "refusal",
+    "refused_error",
+    "sender_of",
+    "traced",
+    "untraced",
+]
+
+_TRACED = {
+    MessageType.ACTIVATION: MessageType.TRACED_ACTIVATION,
+    MessageType.RESPONSE: MessageType.TRACED_RESPONSE,
+}
+_UNTRACED = {with_trace: plain for plain, with_trace in _TRACED.items()}
+
+
+class BadAnswerError(Exception):
+    """An answer that cannot be read; it ends the request alone, since its frame was whole."""
+
+    def __init__(self, error: RemoteProtocolError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def untraced(msg_type: MessageType | None) -> MessageType | None:
+    """The type without regard to whether a trace goes with it."""
+    return _UNTRACED.get(msg_type, msg_type) if msg_type is not None else None
+
+
+def traced(message: TensorMessage) -> TensorMessage:
+    """The message in the trace that is active, if one is and the message may carry it."""
+    traced_type = _TRACED.get(message.msg_type) if message.msg_type is not None else None
+    if traced_type is None:
+        return message
+    context = current_trace_context()
+    if context is None:
+        return message
+    return replace(message, msg_type=traced_type, trace_context=context)
+
+
+def enveloped(message: TensorMessage) -> TensorMessage:
+    """A message for 1.1.0, whose tensors have an envelope; plain bytes are a tensor of bytes."""
+    if message.envelope is not None or untraced(message.msg_type) not in _TRACED:
+        return message
+    envelope = TensorEnvelope(
+        session_id=0,
+        position=message.seq_id,
+        start_layer=message.layer_id,
+        stop_layer=message.layer_id + 1,
+        dtype="U8",
+        shape=(memoryview(message.data).nbytes,),
+        data=message.data,
+    )
+    return replace(message, envelope=envelope)
+
+
+def opened(message: TensorMessage) -> TensorMessage:
+    """A received message of 1.1.0, its envelope taken off if it is a tensor.
+
+    Raises:
+        RequestRefusedError: the envelope of an activation is malformed.
+        BadAnswerError: that of a response is.
+    """
+    kind = untraced(message.msg_type)
+    if kind not in _TRACED or message.envelope is not None:
+        return message
+    try:
+        envelope = decode_envelope(message.data)
+    except RemoteProtocolError as exc:
+        if kind is MessageType.RESPONSE:
+            raise BadAnswerError(exc) from exc
+        raise RequestRefusedError(str(exc), code=exc.code) from exc
+    return replace(message, data=envelope.data, envelope=envelope)
+
+
+def bare(message: TensorMessage) -> TensorMessage:
+    """A message for 1.0.0, whose tensors are bare float16.
+
+    Raises:
+        LocalProtocolError: the tensor has another dtype. Plain bytes pass: their meaning is the caller's.
+    """
+    envelope = message.envelope
+    if envelope is None:
+        return message
+    if envelope.dtype not in ("F16", "U8"):
+        raise LocalProtocolError(
+            f"1.0.0 carries float16 and nothing else, and this tensor is {envelope.dtype}: convert it"
+        )
+    return replace(message, data=envelope.data, envelope=None)
+
+
+def message_parts(message: TensorMessage, *more: Data) -> tuple[Data, ...]:
+    """The buffers of a message: header, perhaps the head of an envelope, data, then `more` of it; uncopied.
+
+    Raises:
+        LocalProtocolError: a field is out of its range, or there is more Data than the type may have.
+    """
+    if message.envelope is None:
+        return encode_message_parts(message, *more)
+    prefix, tensor = encode_envelope_parts(message.envelope)
+    return encode_message_parts(replace(message, data=prefix, envelope=None), tensor, *more)
+
+
+def refusal(message: TensorMessage, error: RequestRefusedError) -> TensorMessage:
+    """The Error that answers `message`."""
+    payload = ErrorPayload(
+        code=ErrorCode(error.code), text=str(error), retry_after=error.retry_after
+    )
+    return TensorMessage(
+        msg_type=MessageType.ERROR,
+        layer_id=message.layer_id,
+        request_id=message.request_id,
+        data=payload.encode(),
+    )
+
+
+def refused_error(message: TensorMessage) -> PeerRefusedError:
+    """What a received Error raises where its request was made.
+
+    Raises:
+        RemoteProtocolError: its Data is malformed.
+    """
+    payload = ErrorPayload.decode(message.data)
+    missing_config = payload.code == ErrorCode.CONFIG_REQUIRED
+    kind = ConfigRequiredError if missing_config else PeerRefusedError
+    return kind(
+        f"{sender_of(message)} refused: {payload.text}",
+        code=payload.code,
+        text=payload.text,
+        retry_after=payload.retry_after,
+    )
+
+
+def sender_of(message: TensorMessage) -> str:
+    """Who sent it.
+
+    Raises:
+        LocalProtocolError: it was not received.
+    """
+    if message.from_peer is None:
+        raise LocalProtocolError("the message has no sender to answer")
+    return message.from_peer
+
+
+def name_of(message: TensorMessage) -> str:
+    """The name of its type, for logs."""
+    return message.msg_type.name if message.msg_type is not None else "legacy message"

@@ -1,0 +1,62 @@
+"""Buffers of one message onto a stream, under the bound of time that no stream sets.
+
+A stream waits for its peer however long. Here each piece of a message has to be taken in time, at the rate at which a
+message must arrive (`Bounds.message_deadline`): a peer that asks and does not read the answers would otherwise hold
+their memory, and the handlers that wait to send them, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import trio
+
+from neurogrid.errors import DataWriteError, HeaderWriteError, StreamBrokenError
+from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.wire import Data
+
+__all__ = ["write_message"]
+
+# Bytes. Smaller messages go out as one write: a copy is cheaper than a second encrypted frame.
+JOIN_BYTES = 64 * 1024
+# Bytes of one write: a peer that reads slowly is seen to read at all.
+PIECE_BYTES = 1024 * 1024
+
+
+async def write_message(stream: Stream, parts: Sequence[Data], *, bounds: Bounds) -> int:
+    """Write the parts, of which the first is the header; return how many bytes they are.
+
+    Raises:
+        HeaderWriteError: the stream broke before any of it went out.
+        DataWriteError: the stream broke with part of it sent, or the peer took none for too long; it was reset.
+
+    After cancellation a part of the message may be sent, so that nothing else may be written to the stream.
+    """
+    num_bytes = sum(map(len, parts))
+    if num_bytes <= JOIN_BYTES:
+        parts = (b"".join(parts),)
+    for index, piece in enumerate(_pieces(parts)):
+        timeout = bounds.message_deadline(len(piece))
+        try:
+            with trio.move_on_after(timeout) as scope:
+                await stream.send_all(piece)
+        except StreamBrokenError as exc:
+            kind = DataWriteError if index or len(parts) == 1 else HeaderWriteError
+            raise kind(str(exc)) from exc
+        if scope.cancelled_caught:
+            await stream.reset()
+            raise DataWriteError(
+                f"{stream.peer_id} took less than {len(piece)} B in {timeout:g} s: the stream was reset"
+            )
+    return num_bytes
+
+
+def _pieces(parts: Sequence[Data]) -> Iterator[Data]:
+    for part in parts:
+        if len(part) <= PIECE_BYTES:
+            yield part
+            continue
+        view = memoryview(part)
+        for at in range(0, len(view), PIECE_BYTES):
+            yield view[at : at + PIECE_BYTES]

@@ -1,0 +1,115 @@
+"""How the connections of a libp2p host are secured: Noise first, TLS 1.3 second, nothing else.
+
+A stock py-libp2p 0.8.1 host also takes plaintext, over which anybody may claim any peer id, and SECIO, which
+libp2p has given up: both are left out here, so a peer id is always proven. The rest works around what stock TLS does:
+
+- its certificates carry the libp2p extension last, and js-libp2p looks for it first. Ours carry no other.
+- it writes the private key to a temporary file for each connection. Here once, for each direction.
+- it fails by whatever exception comes along. A handshake that fails is a `HandshakeFailure`, to be told from a bug.
+
+Source: the Noise and TLS handshake specifications of libp2p.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.x509.oid import NameOID
+from google.protobuf.message import DecodeError
+from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
+from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.peer.id import ID
+from libp2p.security.exceptions import HandshakeFailure
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.security.tls.exceptions import TLSHandshakeFailure
+from libp2p.security.tls.transport import PROTOCOL_ID as TLS
+from libp2p.security.tls.transport import IdentityConfig, TLSTransport
+
+from neurogrid.p2p.identity import Identity
+
+__all__ = ["security_options"]
+
+# The certificate lives as long as its process, and a peer's clock may be wrong either way.
+_CLOCK_SKEW = timedelta(days=1)
+_VALIDITY = timedelta(days=36_500)
+
+
+def security_options(identity: Identity) -> dict[TProtocol, ISecureTransport]:
+    """What a host offers and accepts, in the order of preference (`sec_opt` of `libp2p.new_host`)."""
+    noise_key = create_noise_key_pair().private_key
+    return {
+        NOISE: NoiseTransport(identity.key_pair, noise_privkey=noise_key),
+        TLS: _TLSTransport(identity.key_pair),
+    }
+
+
+class _TLSTransport(TLSTransport):
+    """Stock TLS, with certificates that every libp2p accepts."""
+
+    def __init__(self, key_pair: KeyPair) -> None:
+        super().__init__(
+            key_pair, identity_config=IdentityConfig(cert_template=_certificate_template())
+        )
+        self._contexts: dict[bool, ssl.SSLContext] = {}
+
+    def create_ssl_context(self, server_side: bool = False) -> ssl.SSLContext:
+        context = self._contexts.get(server_side)
+        if context is None:
+            context = super().create_ssl_context(server_side)
+            if server_side:
+                # No libp2p resumes sessions; with tickets, a connection could skip the certificates.
+                context.num_tickets = 0
+            self._contexts[server_side] = context
+        return context
+
+    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
+        with _map_exceptions():
+            return await super().secure_inbound(conn)
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
+        with _map_exceptions():
+            return await super().secure_outbound(conn, peer_id)
+
+
+def _certificate_template() -> x509.CertificateBuilder:
+    """All of a certificate but its key and the libp2p extension, which so becomes the first one."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "libp2p")])
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .serial_number(secrets.randbits(63) + 1)
+        .subject_name(name)
+        .issuer_name(name)
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + _VALIDITY)
+    )
+
+
+@contextmanager
+def _map_exceptions() -> Iterator[None]:
+    """Whatever a peer's bytes and certificate make the stock handshake raise: the handshake failed."""
+    try:
+        yield
+    except HandshakeFailure:
+        raise
+    except (
+        BaseLibp2pError,
+        DecodeError,
+        InvalidSignature,
+        OSError,  # ssl.SSLError is one
+        RuntimeError,
+        UnsupportedAlgorithm,
+        ValueError,
+        x509.DuplicateExtension,
+    ) as exc:
+        raise TLSHandshakeFailure(f"the TLS handshake failed: {exc}") from exc

@@ -1,0 +1,87 @@
+"""Requests that are being served, and those that wait for their turn: bounded by peer and in total, fair.
+
+Each peer has a queue of its own; when there is room, peers take turns. Knows neither messages nor streams: a job
+is an async function without arguments that raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from neurogrid.p2p.bounds import Bounds
+
+__all__ = ["Serving"]
+
+
+@dataclass(frozen=True)
+class _Job:
+    run: Callable[[], Awaitable[None]]
+    on_done: Callable[[], None]
+
+
+class Serving:
+    """Runs jobs in tasks that `spawn(function, *args)` starts: `Host.start_soon`."""
+
+    def __init__(self, spawn: Callable[..., None], bounds: Bounds) -> None:
+        self._spawn = spawn
+        self._bounds = bounds
+        self._running: Counter[str] = Counter()
+        # In the order of their turns; a peer is here while it has jobs that wait.
+        self._waiting: dict[str, deque[_Job]] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that run now, of all peers."""
+        return self._running.total()
+
+    def num_waiting(self, peer_id: str) -> int:
+        """Jobs of a peer that wait for their turn."""
+        return len(self._waiting.get(peer_id, ()))
+
+    def submit(
+        self, peer_id: str, run: Callable[[], Awaitable[None]], on_done: Callable[[], None]
+    ) -> bool:
+        """Run a job now or in its turn; False when the peer has too many waiting.
+
+        `on_done` is called once when the job has ended or was dropped, not when it was not taken.
+        """
+        if self.num_waiting(peer_id) >= self._bounds.max_waiting_per_peer:
+            return False
+        self._waiting.setdefault(peer_id, deque()).append(_Job(run, on_done))
+        self._start_some()
+        return True
+
+    def forget(self, peer_id: str) -> None:
+        """Drop what a peer has waiting. What runs goes on."""
+        for job in self._waiting.pop(peer_id, ()):
+            job.on_done()
+
+    def _start_some(self) -> None:
+        while (peer_id := self._whose_turn()) is not None:
+            queue = self._waiting.pop(peer_id)
+            job = queue.popleft()
+            if queue:  # whoever had a turn goes to the end of the row
+                self._waiting[peer_id] = queue
+            self._running[peer_id] += 1
+            self._spawn(self._run, peer_id, job)
+
+    def _whose_turn(self) -> str | None:
+        return next(filter(self._has_room, self._waiting), None)
+
+    def _has_room(self, peer_id: str) -> bool:
+        return (
+            self._running[peer_id] < self._bounds.max_running_per_peer
+            and self._running.total() < self._bounds.max_running
+        )
+
+    async def _run(self, peer_id: str, job: _Job) -> None:
+        try:
+            await job.run()
+        finally:
+            self._running[peer_id] -= 1
+            if not self._running[peer_id]:
+                del self._running[peer_id]
+            job.on_done()
+            self._start_some()
