@@ -1,0 +1,234 @@
+"""Get a blob from peers that have it: from one after the other, each for what is still missing.
+
+Every chunk is verified when it comes, so a peer that lies is known by the chunk, and costs that chunk.
+
+Source: protocol_spec/transfers.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from neurogrid.errors import (
+    CapacityError,
+    LocalProtocolError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    ResponseTimeout,
+    StreamBrokenError,
+    TransportError,
+)
+from neurogrid.p2p.exchange import Exchange, new_request_id
+from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
+from neurogrid.p2p.transfer.memory_store import MemoryStore
+from neurogrid.p2p.transfer.sending import require_v11, tell_stopped
+from neurogrid.p2p.transfer.store import BlobStore, StoredBlob
+from neurogrid.p2p.wire import (
+    ErrorCode,
+    MessageType,
+    TensorMessage,
+    TransferAccept,
+    TransferRequest,
+)
+
+__all__ = ["BlobUnavailableError", "FetchedBlob", "Fetcher"]
+
+logger = logging.getLogger(__name__)
+
+
+# Requests whose offers may still come although nobody waits for them.
+MAX_GIVEN_UP = 256
+
+
+class BlobUnavailableError(TransportError):
+    """None of several peers gave the whole blob. `failures` says why not, by peer id."""
+
+    def __init__(self, message: str, *, failures: Mapping[str, NeuroGridError]) -> None:
+        super().__init__(message)
+        self.failures = dict(failures)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBlob:
+    """A blob that came.
+
+    Attributes:
+        blob: the whole of it, verified.
+        peer_id: who sent the last of it.
+        failures: what went wrong with those that were asked before; a lie names its chunk.
+    """
+
+    blob: StoredBlob
+    peer_id: str
+    failures: Mapping[str, NeuroGridError] = field(default_factory=dict)
+
+
+class Fetcher:
+    """The fetches of one host."""
+
+    def __init__(self, protocol: Exchange, incoming: IncomingTransfers) -> None:
+        self._protocol = protocol
+        self._incoming = incoming
+        self._asked: dict[tuple[str, int], Waiter] = {}
+        # Requests that nobody waits for any more; keys only, a dict keeps their order.
+        self._given_up: dict[tuple[str, int], None] = {}
+
+    async def take_offer(self, message: TensorMessage) -> bool:
+        """Whether an offer answers a request of ours; whoever asked gets it, if anybody still waits."""
+        assert message.from_peer is not None  # set by Exchange for all that is received
+        key = (message.from_peer, message.request_id)
+        asked = self._asked.get(key)
+        if asked is not None:
+            asked.resolve(message)
+        elif key in self._given_up:
+            accept = TransferAccept(layer_id=message.layer_id, needed=False)
+            await self._incoming.answer(message, MessageType.TRANSFER_ACCEPT, accept.encode())
+        else:
+            return False
+        return True
+
+    async def fetch(
+        self,
+        peers: Sequence[str],
+        blob_id: bytes,
+        *,
+        store: BlobStore | None,
+        max_bytes: int,
+        offer_timeout: float,
+    ) -> FetchedBlob:
+        """Get a blob from the first of `peers` that has it, and what that one fails to send from the next.
+
+        Args:
+            peers: connected peers, by their ids.
+            blob_id: 32 bytes.
+            store: where it goes; None for memory.
+            max_bytes: the largest blob that is taken.
+            offer_timeout: seconds for a peer's answer; it may have to hash the blob first.
+
+        Raises:
+            PeerRefusedError: the only peer does not have it (BLOB_UNKNOWN), or ended the transfer.
+            TransportError: the only peer cannot be reached, or stopped.
+            RemoteProtocolError: the only peer sent something else; the text names the chunk.
+            BlobUnavailableError: several were asked, and none gave all of it.
+            CapacityError: there is no room for it here.
+            LocalProtocolError: no peer was named.
+
+        Cancelled, the peer is told; what came is kept for a while.
+        """
+        if not peers:
+            raise LocalProtocolError("a blob is fetched from at least one peer")
+        if store is None:
+            store = MemoryStore()
+        failures: dict[str, NeuroGridError] = {}
+        for peer_id in peers:
+            try:
+                blob = await self._fetch_from(peer_id, blob_id, store, max_bytes, offer_timeout)
+            except (PeerRefusedError, RemoteProtocolError, TransportError) as exc:
+                if len(peers) == 1:
+                    raise
+                logger.warning("%s gave no blob %s: %s", peer_id, blob_id.hex(), exc)
+                failures[peer_id] = exc
+            else:
+                return FetchedBlob(blob, peer_id, failures)
+        reasons = "; ".join(f"{peer_id}: {exc}" for peer_id, exc in failures.items())
+        raise BlobUnavailableError(
+            f"none of {len(peers)} peers gave blob {blob_id.hex()}: {reasons}", failures=failures
+        )
+
+    async def _fetch_from(
+        self, peer_id: str, blob_id: bytes, store: BlobStore, max_bytes: int, offer_timeout: float
+    ) -> StoredBlob:
+        await require_v11(self._protocol, peer_id)
+        request = TensorMessage(
+            msg_type=MessageType.TRANSFER_REQUEST,
+            request_id=new_request_id(),
+            data=TransferRequest(blob_id).encode(),
+        )
+        with (
+            self._protocol.expect(
+                peer_id, MessageType.TRANSFER_OFFER, request_id=request.request_id
+            ) as asked,
+            # The peer can end the transfer: its Error fails this waiter.
+            self._protocol.expect(
+                peer_id, MessageType.WEIGHTS, request_id=request.request_id
+            ) as told,
+        ):
+            try:
+                offer = await self._ask(request, asked, offer_timeout)
+                stored = await self._take(offer, blob_id, store, max_bytes, told)
+                await self._incoming.answer(offer, MessageType.WEIGHTS_ACK)
+            except (PeerRefusedError, StreamBrokenError):
+                raise  # the peer knows, or is gone
+            except RequestRefusedError as exc:
+                self._tell(request, peer_id, exc)
+                if exc.code == ErrorCode.DEADLINE_EXCEEDED:
+                    raise ResponseTimeout(f"{peer_id} stopped sending: {exc}") from exc
+                raise RemoteProtocolError(str(exc), code=exc.code) from exc
+            except BaseException:
+                reason = "the receiver stopped"
+                self._tell(
+                    request,
+                    peer_id,
+                    RequestRefusedError(reason, code=ErrorCode.DEADLINE_EXCEEDED),
+                )
+                raise
+        return stored
+
+    def _tell(self, request: TensorMessage, peer_id: str, error: RequestRefusedError) -> None:
+        self._protocol.host.start_soon(tell_stopped, self._protocol, peer_id, request, error)
+
+    async def _ask(self, request: TensorMessage, asked: Waiter, timeout: float) -> TensorMessage:
+        key = (asked.peer_id, request.request_id)
+        self._asked[key] = asked
+        try:
+            with trio.move_on_after(timeout):
+                await self._protocol.send(asked.peer_id, request)
+                return await asked.wait(timeout=timeout)
+        finally:
+            del self._asked[key]
+            if not asked.is_done:
+                self._given_up[key] = None
+                if len(self._given_up) > MAX_GIVEN_UP:
+                    del self._given_up[next(iter(self._given_up))]
+        raise ResponseTimeout(f"{asked.peer_id} took no request for a blob within {timeout:g} s")
+
+    async def _take(
+        self,
+        offer: TensorMessage,
+        blob_id: bytes,
+        store: BlobStore,
+        max_bytes: int,
+        told: Waiter,
+    ) -> StoredBlob:
+        """See the transfer through that a peer offers because we asked."""
+        offered = await decode_offer(offer)
+        num_bytes = offered.info.num_bytes
+        if offered.info.blob_id != blob_id:
+            raise RequestRefusedError(
+                f"{told.peer_id} offers blob {offered.info.blob_id.hex()} instead of {blob_id.hex()}",
+                code=ErrorCode.TRANSFER_INVALID,
+            )
+        if num_bytes > max_bytes:
+            raise CapacityError(
+                f"blob {blob_id.hex()} has {num_bytes:,} B, and no more than {max_bytes:,} B are taken",
+                needed=num_bytes,
+                available=max_bytes,
+            )
+        try:
+            with self._incoming.admitted(offered) as transfer:
+                stored = await self._incoming.receive(transfer, store, offer, told)
+        except RequestRefusedError as exc:
+            if exc.code not in (ErrorCode.OUT_OF_MEMORY, ErrorCode.LIMIT_EXCEEDED):
+                raise
+            # It is we who have no room: another peer is of no help.
+            raise CapacityError(str(exc), needed=num_bytes, available=0) from exc
+        if stored is None:
+            raise TransportError(f"the transfer from {told.peer_id} was forgotten")
+        return stored

@@ -1,0 +1,256 @@
+"""Send a blob to a peer: offer it, send the chunks that are missing there, wait until it is usable.
+
+A blob is read chunk by chunk in threads, each chunk when its turn comes, so that of a blob of any size two
+chunks are in memory. Credit paces the sender; the peer's Error stops it.
+
+Source: protocol_spec/transfers.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import trio
+
+from neurogrid.errors import (
+    NeuroGridError,
+    PeerRefusedError,
+    PeerUnreachableError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    ResponseTimeout,
+    StreamBrokenError,
+    TransportError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.buffers import Tensor
+from neurogrid.p2p.exchange import Exchange, new_request_id
+from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.transfer.chunks import BlobInfo
+from neurogrid.p2p.transfer.source import BlobSource, as_source
+from neurogrid.p2p.wire import (
+    PROTOCOL_V10,
+    ErrorCode,
+    MessageType,
+    TensorMessage,
+    TransferAccept,
+    TransferOffer,
+    WeightsChunk,
+    decode_bitmap,
+)
+
+__all__ = ["SentBlob", "require_v11", "send_blob", "tell_stopped"]
+
+logger = logging.getLogger(__name__)
+
+# For the answer to an offer: the peer may have to hash what it has on disk. Seconds.
+ACCEPT_TIMEOUT = 180.0
+# Without any chunk going out. Seconds.
+STALL_TIMEOUT = 60.0
+# From the last chunk to the acknowledgement: the peer may have to load what it got. Seconds.
+ACK_TIMEOUT = 180.0
+# One chunk is read while another is written to the network.
+CHUNKS_IN_FLIGHT = 2
+# To tell a peer that a transfer is over. Seconds.
+FAREWELL_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SentBlob:
+    """A blob that a peer has now.
+
+    Attributes:
+        blob_id: 32 bytes.
+        num_bytes: its length.
+        sent_bytes: how many of them went.
+        held_bytes: how many the peer said it had already.
+    """
+
+    blob_id: bytes
+    num_bytes: int
+    sent_bytes: int
+    held_bytes: int
+
+
+async def send_blob(
+    protocol: Exchange,
+    peer_id: str,
+    source: BlobSource | Tensor,
+    *,
+    layer_id: int = 0,
+    request_id: int | None = None,
+    accept_timeout: float = ACCEPT_TIMEOUT,
+    stall_timeout: float = STALL_TIMEOUT,
+    ack_timeout: float = ACK_TIMEOUT,
+    on_accept: Callable[[int], None] | None = None,
+    on_sent: Callable[[int], None] | None = None,
+) -> SentBlob:
+    """Bring a blob to a peer that speaks 1.1.0; returns when it is usable there.
+
+    Args:
+        source: bytes, a memory map, an array, or anything else with a length, digests and chunks.
+        layer_id: the number that the peer knows it by; of a model, the layer.
+        request_id: of the TransferRequest that this answers; None when nobody asked.
+        accept_timeout: seconds for the answer to the offer.
+        stall_timeout: seconds that a chunk may take to go out.
+        ack_timeout: seconds from the last chunk to the acknowledgement.
+        on_accept: called once with the number of bytes that the peer lacks, before the first goes. What
+            it raises ends the transfer.
+        on_sent: called with the bytes of every chunk that went out.
+
+    Raises:
+        PeerRefusedError: the peer does not want it, or ended the transfer; `code` says why.
+        ResponseTimeout: the peer did not answer in time.
+        TransportError: the peer cannot be reached, speaks 1.0.0 alone, or takes no more chunks.
+        RemoteProtocolError: it answered with nonsense.
+        LocalProtocolError: the blob is larger than a transfer may be.
+
+    Cancelled, or failed here, the peer is told and the stream stays whole. What arrived stays there for a
+    while, so that the next attempt goes on where this one stopped.
+    """
+    source = as_source(source)
+    request_id = request_id or new_request_id()
+    # Before the first wait: whoever asked for the blob may stop at any time.
+    with protocol.expect(peer_id, MessageType.WEIGHTS_ACK, request_id=request_id) as acknowledged:
+        await require_v11(protocol, peer_id)
+        digests = await trio.to_thread.run_sync(source.digests)
+        info = BlobInfo.of_digests(digests, source.num_bytes)
+        offer = TensorMessage(
+            msg_type=MessageType.TRANSFER_OFFER,
+            layer_id=layer_id,
+            request_id=request_id,
+            data=TransferOffer(layer_id, info.num_bytes, info.blob_id, info.digests).encode(),
+        )
+        sending = _Sending(protocol, peer_id, offer, info, source, stall_timeout, on_sent)
+        try:
+            reply = await protocol.request(
+                peer_id, offer, MessageType.TRANSFER_ACCEPT, timeout=accept_timeout
+            )
+            missing = _missing(TransferAccept.decode(reply.data), info)
+            missing_bytes = sum(map(info.chunk_bytes, missing or ()))
+            if on_accept is not None:
+                on_accept(missing_bytes)
+            if missing is not None:
+                await sending.run(missing, acknowledged, ack_timeout)
+        except (PeerRefusedError, PeerUnreachableError, StreamBrokenError):
+            raise  # the peer knows, or is gone
+        except BaseException as exc:
+            error = RequestRefusedError("the sender stopped", code=ErrorCode.DEADLINE_EXCEEDED)
+            if isinstance(exc, RemoteProtocolError):
+                error = RequestRefusedError(str(exc), code=exc.code)
+            protocol.host.start_soon(tell_stopped, protocol, peer_id, offer, error)
+            raise
+    return SentBlob(
+        blob_id=info.blob_id,
+        num_bytes=info.num_bytes,
+        sent_bytes=sending.sent_bytes,
+        held_bytes=info.num_bytes - missing_bytes,
+    )
+
+
+class _Sending:
+    """The chunks of one accepted transfer on their way."""
+
+    def __init__(
+        self,
+        protocol: Exchange,
+        peer_id: str,
+        offer: TensorMessage,
+        info: BlobInfo,
+        source: BlobSource,
+        stall_timeout: float,
+        on_sent: Callable[[int], None] | None,
+    ) -> None:
+        self.sent_bytes = 0
+        self._protocol = protocol
+        self._peer_id = peer_id
+        self._offer = offer
+        self._info = info
+        self._source = source
+        self._stall_timeout = stall_timeout
+        self._on_sent = on_sent
+
+    async def run(self, missing: Sequence[int], acknowledged: Waiter, ack_timeout: float) -> None:
+        """Send the missing chunks and wait for the acknowledgement, which may come before the last:
+        somebody else may have brought the rest.
+        """
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_all, missing, acknowledged, ack_timeout)
+                await acknowledged.wait(timeout=math.inf)
+                nursery.cancel_scope.cancel()
+
+    async def _send_all(
+        self, missing: Sequence[int], acknowledged: Waiter, ack_timeout: float
+    ) -> None:
+        indices = iter(missing)
+        async with trio.open_nursery() as nursery:
+            for _ in range(CHUNKS_IN_FLIGHT):
+                nursery.start_soon(self._send_some, indices)
+        # `run` cancels this when the acknowledgement comes.
+        await trio.sleep(ack_timeout)
+        acknowledged.resolve(
+            ResponseTimeout(
+                f"{self._peer_id} acknowledged no blob {self._info.short_id} within {ack_timeout:g} s"
+            )
+        )
+
+    async def _send_some(self, indices: Iterator[int]) -> None:
+        for index in indices:
+            # Here the bytes are read: they may lie on a disk.
+            data = await trio.to_thread.run_sync(self._read, index)
+            with trio.move_on_after(self._stall_timeout) as scope:
+                await self._protocol.send(
+                    self._peer_id,
+                    TensorMessage(
+                        msg_type=MessageType.WEIGHTS,
+                        layer_id=self._offer.layer_id,
+                        request_id=self._offer.request_id,
+                        data=data,
+                    ),
+                )
+            if scope.cancelled_caught:
+                raise TransportError(
+                    f"the transfer stopped: no chunk went out for {self._stall_timeout:g} s"
+                )
+            num_bytes = self._info.chunk_bytes(index)
+            self.sent_bytes += num_bytes
+            if self._on_sent is not None:
+                self._on_sent(num_bytes)
+
+    def _read(self, index: int) -> bytes:
+        return WeightsChunk(index, self._info.num_chunks, self._source.chunk(index)).encode()
+
+
+async def require_v11(protocol: Exchange, peer_id: str) -> None:
+    """Raise PeerUnreachableError for a peer that has no transfers."""
+    if peer_id != protocol.host.peer_id and await protocol.open(peer_id) == PROTOCOL_V10:
+        raise PeerUnreachableError(
+            f"{peer_id} speaks 1.0.0 alone, which has no transfers; send it plain weights"
+        )
+
+
+async def tell_stopped(
+    protocol: Exchange, peer_id: str, message: TensorMessage, error: RequestRefusedError
+) -> None:
+    """Tell a peer why we have given up a transfer, whose id `message` has; never raises."""
+    try:
+        with trio.move_on_after(FAREWELL_TIMEOUT):
+            await protocol.refuse(replace(message, from_peer=peer_id), error)
+    except NeuroGridError as exc:
+        logger.debug("%s cannot be told: %s", peer_id, exc)
+
+
+def _missing(accept: TransferAccept, info: BlobInfo) -> list[int] | None:
+    """The chunks that the peer asks for; None when it needs none and acknowledges none.
+
+    Raises:
+        RemoteProtocolError: its bitmap does not fit the blob.
+    """
+    if not accept.needed:
+        return None
+    held = decode_bitmap(accept.have, info.num_chunks)
+    return [index for index in range(info.num_chunks) if index not in held]
