@@ -1,0 +1,117 @@
+"""A host for programs that are not on trio: libp2p runs in a thread of its own, until the block is left."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+)
+from functools import partial
+from typing import Any, Final, ParamSpec
+
+import neurogrid.p2p.host
+import neurogrid.p2p.libp2p_host
+from neurogrid.errors import LocalProtocolError
+from neurogrid.p2p.blocking.handler_threads import HandlerThreads
+from neurogrid.p2p.blocking.trio_thread import TrioThread
+from neurogrid.p2p.blocking.twins import Blocking, twin
+from neurogrid.p2p.identity import Identity
+
+__all__ = ["AsyncHost", "HANDLERS_TIMEOUT", "Host", "in_thread", "open_host"]
+
+AsyncHost = neurogrid.p2p.host.Host
+P = ParamSpec("P")
+
+logger = logging.getLogger(__name__)
+
+# Seconds for the handlers that run when a host is left. One that computes ends its step in this time; one that
+# waits for a peer ends at once, since its call does.
+HANDLERS_TIMEOUT: Final = 10.0
+
+
+class Host(Blocking[AsyncHost]):
+    """A host that runs in a thread. Made by `open_host`, never by hand.
+
+    Its methods may be called from any thread, from many at once, and by handlers. Raw streams
+    (`Host.open_stream`) are the async API's alone.
+    """
+
+    def __init__(self, thread: TrioThread[Any], inner: AsyncHost, handlers: HandlerThreads) -> None:
+        super().__init__(thread, inner)
+        self._handlers = handlers
+
+    @property
+    def identity(self) -> Identity:
+        """Key pair and peer id."""
+        return self._inner.identity
+
+    @property
+    def peer_id(self) -> str:
+        """This host's peer id (base58)."""
+        return self._inner.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that this host can be dialled at: one for each interface it listens on."""
+        return self._thread.call_sync(lambda: self._inner.addresses)
+
+    @property
+    def connected_peers(self) -> frozenset[str]:
+        """Peers with at least one open connection."""
+        return self._thread.call_sync(lambda: self._inner.connected_peers)
+
+    connect = twin(AsyncHost.connect)
+    connect_any = twin(AsyncHost.connect_any)
+    disconnect = twin(AsyncHost.disconnect)
+    wait_disconnected = twin(AsyncHost.wait_disconnected)
+
+
+def in_thread(
+    opener: Callable[P, AbstractAsyncContextManager[AsyncHost]],
+) -> Callable[P, AbstractContextManager[Host]]:
+    """What opens a host in a thread, from what opens one under trio; `open_host` is made so."""
+
+    @functools.wraps(opener)
+    @contextmanager
+    def open_in_thread(*args: P.args, **kwargs: P.kwargs) -> Iterator[Host]:
+        handlers = HandlerThreads()
+        thread = TrioThread(partial(opener, *args, **kwargs), name="neurogrid host")
+        with _handlers_end(handlers, thread), thread:
+            yield Host(thread, thread.resource, handlers)
+
+    # For readers of the signature: what is the same but for what the block gives.
+    open_in_thread.__signature__ = inspect.signature(opener).replace(  # type: ignore[attr-defined]
+        return_annotation="AbstractContextManager[Host]"
+    )
+    return open_in_thread
+
+
+@contextmanager
+def _handlers_end(handlers: HandlerThreads, thread: TrioThread[AsyncHost]) -> Iterator[None]:
+    """Leave no handler behind, or say which: after the block, when the loop has ended."""
+    try:
+        yield
+    except BaseException:
+        for name in _stop(handlers, thread):
+            logger.error("the handler %s still runs after its host was closed", name)
+        raise
+    names = _stop(handlers, thread)
+    if names:
+        raise LocalProtocolError(
+            f"{', '.join(names)}: still running {HANDLERS_TIMEOUT:g} s after the host was closed; "
+            "a handler must end"
+        )
+
+
+def _stop(handlers: HandlerThreads, thread: TrioThread[AsyncHost]) -> list[str]:
+    # After a fork the handlers are in the other process.
+    return handlers.stop(HANDLERS_TIMEOUT) if thread.is_here else []
+
+
+open_host = in_thread(neurogrid.p2p.libp2p_host.open_host)
+"""`neurogrid.p2p.open_host` for a `with` block: the same arguments and errors. What it gives is a `Host` to call."""

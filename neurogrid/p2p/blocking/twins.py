@@ -1,0 +1,58 @@
+"""Blocking twins of async methods, made from them: the same parameters, result, errors and docstring.
+
+    class Host(Blocking[AsyncHost]):
+        connect = twin(AsyncHost.connect)
+
+Type checkers and editors see a plain method: its parameters are those of the async one, by name and kind, and it
+returns what the other's coroutine does. So nothing about it is written twice, and nothing can drift apart.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from neurogrid.p2p.blocking.trio_thread import TrioThread
+
+__all__ = ["Blocking", "sync_twin", "twin"]
+
+T = TypeVar("T")
+# Covariant, so that the twin of a method that a class has from its base fits the class.
+T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Blocking(Generic[T_co]):
+    """A blocking face of an object that lives in the thread of a trio loop."""
+
+    def __init__(self, thread: TrioThread[Any], inner: T_co) -> None:
+        self._thread = thread
+        self._inner = inner
+
+
+def twin(
+    method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Blocking[T], P], R]:
+    """A method that runs `method` of the async object in the loop and waits for its end."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        # By name, so that a method which a subclass overrides is the one that runs.
+        bound: Callable[P, Coroutine[Any, Any, R]] = getattr(self._inner, method.__name__)
+        return self._thread.call(partial(bound, *args, **kwargs))
+
+    return call
+
+
+def sync_twin(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[Blocking[T], P], R]:
+    """`twin` of a method that is not async, and that only the loop's thread may call."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        bound: Callable[P, R] = getattr(self._inner, method.__name__)
+        return self._thread.call_sync(partial(bound, *args, **kwargs))
+
+    return call
