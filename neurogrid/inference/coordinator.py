@@ -42,8 +42,9 @@ from neurogrid.model.config import model_config_message
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import TrafficCounters
-from neurogrid.p2p.host import open_host, parse_peer_address
+from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable
 
 import torch
+import trio
 
-from neurogrid.errors import ModelError, RemoteProtocolError
-from neurogrid.inference.remote_worker import Placement, RemoteWorker, send_chunks
-from neurogrid.model.blob import LayerBlob
+from neurogrid.errors import ModelError, RemoteProtocolError, TransportError
+from neurogrid.inference.remote_worker import Placement, RemoteWorker
+from neurogrid.model.blob import CHUNK_BYTES, LayerBlob
 from neurogrid.model.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.protocol import new_request_id
 from neurogrid.p2p.wire import (
@@ -85,22 +86,20 @@ class RemoteWorkerV10(RemoteWorker):
     async def _transfer(
         self, layer_id: int, blob: LayerBlob, on_sent: Callable[[int], None]
     ) -> None:
-        async def send(index: int, total: int, data: bytes | memoryview) -> None:
-            await self.protocol.send(
-                self.peer_id,
-                TensorMessage(
-                    msg_type=MessageType.WEIGHTS,
-                    layer_id=layer_id,
-                    data=WeightsChunk(index, total, data).encode(),
-                ),
-            )
-            on_sent(len(data))
-
+        # The last chunk's stream may end only when the layer is loaded.
+        stall = self.timeouts.stall + self.timeouts.layer
         with self.protocol.expect(
             self.peer_id, MessageType.WEIGHTS_ACK, request_id=layer_id
         ) as acked:
-            # The last chunk's stream may end only when the layer is loaded.
-            await send_chunks(blob, send, stall=self.timeouts.stall + self.timeouts.layer)
+            for index in range(blob.num_chunks):
+                # Here the bytes are read: they may lie on a disk.
+                data = await trio.to_thread.run_sync(_encode_chunk, blob, index)
+                message = TensorMessage(msg_type=MessageType.WEIGHTS, layer_id=layer_id, data=data)
+                with trio.move_on_after(stall) as scope:
+                    await self.protocol.send(self.peer_id, message)
+                if scope.cancelled_caught:
+                    raise TransportError(f"the transfer stopped: no chunk went out for {stall:g} s")
+                on_sent(min(CHUNK_BYTES, blob.num_bytes - index * CHUNK_BYTES))
             await acked.wait(timeout=self.timeouts.layer)
 
     async def open_session(
@@ -136,3 +135,7 @@ class RemoteWorkerV10(RemoteWorker):
                 )
             data = bytes(reply.data)
         return tensor_from_bytes(data, torch.float16, shape).to(dtype)
+
+
+def _encode_chunk(blob: LayerBlob, index: int) -> bytes:
+    return WeightsChunk(index, blob.num_chunks, blob.chunk(index)).encode()

@@ -6,16 +6,17 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.remote_worker import Placement, RemoteWorker, send_chunks
-from neurogrid.model.blob import LayerBlob
+from neurogrid.inference.remote_worker import Placement, RemoteWorker
 from neurogrid.model.tensors import WIRE_DTYPES, dtype_name, tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.protocol import new_request_id
+from neurogrid.p2p.transfer import send_blob
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     Assign,
@@ -27,12 +28,7 @@ from neurogrid.p2p.wire import (
     SessionOpen,
     TensorEnvelope,
     TensorMessage,
-    TransferAccept,
-    TransferOffer,
-    WeightsChunk,
     config_fingerprint,
-    decode_envelope,
-    encode_envelope_parts,
     serialize_config,
 )
 
@@ -107,57 +103,29 @@ class RemoteWorkerV11(RemoteWorker):
         on_sent: Callable[[int], None],
         on_held: Callable[[int], None],
     ) -> None:
-        """Offer one layer by its content id, and send it if the worker does not hold those bytes."""
-        blob = placement.blobs[layer_id]
-        blob_id = await trio.to_thread.run_sync(blob.blob_id)
-        offer = TensorMessage(
-            msg_type=MessageType.TRANSFER_OFFER,
-            layer_id=layer_id,
-            request_id=new_request_id(),
-            data=TransferOffer(
-                layer_id=layer_id, num_bytes=blob.num_bytes, blob_id=blob_id
-            ).encode(),
-        )
-        with self.protocol.expect(
-            self.peer_id, MessageType.WEIGHTS_ACK, request_id=offer.request_id
-        ) as acked:
-            reply = await self.protocol.request(
-                self.peer_id, offer, MessageType.TRANSFER_ACCEPT, timeout=self.timeouts.layer
-            )
-            if not TransferAccept.decode(reply.data).needed:
-                on_held(blob.num_bytes)
-                return
-            if placement.skip_weight_transfer:
+        """Bring one layer to the worker: what it lacks of those very bytes."""
+
+        def on_accept(missing_bytes: int) -> None:
+            if missing_bytes and placement.skip_weight_transfer:
                 raise ModelError(
                     f"{self.peer_id} does not hold layer {layer_id} of this model; start it with "
                     "--model, or leave --skip-weight-transfer out"
                 )
-            await self._send_blob(layer_id, blob, offer.request_id, on_sent, lambda: acked.is_done)
-            await acked.wait(timeout=self.timeouts.layer)
+            if missing_bytes < blob.num_bytes:
+                on_held(blob.num_bytes - missing_bytes)
 
-    async def _send_blob(
-        self,
-        layer_id: int,
-        blob: LayerBlob,
-        request_id: int,
-        on_sent: Callable[[int], None],
-        is_answered: Callable[[], bool],
-    ) -> None:
-        async def send(index: int, total: int, data: bytes | memoryview) -> None:
-            if is_answered():
-                return  # refused in the middle; the waiter has the reason
-            await self.protocol.send(
-                self.peer_id,
-                TensorMessage(
-                    msg_type=MessageType.WEIGHTS,
-                    layer_id=layer_id,
-                    request_id=request_id,
-                    data=WeightsChunk(index, total, data).encode(),
-                ),
-            )
-            on_sent(len(data))
-
-        await send_chunks(blob, send, stall=self.timeouts.stall)
+        blob = placement.blobs[layer_id]
+        await send_blob(
+            self.protocol,
+            self.peer_id,
+            blob,
+            layer_id=layer_id,
+            accept_timeout=self.timeouts.layer,
+            stall_timeout=self.timeouts.stall,
+            ack_timeout=self.timeouts.layer,
+            on_accept=on_accept,
+            on_sent=on_sent,
+        )
 
     async def open_session(
         self, session_id: int, *, start: int, stop: int, max_length: int
@@ -183,33 +151,23 @@ class RemoteWorkerV11(RemoteWorker):
     async def forward(
         self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
     ) -> torch.Tensor:
-        prefix, data = encode_envelope_parts(
-            TensorEnvelope(
-                session_id=session_id,
-                position=position,
-                start_layer=start,
-                stop_layer=stop,
-                dtype=dtype_name(hidden_BTD.dtype),
-                shape=tuple(hidden_BTD.shape),
-                data=tensor_to_bytes(hidden_BTD),
-            )
+        asked = TensorEnvelope(
+            session_id=session_id,
+            position=position,
+            start_layer=start,
+            stop_layer=stop,
+            dtype=dtype_name(hidden_BTD.dtype),
+            shape=tuple(hidden_BTD.shape),
+            data=tensor_to_bytes(hidden_BTD),
         )
-        reply = await self._request(
-            MessageType.ACTIVATION,
-            b"".join((prefix, data)),
-            MessageType.RESPONSE,
-            timeout=self.timeouts.step,
+        message = TensorMessage(
+            msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=asked
         )
-        envelope = decode_envelope(reply.data)
-        asked = (session_id, position, start, stop, tuple(hidden_BTD.shape))
-        answered = (
-            envelope.session_id,
-            envelope.position,
-            envelope.start_layer,
-            envelope.stop_layer,
-            envelope.shape,
+        reply = await self.protocol.request(
+            self.peer_id, message, MessageType.RESPONSE, timeout=self.timeouts.step
         )
-        if asked != answered or envelope.dtype != dtype_name(hidden_BTD.dtype):
+        envelope = reply.envelope
+        if envelope is None or replace(envelope, data=b"") != replace(asked, data=b""):
             raise RemoteProtocolError(
                 f"{self.peer_id} answered with another activation than was asked for",
                 code=ErrorCode.SHAPE_MISMATCH,

@@ -15,16 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import trio
 
-from neurogrid.errors import PeerRefusedError, ResponseTimeout, TransportError
+from neurogrid.errors import PeerRefusedError, ResponseTimeout
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.model.blob import LayerBlob
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
 
-__all__ = ["Placement", "RemoteWorker", "Timeouts", "send_chunks"]
+__all__ = ["Placement", "RemoteWorker", "Timeouts"]
 
 
 @dataclass(frozen=True)
@@ -149,21 +148,3 @@ class RemoteWorker(ABC):
         self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
     ) -> torch.Tensor:
         """Send [1, T, D] through layers [start, stop) of the session; returns [1, T, D]."""
-
-
-async def send_chunks(
-    blob: LayerBlob, send: Callable[[int, int, bytes | memoryview], object], *, stall: float
-) -> None:
-    """Read a blob chunk by chunk in a thread and hand each to `send(index, total, data)`, awaited.
-
-    Raises:
-        TransportError: one chunk took longer than `stall` seconds to go out.
-    """
-    chunks = iter(blob.chunks())
-    index = 0
-    while (chunk := await trio.to_thread.run_sync(next, chunks, None)) is not None:
-        with trio.move_on_after(stall) as scope:
-            await send(index, blob.num_chunks, chunk)  # type: ignore[misc]
-        if scope.cancelled_caught:
-            raise TransportError(f"the transfer stopped: no chunk went out for {stall:g} s")
-        index += 1

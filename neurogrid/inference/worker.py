@@ -25,8 +25,9 @@ from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.device import device_name, select_device
-from neurogrid.p2p.host import Host, open_host, parse_peer_address
+from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 

@@ -11,12 +11,12 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import trio
 
-from neurogrid.errors import RemoteProtocolError, RequestRefusedError
+from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import WorkerState, name_layers, sender_of
 from neurogrid.model.cache import StageCache
@@ -30,18 +30,11 @@ from neurogrid.p2p.wire import (
     SessionOpen,
     TensorEnvelope,
     TensorMessage,
-    decode_envelope,
-    encode_envelope_parts,
 )
 
 __all__ = ["SessionService"]
 
 logger = logging.getLogger(__name__)
-
-_RESPONSE_TYPES = {
-    MessageType.ACTIVATION: MessageType.RESPONSE,
-    MessageType.TRACED_ACTIVATION: MessageType.TRACED_RESPONSE,
-}
 
 
 @dataclass
@@ -74,7 +67,6 @@ class SessionService:
         protocol.on_message(MessageType.SESSION_OPEN, self._on_open)
         protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
         protocol.on_message(MessageType.ACTIVATION, self._on_activation)
-        protocol.on_message(MessageType.TRACED_ACTIVATION, self._on_activation)
 
     def forget(self, peer_id: str) -> None:
         """Drop the sessions of a peer, and their caches."""
@@ -145,20 +137,22 @@ class SessionService:
     # Activations
 
     async def _on_activation(self, message: TensorMessage) -> None:
-        if self._state.protocol.is_v10(sender_of(message)):
+        # Only 1.1.0 has envelopes.
+        if message.envelope is None:
             data = await self._compute_v10(message)
-        else:
-            data = await self._compute(message)
-        assert message.msg_type is not None
-        await self._state.answer(message, _RESPONSE_TYPES[message.msg_type], data)
+            await self._state.answer(message, MessageType.RESPONSE, data)
+            return
+        response = TensorMessage(
+            msg_type=MessageType.RESPONSE,
+            layer_id=message.layer_id,
+            seq_id=message.seq_id,
+            request_id=message.request_id,
+            envelope=await self._compute(message, message.envelope),
+        )
+        await self._state.protocol.send(sender_of(message), response)
 
-    async def _compute(self, message: TensorMessage) -> bytes:
+    async def _compute(self, message: TensorMessage, envelope: TensorEnvelope) -> TensorEnvelope:
         model = self._state.require_coordinator(message.from_peer)
-        try:
-            envelope = decode_envelope(message.data)
-        except RemoteProtocolError as exc:
-            # The frame was whole, so the stream goes on; only this request is refused.
-            raise RequestRefusedError(str(exc), code=exc.code) from exc
         key = (sender_of(message), envelope.session_id)
         session = self._sessions.get(key)
         if session is None or session.model is not model:
@@ -185,18 +179,12 @@ class SessionService:
             )
         hidden_BTD = tensor_from_bytes(envelope.data, model.dtype, shape)
         result_BTD = await self._extend(session, envelope.position, hidden_BTD)
-        prefix, data = encode_envelope_parts(
-            TensorEnvelope(
-                session_id=envelope.session_id,
-                position=envelope.position,
-                start_layer=session.start,
-                stop_layer=session.stop,
-                dtype=dtype_name(result_BTD.dtype),
-                shape=tuple(result_BTD.shape),
-                data=tensor_to_bytes(result_BTD),
-            )
+        return replace(
+            envelope,
+            dtype=dtype_name(result_BTD.dtype),
+            shape=tuple(result_BTD.shape),
+            data=tensor_to_bytes(result_BTD),
         )
-        return b"".join((prefix, data))
 
     async def _compute_v10(self, message: TensorMessage) -> bytes:
         """1.0.0: FP16, exactly the layer that the header names, position in SeqID."""

@@ -4,14 +4,16 @@ A layer's blob is one safetensors file of that layer's tensors, in the order of 
 their full checkpoint names, in the checkpoint's dtypes. The same tensors give the same bytes, so a
 blob is known by its content: its id is the SHA-256 of its chunks' SHA-256 (specification, blobs).
 
-Nothing here copies more than a chunk: `LayerBlob` yields slices of the files, `parse_blob` returns
+Nothing here copies more than a chunk: `LayerBlob` gives slices of the files, `parse_blob` returns
 tensors that lie in the buffer it was given. This module knows neither models nor peers.
 """
 
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 import torch
 
@@ -24,7 +26,7 @@ from neurogrid.model.safetensors_header import (
     header_length,
     parse_header,
 )
-from neurogrid.p2p.wire.blob_id import BlobHasher, num_chunks
+from neurogrid.p2p.wire.blob_id import BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.limits import CHUNK_BYTES
 
 __all__ = ["CHUNK_BYTES", "LayerBlob", "blob_id_of", "parse_blob"]
@@ -53,7 +55,8 @@ class LayerBlob:
             offset = stop
         header = memoryview(encode_header(entries))
         self._segments = (header, *(data for _, (_, data) in ordered))
-        self._blob_id: bytes | None = None
+        self._starts = tuple(accumulate((part.nbytes for part in self._segments[:-1]), initial=0))
+        self._digests: bytes | None = None
         self.tensor_names = tuple(entries)
         self.num_bytes = header.nbytes + offset
 
@@ -63,33 +66,47 @@ class LayerBlob:
         return num_chunks(self.num_bytes)
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """The bytes in order, each piece CHUNK_BYTES long but the last.
+        """The bytes in order, each piece CHUNK_BYTES long but the last; see `chunk`."""
+        return map(self.chunk, range(self.num_chunks))
 
-        A piece inside one tensor is a view of the file; one that spans several is joined.
+    def chunk(self, index: int) -> bytes | memoryview:
+        """The bytes of chunk `index`.
+
+        A chunk inside one tensor is a view of the file; one that spans several is joined.
+
+        Raises:
+            IndexError: there is no such chunk.
         """
+        if not 0 <= index < self.num_chunks:
+            raise IndexError(f"no chunk {index} of {self.num_chunks}")
+        start = index * CHUNK_BYTES
+        stop = min(start + CHUNK_BYTES, self.num_bytes)
         parts: list[memoryview] = []
-        missing = CHUNK_BYTES
-        for segment in self._segments:
-            start = 0
-            while segment.nbytes - start >= missing:
-                parts.append(segment[start : start + missing])
-                yield parts[0] if len(parts) == 1 else b"".join(parts)
-                start += missing
-                parts, missing = [], CHUNK_BYTES
-            if start < segment.nbytes:
-                parts.append(segment[start:])
-                missing -= segment.nbytes - start
-        if parts:
-            yield parts[0] if len(parts) == 1 else b"".join(parts)
+        number = bisect_right(self._starts, start) - 1
+        while start < stop:
+            offset = start - self._starts[number]
+            part = self._segments[number][offset : offset + stop - start]
+            if part:
+                parts.append(part)
+            start += part.nbytes
+            number += 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def blob_id(self) -> bytes:
-        """The 32 bytes that name the content. The first call reads every byte; the rest do not."""
-        if self._blob_id is None:
+    def digests(self) -> bytes:
+        """The SHA-256 of every chunk in order, 32 bytes each.
+
+        The first call reads every byte; the rest do not.
+        """
+        if self._digests is None:
             hasher = BlobHasher()
             for chunk in self.chunks():
                 hasher.update(chunk)
-            self._blob_id = hasher.digest()
-        return self._blob_id
+            self._digests = hasher.digests()
+        return self._digests
+
+    def blob_id(self) -> bytes:
+        """The 32 bytes that name the content, from `digests`."""
+        return blob_id((self.digests(),))
 
 
 def blob_id_of(data: bytes | bytearray | memoryview) -> bytes:
