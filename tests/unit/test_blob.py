@@ -92,6 +92,11 @@ def test_chunks_are_full_but_the_last(sizes: tuple[int, ...]) -> None:
     assert 0 < len(chunks[-1]) <= CHUNK_BYTES
     assert len(chunks) == blob.num_chunks
     assert len(data) == blob.num_bytes
+    backwards = [bytes(blob.chunk(index)) for index in reversed(range(blob.num_chunks))]
+    assert b"".join(reversed(backwards)) == data
+    for index in (-1, blob.num_chunks):
+        with pytest.raises(IndexError):
+            blob.chunk(index)
     digests = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
     assert blob.blob_id() == blob_id_of(data) == hashlib.sha256(digests).digest()
     assert {n: bytes(t.numpy()) for n, t in parse_blob(bytearray(data)).items()} == parts

@@ -31,7 +31,19 @@ class Layer:
     not_standard: frozenset[str] = frozenset({"pickle", "shelve", "marshal", "asyncio"})
 
 
-TRANSPORT = frozenset({"libp2p", "multiaddr", "trio", "msgpack", "zeroconf", "opentelemetry"})
+TRANSPORT = frozenset(
+    {
+        "libp2p",
+        "multiaddr",
+        "trio",
+        "msgpack",
+        "zeroconf",
+        "opentelemetry",
+        "cryptography",
+        "qh3",
+        "google",
+    }
+)
 TORCH = frozenset(
     {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
 )
@@ -41,11 +53,18 @@ COMMAND_LINE = frozenset({"argparse", "http", "pickle", "shelve", "marshal", "as
 # The first prefix that matches holds, so the narrower stands before the wider.
 LAYERS = (
     Layer("neurogrid.errors", frozenset()),
-    Layer("neurogrid.exception_groups", frozenset({"neurogrid.errors"})),
+    Layer("neurogrid.exception_groups", frozenset({"neurogrid.errors"}), frozenset({"trio"})),
     Layer(
         "neurogrid.p2p.wire",
         frozenset({"neurogrid.errors", "neurogrid.p2p.wire"}),
         frozenset({"msgpack"}),
+        COMMAND_LINE,
+    ),
+    # The path of every byte: below streams and hosts, and above nothing of ours.
+    Layer(
+        "neurogrid.p2p.link",
+        frozenset({"neurogrid.errors", "neurogrid.p2p.link"}),
+        frozenset({"libp2p", "multiaddr", "trio", "cryptography"}),
         COMMAND_LINE,
     ),
     Layer("neurogrid.p2p", COMMON | {"neurogrid.p2p"}, TRANSPORT, COMMAND_LINE),
@@ -156,6 +175,7 @@ def test_scripts_are_flat() -> None:
         ("import trio.lowlevel", "neurogrid.model.stage"),
         ("from libp2p.host import basic_host", "neurogrid.model.stage"),
         ("from neurogrid.p2p import Protocol", "neurogrid.model.stage"),
+        ("from neurogrid.p2p.stream import Stream", "neurogrid.p2p.link.stream"),
         ("import pickle", "neurogrid.model.checkpoint"),
         ("import argparse", "neurogrid.inference.worker"),
         ("import rich.progress", "neurogrid.inference.worker"),

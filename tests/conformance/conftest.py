@@ -1,0 +1,22 @@
+"""Fixtures: the network, once in memory and once on libp2p; the version; the kind of handler."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.networks import Runner
+
+
+@pytest.fixture(params=["memory", "libp2p"])
+def over(request: pytest.FixtureRequest) -> Runner:
+    return Runner(request.param)
+
+
+@pytest.fixture(params=["v11", "v10"])
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

@@ -1,0 +1,77 @@
+"""What several files of the suite do with streams."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p import Host, Stream
+from tests.conformance.networks import until
+
+ECHO = "/test/echo/1"
+
+
+async def echo(stream: Stream) -> None:
+    """Send back what comes, then end."""
+    while data := await stream.receive_some():
+        await stream.send_all(data)
+    await stream.aclose()
+
+
+def serve_echo(host: Host) -> None:
+    host.set_stream_handler(ECHO, echo)
+
+
+async def check_echo(one: Host, other: Host, num_bytes: int = 1000) -> None:
+    """Assert that a stream from `one` to `other` carries bytes both ways."""
+    stream = await one.open_stream(other.peer_id, [ECHO])
+    data = secrets.token_bytes(num_bytes)
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def send() -> None:
+                await stream.send_all(data)
+                await stream.send_eof()
+
+            assert digest(await receive_all(stream)) == digest(data)
+    await stream.aclose()
+
+
+@asynccontextmanager
+async def stream_pair(one: Host, other: Host) -> AsyncIterator[tuple[Stream, Stream]]:
+    """Both ends of a new stream that `one` opened; they are closed at the end."""
+    protocol_id = f"/test/pair/{secrets.token_hex(4)}"
+    accepted: list[Stream] = []
+
+    async def accept(stream: Stream) -> None:
+        accepted.append(stream)
+
+    other.set_stream_handler(protocol_id, accept)
+    near = await one.open_stream(other.peer_id, [protocol_id])
+    await until(lambda: bool(accepted))
+    yield near, accepted[0]
+    await near.aclose()
+    await accepted[0].aclose()
+
+
+async def receive_all(stream: Stream) -> bytes:
+    received = bytearray()
+    await receive_into(received, stream)
+    return bytes(received)
+
+
+async def receive_into(received: bytearray, stream: Stream) -> None:
+    """Receive all, and keep what came before an error."""
+    while data := await stream.receive_some():
+        received += data
+
+
+def digest(data: bytes) -> tuple[int, str]:
+    """Length and hash: what differs says so in one line."""
+    return len(data), hashlib.sha256(data).hexdigest()

@@ -1,0 +1,262 @@
+"""Streams: negotiation, bytes both ways, and their ends."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+
+import pytest
+import trio
+
+from neurogrid.errors import PeerUnreachableError, StreamBrokenError
+from neurogrid.p2p import Stream
+from tests.conformance.networks import Network, Runner, two_hosts
+from tests.conformance.streams import (
+    check_echo,
+    digest,
+    receive_all,
+    serve_echo,
+    stream_pair,
+)
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+# Negotiation
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        (["/test/2", "/test/1"], "/test/2"),
+        (["/test/1", "/test/2"], "/test/1"),
+        (["/test/3", "/test/1", "/test/2"], "/test/1"),
+        (["/test/3", "/other", "/test/2"], "/test/2"),
+    ],
+)
+def test_the_callers_order_decides(over: Runner, asked: list[str], chosen: str) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            served: list[tuple[str, str]] = []
+
+            async def serve(stream: Stream) -> None:
+                served.append((stream.protocol_id, stream.peer_id))
+                await stream.send_all(stream.protocol_id.encode())
+                await stream.aclose()
+
+            other.set_stream_handler("/test/1", serve)
+            other.set_stream_handler("/test/2", serve)
+            stream = await one.open_stream(other.peer_id, asked)
+            assert (stream.protocol_id, stream.peer_id) == (chosen, other.peer_id)
+            assert await receive_all(stream) == chosen.encode()
+            assert served == [(chosen, one.peer_id)]
+            await stream.aclose()
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("asked", [["/unknown"], ["/unknown", "/as well"], []])
+def test_what_the_peer_does_not_speak_cannot_be_opened(over: Runner, asked: list[str]) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            serve_echo(other)
+            for _ in range(3):
+                with pytest.raises(PeerUnreachableError):
+                    await one.open_stream(other.peer_id, asked)
+            await check_echo(one, other)  # nothing else has suffered
+
+    over.run(scenario)
+
+
+def test_the_side_that_was_dialled_opens_streams_too(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            serve_echo(one)
+            await check_echo(other, one)
+
+    over.run(scenario)
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, MIB, 5 * MIB])
+def test_bytes_come_back_as_they_were(over: Runner, num_bytes: int) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            serve_echo(other)
+            await check_echo(one, other, num_bytes)
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, MIB, 5 * MIB])
+def test_both_sides_send_at_once(over: Runner, num_bytes: int) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as streams:
+            data = [secrets.token_bytes(num_bytes) for _ in streams]
+            received: dict[int, bytes] = {}
+
+            async def send(side: int) -> None:
+                await streams[side].send_all(data[side])
+                await streams[side].send_eof()
+
+            async def receive(side: int) -> None:
+                received[side] = await receive_all(streams[side])
+
+            async with trio.open_nursery() as nursery:
+                for side in range(2):
+                    nursery.start_soon(send, side)
+                    nursery.start_soon(receive, side)
+            assert digest(received[1]) == digest(data[0])
+            assert digest(received[0]) == digest(data[1])
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=["copy", "array", "view"])
+def test_what_was_sent_can_be_written_over(over: Runner, kind: type) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            buffer = bytearray(b"abc" * 1000)
+            await near.send_all(kind(buffer))
+            buffer[:] = bytes(len(buffer))
+            await near.send_eof()
+            assert await receive_all(far) == b"abc" * 1000
+
+    over.run(scenario)
+
+
+def test_no_more_bytes_come_than_were_asked_for(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            await near.send_all(b"0123456789")
+            await near.send_eof()
+            received = []
+            while data := await far.receive_some(3):
+                assert len(data) <= 3
+                received.append(data)
+            assert b"".join(received) == b"0123456789"
+
+    over.run(scenario)
+
+
+def test_bytes_come_into_a_buffer_that_is_there(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            data = secrets.token_bytes(3 * MIB)
+            memory = bytearray(len(data) + 10)
+            is_full = trio.Event()
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def write() -> None:
+                    await near.send_all(data)
+                    await is_full.wait()
+                    await near.send_all(b"the rest")
+                    await near.send_eof()
+
+                filled = 0
+                while filled < len(data):
+                    num_bytes = await far.receive_into(memoryview(memory)[filled : len(data)])
+                    assert num_bytes > 0
+                    filled += num_bytes
+                is_full.set()
+                assert await receive_all(far) == b"the rest"
+                assert await far.receive_into(memoryview(memory)) == 0
+            assert digest(bytes(memory)) == digest(data + bytes(10))
+            await near.reset()
+            with pytest.raises(StreamBrokenError):
+                await near.receive_into(memoryview(memory))
+
+    over.run(scenario)
+
+
+def test_many_streams_at_once_do_not_mix(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            serve_echo(one)
+            serve_echo(other)
+            async with trio.open_nursery() as nursery:
+                for number in range(50):
+                    nursery.start_soon(check_echo, one, other, 1000 * number)
+                    nursery.start_soon(check_echo, other, one, 1000 * number)
+
+    over.run(scenario)
+
+
+def test_hundreds_of_streams_one_after_the_other(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            serve_echo(other)
+            for _ in range(300):  # more than may be open at once
+                await check_echo(one, other, 10)
+
+    over.run(scenario)
+
+
+# Ends
+
+
+def test_a_side_that_has_finished_can_still_receive(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            await near.send_all(b"question")
+            await near.send_eof()
+            assert await receive_all(far) == b"question"
+            assert await far.receive_some() == b""  # the end stays the end
+            with pytest.raises(StreamBrokenError):
+                await near.send_all(b"more")
+            await far.send_all(b"answer" * 10_000)
+            await far.aclose()
+            assert await receive_all(near) == b"answer" * 10_000
+            await near.send_eof()  # a second time changes nothing
+
+    over.run(scenario)
+
+
+def test_closing_ends_what_was_sent_in_order(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            await near.send_all(b"x" * 100_000)
+            await near.aclose()
+            await near.aclose()
+            assert await receive_all(far) == b"x" * 100_000
+            with pytest.raises(StreamBrokenError):
+                await near.send_all(b"more")
+            with pytest.raises(StreamBrokenError):
+                await near.receive_some()
+
+    over.run(scenario)
+
+
+def test_a_writer_whose_reader_has_left_does_not_wait_for_ever(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            await far.aclose()
+            # What nobody reads may go nowhere, or the writer may be told.
+            with suppress(StreamBrokenError):
+                await near.send_all(bytes(32 * MIB))
+            assert await receive_all(near) == b""
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("how", ["reset", "aclose"])
+def test_a_reader_whose_own_side_gives_up_wakes(over: Runner, how: str) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, _):
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def read() -> None:
+                    with pytest.raises(StreamBrokenError, match="here"):
+                        await near.receive_some()
+
+                await trio.sleep(0.05)
+                await getattr(near, how)()
+            with pytest.raises(StreamBrokenError):
+                await near.send_all(b"more")
+
+    over.run(scenario)

@@ -1,0 +1,130 @@
+"""The budget of bytes: who waits, who does not, and that nothing is lost when somebody gives up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogrid.p2p.budget import ByteBudget
+
+Test = Callable[[], Awaitable[None]]
+
+
+def run(test: Test) -> None:
+    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_there_is_room() -> None:
+    async def test() -> None:
+        budget = ByteBudget(per_peer=100, total=150)
+        assert await budget.wait_room("a", 100, timeout=0)
+        budget.add("a", 100)
+        assert await budget.wait_room("b", 50, timeout=0)
+        assert not await budget.wait_room("b", 51, timeout=5)
+        assert not await budget.wait_room("a", 1, timeout=5)
+        assert trio.current_time() > 9
+
+    run(test)
+
+
+def test_what_is_larger_than_all_is_alone() -> None:
+    async def test() -> None:
+        budget = ByteBudget(per_peer=100, total=150)
+        assert await budget.wait_room("a", 1000, timeout=0)
+        budget.add("a", 1000)
+        assert not await budget.wait_room("a", 1, timeout=1)
+        assert not await budget.wait_room("b", 1, timeout=1)
+        budget.remove("a", 1000)
+        budget.add("b", 1)
+        assert not await budget.wait_room("a", 1000, timeout=1)
+
+    run(test)
+
+
+def test_who_waits_goes_on_when_there_is_room() -> None:
+    async def test() -> None:
+        budget = ByteBudget(per_peer=100, total=100)
+        budget.add("a", 100)
+        got: list[tuple[str, float]] = []
+
+        async def wait(peer_id: str) -> None:
+            assert await budget.wait_room(peer_id, 60, timeout=60)
+            budget.add(peer_id, 60)
+            got.append((peer_id, trio.current_time()))
+
+        async with trio.open_nursery() as nursery:
+            start = trio.current_time()
+            nursery.start_soon(wait, "b")
+            nursery.start_soon(wait, "c")
+            await trio.sleep(5)
+            budget.remove("a", 100)
+            await trio.sleep(5)
+            # Two of 60 do not fit: whoever looked first has it.
+            assert [round(at - start) for _, at in got] == [5]
+            budget.remove(got[0][0], 60)
+        assert {peer for peer, _ in got} == {"b", "c"}
+
+    run(test)
+
+
+def test_whoever_gives_up_holds_nothing() -> None:
+    async def test() -> None:
+        budget = ByteBudget(per_peer=100, total=100)
+        budget.add("a", 100)
+        with trio.move_on_after(1):
+            await budget.wait_room("b", 10, timeout=60)
+        assert budget.held_bytes == 100
+        budget.remove("a", 100)
+        assert budget.held_bytes == 0
+        assert not budget._held  # not even a zero
+
+    run(test)
+
+
+def test_hold_gives_back_also_after_an_error() -> None:
+    budget = ByteBudget(per_peer=100, total=100)
+    try:
+        with budget.hold("a", 500):
+            assert budget.held_bytes == 500
+            raise ValueError
+    except ValueError:
+        pass
+    assert budget.held_bytes == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 120), st.integers(0, 3)), max_size=40)
+)
+def test_no_more_is_held_than_may_be(messages: list[tuple[str, int, int]]) -> None:
+    """Every message gets its turn in the end, and until then the bounds hold."""
+
+    async def test() -> None:
+        budget = ByteBudget(per_peer=50, total=100)
+        held: Counter[str] = Counter()
+        num_done = 0
+
+        async def receive(peer_id: str, num_bytes: int, seconds: int) -> None:
+            nonlocal num_done
+            assert await budget.wait_room(peer_id, num_bytes, timeout=100_000)
+            others = held.total()
+            assert not held[peer_id] or held[peer_id] + num_bytes <= 50
+            assert not others or others + num_bytes <= 100
+            with budget.hold(peer_id, num_bytes):
+                held[peer_id] += num_bytes
+                assert budget.held_bytes == held.total()
+                await trio.sleep(seconds)
+                held[peer_id] -= num_bytes
+            num_done += 1
+
+        async with trio.open_nursery() as nursery:
+            for message in messages:
+                nursery.start_soon(receive, *message)
+        assert num_done == len(messages)
+        assert not budget._held
+
+    run(test)

@@ -1,0 +1,134 @@
+"""The documents hold: the reference is that of the sources, links lead somewhere, code is code that tests run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "protocol_spec").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
+)
+# Those that teach by code. The reference shows signatures, and the specification no Python.
+TEACHING = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def prose(text: str) -> str:
+    """Without code, whose brackets are no links."""
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+
+
+def anchors(document: Path) -> set[str]:
+    """What GitHub lets one link to in a document."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", document.read_text()), re.MULTILINE):
+        anchor = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        number = 0
+        while f"{anchor}-{number}" in found or (not number and anchor in found):
+            number += 1
+        found.add(f"{anchor}-{number}" if number else anchor)
+    return found
+
+
+def broken_links(document: Path, text: str) -> Iterator[str]:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
+        if re.match(r"[a-z]+:", link):
+            continue  # elsewhere: not ours to hold
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        if (
+            not target.is_relative_to(ROOT)
+            or not target.exists()
+            or (anchor and (target.suffix != ".md" or anchor not in anchors(target)))
+        ):
+            yield link
+
+
+def lines_of(code: str) -> list[str]:
+    """Without blank lines, of which a formatter puts more outside of functions than within."""
+    return list(filter(str.strip, code.splitlines()))
+
+
+def excerpts(code: str, num_lines: int) -> set[str]:
+    """Every run of `num_lines` lines, without their common indentation."""
+    lines = lines_of(code)
+    return {
+        textwrap.dedent("\n".join(lines[start : start + num_lines]))
+        for start in range(len(lines) - num_lines + 1)
+    }
+
+
+def test_the_reference_is_that_of_the_sources() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_reference.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_public_name_is_explained() -> None:
+    """A name without a docstring has an empty line in the table of its page."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        table = page.read_text().partition("\n## ")[0]
+        rows = re.findall(r"^\| \[`(\w+)`\]\(\S+\) \| (.*) \|$", table, re.MULTILINE)
+        assert rows, page
+        assert [name for name, explanation in rows if not explanation.strip()] == [], page
+
+
+@pytest.mark.parametrize("name", names(DOCUMENTS))
+def test_every_link_leads_somewhere(name: str) -> None:
+    document = ROOT / name
+    assert list(broken_links(document, document.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "link", ["nowhere.md", "#no-such-heading", "tutorial.md#no", "../../outside", "index.md/x"]
+)
+def test_the_check_of_links_finds(link: str) -> None:
+    assert list(broken_links(ROOT / "docs" / "index.md", f"a [link]({link}) to")) == [link]
+
+
+def test_the_tutorial_shows_both_scripts_whole() -> None:
+    shown = {code for language, code in FENCE.findall((ROOT / "docs" / "tutorial.md").read_text())}
+    for name in ("receive_array.py", "send_array.py"):
+        assert (ROOT / "examples" / name).read_text() in shown
+
+
+@pytest.mark.parametrize("name", names(TEACHING))
+def test_code_in_the_documents_stands_in_an_example(name: str) -> None:
+    """Examples run in tests/e2e/test_examples.py, so what is shown was run."""
+    examples = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+    for language, code in FENCE.findall((ROOT / name).read_text()):
+        assert language == "python", f"{name} has a block of {language or 'no language'}"
+        lines = lines_of(code)
+        shown = "\n".join(lines)
+        assert any(shown in excerpts(example, len(lines)) for example in examples), shown
+
+
+def test_examples_import_public_names_alone() -> None:
+    public = {"neurogrid", "neurogrid.errors", "neurogrid.p2p"} | {
+        page.stem for page in (ROOT / "docs" / "reference").glob("*.md")
+    }
+    for example in (ROOT / "examples").glob("*.py"):
+        for node in ast.walk(ast.parse(example.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("neurogrid"):
+                assert node.module in public, example

@@ -1,0 +1,106 @@
+"""A message onto a stream: in how many writes, how long each may take, and what a failure is called."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from neurogrid.errors import DataWriteError, HeaderWriteError, StreamBrokenError
+from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.message_writer import write_message
+from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.wire import PROTOCOL_V11
+
+MIB = 1024**2
+BOUNDS = Bounds(silence_timeout=10.0, min_rate=1.0 * MIB)
+HEADER = bytes(25)
+
+
+class Slow(Stream):
+    """Takes so many seconds for each write, and breaks after so many of them."""
+
+    def __init__(self, *, seconds: float = 0.0, breaks_after: int = 1000) -> None:
+        super().__init__(peer_id="peer", protocol_id=PROTOCOL_V11)
+        self.seconds = seconds
+        self.breaks_after = breaks_after
+        self.written: list[bytes] = []
+        self.was_reset = False
+
+    async def receive_some(self, max_bytes: int = 256 * 1024) -> bytes:
+        return b""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if len(self.written) == self.breaks_after:
+            raise StreamBrokenError("broken")
+        await trio.sleep(self.seconds)
+        self.written.append(bytes(data))
+
+    async def send_eof(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+    async def reset(self) -> None:
+        self.was_reset = True
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize(
+    ("size", "num_writes"), [(0, 1), (1000, 1), (100_000, 2), (MIB, 2), (5 * MIB // 2, 4)]
+)
+def test_small_ones_at_once_large_ones_in_pieces(size: int, num_writes: int) -> None:
+    async def test() -> None:
+        stream = Slow()
+        data = memoryview(bytes(range(256)) * (size // 256 + 1))[:size]
+        assert await write_message(stream, (HEADER, data), bounds=BOUNDS) == 25 + size
+        assert b"".join(stream.written) == HEADER + data
+        assert len(stream.written) == num_writes
+
+    run(test)
+
+
+def test_slow_is_not_too_slow() -> None:
+    async def test() -> None:
+        stream = Slow(seconds=9.0)
+        await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
+        assert trio.current_time() > 180
+        assert not stream.was_reset
+
+    run(test)
+
+
+def test_a_peer_that_takes_nothing_loses_the_stream() -> None:
+    async def test() -> None:
+        stream = Slow(seconds=1000.0)
+        start = trio.current_time()
+        with pytest.raises(DataWriteError, match="took less than"):
+            await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
+        assert trio.current_time() - start == pytest.approx(10.0, abs=0.1)
+        assert stream.was_reset
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("size", "breaks_after", "kind"),
+    [
+        (MIB, 0, HeaderWriteError),
+        (MIB, 1, DataWriteError),
+        # Whole or not at all: nobody knows.
+        (10, 0, DataWriteError),
+    ],
+)
+def test_before_or_after_anything_went_out(
+    size: int, breaks_after: int, kind: type[StreamBrokenError]
+) -> None:
+    async def test() -> None:
+        with pytest.raises(kind):
+            await write_message(
+                Slow(breaks_after=breaks_after), (HEADER, bytes(size)), bounds=BOUNDS
+            )
+
+    run(test)
