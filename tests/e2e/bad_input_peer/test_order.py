@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from neurogrid.p2p.wire import (
     serialize_config,
 )
 from tests.e2e.bad_input_peer.peer import BadPeer, refused
-from tests.e2e.bad_input_peer.scenarios import VERSIONS, Good, with_peer
+from tests.e2e.bad_input_peer.scenarios import VERSIONS, Good, hidden, with_peer
 from tests.e2e.support import (
     WorkerProcess,
 )
@@ -37,10 +38,13 @@ def test_weights_before_config(worker: WorkerProcess, good: Good, version: str) 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_activation_before_config(worker: WorkerProcess, version: str) -> None:
+def test_an_activation_before_config(worker: WorkerProcess, good: Good, version: str) -> None:
     async def scenario(peer: BadPeer) -> None:
         with refused(ErrorCode.CONFIG_REQUIRED, "send ModelConfig first"):
-            await peer.ask(MessageType.ACTIVATION, bytes(512), MessageType.RESPONSE)
+            if version == PROTOCOL_V11:
+                await peer.activate(hidden(good))
+            else:
+                await peer.ask(MessageType.ACTIVATION, bytes(512), MessageType.RESPONSE)
 
     with_peer(worker, scenario, version)
 
@@ -51,7 +55,7 @@ def test_an_activation_before_config(worker: WorkerProcess, version: str) -> Non
         (MessageType.ASSIGN, Assign(0, 2, 64, 1, "F32").encode(), MessageType.ASSIGN_ACK),
         (
             MessageType.TRANSFER_OFFER,
-            TransferOffer(0, 100, bytes(32)).encode(),
+            TransferOffer(0, 100, sha256(bytes(32)).digest(), bytes(32)).encode(),
             MessageType.TRANSFER_ACCEPT,
         ),
         (MessageType.SESSION_OPEN, SessionOpen(1, 0, 2, 8).encode(), MessageType.SESSION_ACK),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from hashlib import sha256
 
+import msgpack
 import pytest
 import torch
 import trio
@@ -117,8 +119,11 @@ def test_a_transfer_that_stops_half_way(
         await peer.send_chunk(0, first, request_id)
 
     with_peer(worker, scenario, version)
-    # Another coordinator is served at once, and the half layer is forgotten.
-    tuned.check_on(worker.address)
+    # Another coordinator is served at once. Over 1.1.0 it sends what the first one did not.
+    outcome = tuned.check_on(worker.address)
+    (sent,) = outcome.sent.values()
+    lacking = sum(map(len, tuned.model.layers)) - (CHUNK_BYTES if version == PROTOCOL_V11 else 0)
+    assert lacking < sent["weights"] < lacking + CHUNK_BYTES / 2
 
     async def again(peer: BadPeer) -> None:
         request_id = await configured(peer, good, version)
@@ -146,14 +151,39 @@ def test_a_transfer_that_stops_while_its_peer_stays(good: Good) -> None:
     trio.run(main)
 
 
+def test_an_offer_whose_digests_are_not_the_blobs(worker: WorkerProcess, tuned: Good) -> None:
+    blob = tuned.model.layers[0]
+    fields = {"layer": 0, "bytes": len(blob), "blob": bytes(32), "digests": bytes(3 * 32)}
+
+    async def scenario(peer: BadPeer) -> None:
+        await peer.configure(serialize_config(tuned.model.config))
+        await peer.assign(0, 2)
+        for changes, says in (
+            ({}, "the digests of an offer are not those of its blob"),
+            ({"digests": bytes(2 * 32)}, "64 bytes of digests for a blob of 3 chunks"),
+        ):
+            data = msgpack.packb({**fields, **changes})
+            with refused(ErrorCode.TRANSFER_INVALID, says):
+                await peer.ask(MessageType.TRANSFER_OFFER, data, MessageType.TRANSFER_ACCEPT)
+        # That ended no more than the offer.
+        await peer.offer(0, blob)
+
+    with_peer(worker, scenario)
+
+
 def test_weights_with_another_hash_than_announced(worker: WorkerProcess, tuned: Good) -> None:
     async def scenario(peer: BadPeer) -> None:
         await peer.configure(serialize_config(tuned.model.config))
         await peer.assign(0, 2)
-        request_id = await peer.offer(0, tuned.model.layers[0], blob_id=bytes(32))
-        chunks = list(iter_weights_chunks(tuned.model.layers[0]))
-        with refused(ErrorCode.HASH_MISMATCH, "layer 0 have another hash than announced"):
-            await peer.acknowledged(0, [*chunks], request_id)
+        first, second, third = iter_weights_chunks(tuned.model.layers[0])
+        digests = [sha256(chunk.data).digest() for chunk in (first, second, third)]
+        digests[1] = bytes(32)
+        request_id = await peer.offer(0, tuned.model.layers[0], digests=b"".join(digests))
+        names = (
+            f"layer 0: chunk 1 from {peer.protocol.host.peer_id} has another hash than announced"
+        )
+        with refused(ErrorCode.HASH_MISMATCH, names):
+            await peer.acknowledged(0, [third, second, first], request_id)
         with refused(ErrorCode.LAYER_NOT_HELD, "not ready for layer 0"):
             await peer.open_session(1, 0, 1)
 
@@ -203,7 +233,7 @@ def test_more_weights_than_a_layer_can_have(
         await configured(peer, tuned, version)
         with refused(ErrorCode.LIMIT_EXCEEDED, "layer 1 was announced with"):
             if version == PROTOCOL_V11:
-                await peer.offer(1, b"", num_bytes=60 * 1024**3, blob_id=bytes(32))
+                await peer.offer(1, b"", num_bytes=60 * 1024**3, digests=bytes(32 * 60 * 1024))
             else:
                 await peer.acknowledged(1, [raw_chunk(0, 60 * 1024, bytes(CHUNK_BYTES))])
 
@@ -236,7 +266,7 @@ def test_more_transfers_at_once_than_anybody_needs(worker: WorkerProcess, good: 
         await peer.assign(0, 9)
         for layer_id in range(8):
             await peer.offer(layer_id, good.model.layers[0])
-        with refused(ErrorCode.LIMIT_EXCEEDED, "8 layers are under way already"):
+        with refused(ErrorCode.LIMIT_EXCEEDED, "8 transfers of yours are under way already"):
             await peer.offer(8, good.model.layers[0])
 
     with_peer(worker, scenario)

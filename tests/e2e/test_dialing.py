@@ -1,0 +1,54 @@
+"""One peer with several addresses, some of which lead nowhere, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+
+from neurogrid.errors import ConfigurationError, PeerUnreachableError
+from neurogrid.p2p import open_host
+from tests.e2e.support import DEADLINE
+
+
+def test_the_address_that_answers_is_used() -> None:
+    async def main() -> None:
+        with trio.fail_after(DEADLINE), socket.create_server(("127.0.0.1", 0)) as silent:
+            async with open_host() as server, open_host() as client:
+                place, peer = server.addresses[0].split("/p2p/")
+                nowhere = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{peer}"
+                no_answer = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{peer}"
+                addresses = [no_answer, nowhere, f"{place}/p2p/{peer}"]
+                assert await client.connect_any(addresses) == peer
+                assert client.connected_peers == {peer}
+
+    trio.run(main)
+
+
+def test_when_none_answers_each_is_named() -> None:
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with open_host() as server, open_host() as client:
+                ports = free_port(), free_port()
+                peer = server.peer_id
+                addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}" for port in ports]
+                with pytest.raises(PeerUnreachableError) as caught:
+                    await client.connect_any(addresses)
+                assert all(f"/tcp/{port}/" in str(caught.value) for port in ports)
+
+    trio.run(main)
+
+
+def test_addresses_of_two_peers_are_the_callers_mistake() -> None:
+    async def main() -> None:
+        async with open_host() as one, open_host() as other, open_host() as client:
+            with pytest.raises(ConfigurationError, match="2 peers"):
+                await client.connect_any([one.addresses[0], other.addresses[0]])
+
+    trio.run(main)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
