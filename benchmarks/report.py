@@ -48,7 +48,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_report(name: str, question: str, body: str) -> Path:
     """Write `results/DATE-NAME.md` and print it; returns the path."""
     today = datetime.datetime.now(datetime.UTC).date()
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES)
+    versions = ", ".join(f"{p} {version}" for p in PACKAGES if (version := _version(p)))
     command = " ".join([Path(sys.executable).name, *sys.argv])
     text = (
         f"# {name}, {today}\n\n{question}\n\n{body}\n\n"
@@ -62,6 +62,14 @@ def write_report(name: str, question: str, body: str) -> Path:
     path.write_text(text)
     print(text)
     return path
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed: the transport library has benchmarks without torch."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu() -> str:
