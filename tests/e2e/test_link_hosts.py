@@ -43,6 +43,8 @@ async def host(kind: str, *, psk: str | None = None, only_tls: bool = False) -> 
     if kind == "ours":
         install_link(created.get_network())
     async with created.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+        # It dials whom it knows, and leaves the socket of a dial that its end cancels to the garbage collector.
+        await created.get_network().auto_connector.stop()
         created.set_stream_handler(ECHO, echo)
         yield created
 

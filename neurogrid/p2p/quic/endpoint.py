@@ -224,6 +224,9 @@ class UdpEndpoint:
             retry_cid=retry_cid,
         )
         connection.be_called(cid)
+        self._num_handshakes += (
+            1  # here and not in its task: the next datagram of this train must see it
+        )
         self._start(connection, self._serve)
         self._give(connection, [datagram], address)
 
@@ -262,7 +265,6 @@ class UdpEndpoint:
             self._scope.cancel()
 
     async def _serve(self, connection: QuicMuxedConn) -> None:
-        self._num_handshakes += 1
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._hand_over, connection)
