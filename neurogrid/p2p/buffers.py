@@ -95,7 +95,8 @@ def tensor_buffer(tensor: Tensor) -> TensorBuffer:
     """
     if isinstance(tensor, bytes | bytearray):
         return TensorBuffer("U8", (len(tensor),), tensor)
-    if isinstance(tensor, _TorchTensor):
+    # A view is asked first: what makes a tensor of torch is seen by its attributes, which takes longer.
+    if not isinstance(tensor, memoryview) and isinstance(tensor, _TorchTensor):
         return _of_torch(tensor)
     try:
         view = memoryview(tensor)

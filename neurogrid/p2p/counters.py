@@ -6,7 +6,7 @@ Bytes are those of the tensor protocol (header and data), before encryption and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Final, TypeAlias
 
 from neurogrid.p2p.wire import MessageType
@@ -20,7 +20,7 @@ OTHERS: Final = "others"
 MAX_PEERS: Final = 1024
 
 
-class Direction(Enum):
+class Direction(StrEnum):
     """Which way a message went, seen from this host."""
 
     SENT = "sent"

@@ -325,7 +325,7 @@ class Exchange:
                 handler(peer_id, reason)
 
     def _receive_v11(self, stream: MessageStream, message: TensorMessage) -> None:
-        message = self._received(stream.peer_id, message)
+        self._count_received(stream.peer_id, message)
         if message.msg_type is MessageType.HELLO:
             assert stream.hello is not None
             for opened in self._opened_handlers:
@@ -358,7 +358,8 @@ class Exchange:
     # 1.0.0
 
     async def _receive_v10(self, peer_id: str, message: TensorMessage) -> None:
-        job: Job | None = self._dispatcher.take(self._received(peer_id, message))
+        self._count_received(peer_id, message)
+        job: Job | None = self._dispatcher.take(message)
         if job is not None:
             # Served at once, whatever the number: an answer must not wait behind those who wait for it.
             # The number of streams bounds it.
@@ -400,10 +401,9 @@ class Exchange:
         self._v10_only.discard(peer_id)
         self._opening.pop(peer_id, None)
 
-    def _received(self, peer_id: str, message: TensorMessage) -> TensorMessage:
+    def _count_received(self, peer_id: str, message: TensorMessage) -> None:
         num_bytes = header_bytes(message.msg_type) + len(message.data)
         self._count(Direction.RECEIVED, peer_id, message, num_bytes)
-        return replace(message, from_peer=peer_id)
 
     def _count(
         self, direction: Direction, peer_id: str, message: TensorMessage, num_bytes: int

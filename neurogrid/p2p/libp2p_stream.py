@@ -7,7 +7,7 @@ table that maps the exceptions of py-libp2p to ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import cast
 
@@ -52,6 +52,18 @@ class Libp2pStream(Stream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         try:
             await self._link_stream.write(data)
+        except BaseLibp2pError as exc:
+            raise self._broken(exc) from exc
+
+    async def send_parts(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        try:
+            await self._link_stream.write(*parts)
+        except BaseLibp2pError as exc:
+            raise self._broken(exc) from exc
+
+    def send_nowait(self, data: bytes) -> bool:
+        try:
+            return self._link_stream.write_nowait(data)
         except BaseLibp2pError as exc:
             raise self._broken(exc) from exc
 

@@ -25,6 +25,7 @@ from neurogrid.p2p.wire import (
     decode_envelope,
     encode_envelope_parts,
     encode_message_parts,
+    encode_parts,
 )
 
 __all__ = [
@@ -104,7 +105,17 @@ def opened(message: TensorMessage) -> TensorMessage:
         if kind is MessageType.RESPONSE:
             raise BadAnswerError(exc) from exc
         raise RequestRefusedError(str(exc), code=exc.code) from exc
-    return replace(message, data=envelope.data, envelope=envelope)
+    # Written out: this is on the way of every token, and `replace` takes three times as long.
+    return TensorMessage(
+        message.msg_type,
+        message.layer_id,
+        message.seq_id,
+        message.request_id,
+        envelope.data,
+        message.trace_context,
+        message.from_peer,
+        envelope,
+    )
 
 
 def bare(message: TensorMessage) -> TensorMessage:
@@ -132,7 +143,7 @@ def message_parts(message: TensorMessage, *more: Data) -> tuple[Data, ...]:
     if message.envelope is None:
         return encode_message_parts(message, *more)
     prefix, tensor = encode_envelope_parts(message.envelope)
-    return encode_message_parts(replace(message, data=prefix, envelope=None), tensor, *more)
+    return encode_parts(message, prefix, tensor, *more)
 
 
 def refusal(message: TensorMessage, error: RequestRefusedError) -> TensorMessage:

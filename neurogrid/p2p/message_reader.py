@@ -85,7 +85,11 @@ class MessageReader:
                 await self._make_room(awaited)
             elif self._num_bytes and self._since == math.inf:
                 self._start_clock()
-            num_bytes, messages = await self._receive_some()
+            if not self._num_bytes and self._silence_timeout == math.inf:
+                # Between messages nothing is timed, and small ones come whole: a scope has its price.
+                num_bytes, messages = await self._receive_some()
+            else:
+                num_bytes, messages = await self._receive_some_in_time()
             if not num_bytes:
                 self._decoder.receive_eof()
                 return []
@@ -96,26 +100,25 @@ class MessageReader:
                 self._release()
                 return messages
 
-    async def _receive_some(self) -> tuple[int, list[TensorMessage]]:
-        """Wait for bytes; returns how many came, 0 at the end, and the messages that they complete."""
-        decoder, stream = self._decoder, self._stream
+    async def _receive_some_in_time(self) -> tuple[int, list[TensorMessage]]:
+        """As `_receive_some`, for as long as what has come pays for."""
         quiet = trio.current_time() + self._silence_timeout
         deadline = self._since + self._bounds.message_deadline(self._paid_bytes)
-        data: bytes | None = None
-        num_bytes = 0
-        with trio.CancelScope(deadline=min(deadline, quiet)) as scope:
-            buffer = decoder.get_buffer()
-            if buffer is None:
-                data = await stream.receive_some()
-            else:
-                num_bytes = await stream.receive_into(buffer)
-        if scope.cancelled_caught:
-            raise RemoteProtocolError(
-                f"{self._stream.peer_id} was silent or too slow in the middle of a message",
-                code=ErrorCode.DEADLINE_EXCEEDED,
-            )
-        if data is not None:
+        with trio.CancelScope(deadline=min(deadline, quiet)):
+            return await self._receive_some()
+        raise RemoteProtocolError(
+            f"{self._stream.peer_id} was silent or too slow in the middle of a message",
+            code=ErrorCode.DEADLINE_EXCEEDED,
+        )
+
+    async def _receive_some(self) -> tuple[int, list[TensorMessage]]:
+        """Wait for bytes; returns how many came, 0 at the end, and the messages that they complete."""
+        decoder = self._decoder
+        buffer = decoder.get_buffer()
+        if buffer is None:
+            data = await self._stream.receive_some()
             return len(data), decoder.receive_data(data)
+        num_bytes = await self._stream.receive_into(buffer)
         return num_bytes, decoder.buffer_filled(num_bytes)
 
     async def _make_room(self, num_bytes: int) -> None:

@@ -58,6 +58,10 @@ SentCallback = Callable[[TensorMessage, int], None]
 FAREWELL_TIMEOUT = 5.0
 # For a peer that was told to read that, and to end its side. Seconds.
 PARTING_TIMEOUT = 1.0
+# Bytes of Data: up to this a message is written by whoever sends it; the copy costs less than a turn of the writer.
+LARGEST_PROMPT = 64 * 1024 - 64
+# Sends after which the sender's task lets the others run.
+SENDS_A_BREATH = 16
 
 
 class MessageStream:
@@ -83,7 +87,7 @@ class MessageStream:
         self.hello: Hello | None = None
         self._stream = stream
         self._own_hello = hello
-        self._decoder = StreamDecoder(limits)
+        self._decoder = StreamDecoder(limits, from_peer=stream.peer_id)
         self._on_message = on_message
         self._on_sent = on_sent
         self._budget = budget
@@ -96,6 +100,7 @@ class MessageStream:
         self._hello_received = trio.Event()
         self._reading = trio.CancelScope()
         self._num_stray_errors = 0  # in a row
+        self._num_unbreathed = 0  # sends since other tasks were let in
         self._closed: NeuroGridError | None = None
 
     @property
@@ -162,11 +167,11 @@ class MessageStream:
                 f"{num_bytes} B are more than the {self.hello.max_data} B that "
                 f"{self.peer_id} accepts in one message"
             )
-        outgoing = Outgoing(message, parts)
+        await self._breathe()
         if message.msg_type in CREDITED_TYPES:
-            await self._put_credited(outgoing, num_bytes)
-        else:
-            await self._outbox.put(outgoing)
+            await self._send_credited(message, parts, num_bytes)
+        elif not self._send_nowait(message, parts, num_bytes):
+            await self._outbox.put(Outgoing(message, parts))
 
     def owe(self, message: TensorMessage) -> None:
         """Send a small message some time, without waiting; for the reader and what it calls.
@@ -202,12 +207,39 @@ class MessageStream:
                 code=ErrorCode.LIMIT_EXCEEDED,
             )
 
-    async def _put_credited(self, outgoing: Outgoing, num_bytes: int) -> None:
-        async with self._credit_turn:
-            while not self._credit.is_available:
-                await self._credit_came.wait()
-                self._require_open()
+    def _send_nowait(self, message: TensorMessage, parts: tuple[Data, ...], num_bytes: int) -> bool:
+        """Write a small message in the sender's own task, if nothing is before it and the stream takes it whole."""
+        if num_bytes > LARGEST_PROMPT or not self._outbox.is_idle:
+            return False
+        data = b"".join(parts)
+        try:
+            is_sent = self._stream.send_nowait(data)
+        except StreamBrokenError as exc:
+            self._end(exc)
+            raise DataWriteError(str(exc)) from exc
+        if is_sent:
+            self._on_sent(message, len(data))
+        return is_sent
+
+    async def _breathe(self) -> None:
+        """Let other tasks run once in a while, though nothing has to be waited for."""
+        self._num_unbreathed += 1
+        if self._num_unbreathed < SENDS_A_BREATH:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            self._num_unbreathed = 0
+            await trio.lowlevel.checkpoint()
+
+    async def _send_credited(
+        self, message: TensorMessage, parts: tuple[Data, ...], num_bytes: int
+    ) -> None:
+        if self._credit.is_available and not self._credit_turn.locked():
             self._credit.begin(num_bytes)
+        else:
+            await self._wait_credit(num_bytes)
+        if self._send_nowait(message, parts, num_bytes):
+            return
+        outgoing = Outgoing(message, parts)
         try:
             await self._outbox.put(outgoing)
         except trio.Cancelled:
@@ -216,6 +248,14 @@ class MessageStream:
                 self._credit.take_back(num_bytes)
                 self._wake_credited()
             raise
+
+    async def _wait_credit(self, num_bytes: int) -> None:
+        """Wait for credit in turn, and take it."""
+        async with self._credit_turn:
+            while not self._credit.is_available:
+                await self._credit_came.wait()
+                self._require_open()
+            self._credit.begin(num_bytes)
 
     def _require_open(self) -> None:
         if self._closed is not None:

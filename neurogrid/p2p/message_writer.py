@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
-from neurogrid.errors import DataWriteError, HeaderWriteError, StreamBrokenError
+from neurogrid.errors import DataWriteError, StreamBrokenError
 from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.wire import Data
@@ -28,35 +28,39 @@ async def write_message(stream: Stream, parts: Sequence[Data], *, bounds: Bounds
     """Write the parts, of which the first is the header; return how many bytes they are.
 
     Raises:
-        HeaderWriteError: the stream broke before any of it went out.
-        DataWriteError: the stream broke with part of it sent, or the peer took none for too long; it was reset.
+        DataWriteError: the stream broke, perhaps with part of it sent, or the peer took none for too long and it
+            was reset.
 
     After cancellation a part of the message may be sent, so that nothing else may be written to the stream.
     """
     num_bytes = sum(map(len, parts))
     if num_bytes <= JOIN_BYTES:
         parts = (b"".join(parts),)
-    for index, piece in enumerate(_pieces(parts)):
-        timeout = bounds.message_deadline(len(piece))
+    for piece in _pieces(parts):
+        piece_bytes = sum(map(len, piece))
+        timeout = bounds.message_deadline(piece_bytes)
         try:
             with trio.move_on_after(timeout) as scope:
-                await stream.send_all(piece)
+                await stream.send_parts(piece)
         except StreamBrokenError as exc:
-            kind = DataWriteError if index or len(parts) == 1 else HeaderWriteError
-            raise kind(str(exc)) from exc
+            raise DataWriteError(str(exc)) from exc
         if scope.cancelled_caught:
             await stream.reset()
             raise DataWriteError(
-                f"{stream.peer_id} took less than {len(piece)} B in {timeout:g} s: the stream was reset"
+                f"{stream.peer_id} took less than {piece_bytes} B in {timeout:g} s: the stream was reset"
             )
     return num_bytes
 
 
-def _pieces(parts: Sequence[Data]) -> Iterator[Data]:
+def _pieces(parts: Sequence[Data]) -> Iterator[list[Data]]:
+    """What is written at once: a large part in slices, with what is small before the first of them."""
+    piece: list[Data] = []
     for part in parts:
-        if len(part) <= PIECE_BYTES:
-            yield part
-            continue
         view = memoryview(part)
         for at in range(0, len(view), PIECE_BYTES):
-            yield view[at : at + PIECE_BYTES]
+            piece.append(view[at : at + PIECE_BYTES])
+            if sum(map(len, piece)) >= PIECE_BYTES:
+                yield piece
+                piece = []
+    if piece:
+        yield piece

@@ -151,7 +151,7 @@ class OneshotStreams:
     async def _receive(self, stream: Stream) -> None:
         with MessageReader(
             stream,
-            MessageDecoder(self._limits),
+            MessageDecoder(self._limits, from_peer=stream.peer_id),
             budget=self._budget,
             bounds=self._bounds,
             silence_timeout=self._bounds.silence_timeout,

@@ -52,7 +52,13 @@ class Outbox:
         self._prompt: deque[Outgoing] = deque()
         self._weights: deque[Outgoing] = deque()
         self._wake = trio.Event()
+        self._is_awaited = False  # the writer waits for something to do
         self._closed: NeuroGridError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written or waits to be: what is written to the stream now overtakes nothing."""
+        return self._is_awaited and not (self._owed or self._prompt or self._weights)
 
     def owe(self, message: TensorMessage) -> bool:
         """Leave a small message without waiting; False when as many are owed as may be."""
@@ -102,5 +108,9 @@ class Outbox:
                 outgoing.is_begun = True
                 return outgoing
             self._wake = trio.Event()
-            await self._wake.wait()
+            self._is_awaited = True
+            try:
+                await self._wake.wait()
+            finally:
+                self._is_awaited = False
         return None

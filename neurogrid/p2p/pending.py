@@ -35,7 +35,7 @@ class Waiter:
         self.answer = answer
         self.correlation = correlation
         self._done = trio.Event()
-        self._sending = trio.CancelScope()
+        self._sending: trio.CancelScope | None = None
         self._outcome: TensorMessage | NeuroGridError | None = None
 
     @property
@@ -53,7 +53,8 @@ class Waiter:
         if self._outcome is None:
             self._outcome = outcome
             self._done.set()
-            self._sending.cancel()
+            if self._sending is not None:
+                self._sending.cancel()
 
     async def wait(self, *, timeout: float) -> TensorMessage:
         """Return the answer.
@@ -62,24 +63,24 @@ class Waiter:
             ResponseTimeout: no answer in `timeout` seconds.
             NeuroGridError: the peer refused, or its stream broke.
         """
-        return await self._wait_until(trio.current_time() + timeout, timeout)
+        with trio.move_on_after(timeout):
+            await self._done.wait()
+        return self._result(timeout)
 
     async def send_and_wait(
         self, send: Callable[[], Awaitable[None]], *, timeout: float
     ) -> TensorMessage:
         """Call `send()` and return the answer: as `wait`, whose end ends the sending too. Once for a waiter."""
-        deadline = trio.current_time() + timeout
-        self._sending.deadline = deadline
-        with self._sending:
+        with trio.CancelScope(deadline=trio.current_time() + timeout) as self._sending:
             try:
                 await send()
             except NeuroGridError as exc:
                 self.resolve(exc)
-        return await self._wait_until(deadline, timeout)
-
-    async def _wait_until(self, deadline: float, timeout: float) -> TensorMessage:
-        with trio.CancelScope(deadline=deadline):
+            self._sending = None
             await self._done.wait()
+        return self._result(timeout)
+
+    def _result(self, timeout: float) -> TensorMessage:
         if self._outcome is None:
             raise ResponseTimeout(f"{self.peer_id} sent no {self.answer.name} within {timeout:g} s")
         if isinstance(self._outcome, NeuroGridError):

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from neurogrid.p2p.bounds import Bounds
 
 __all__ = ["Serving"]
 
 
-@dataclass(frozen=True)
-class _Job:
-    run: Callable[[], Awaitable[None]]
-    on_done: Callable[[], None]
+Run: TypeAlias = Callable[[], Awaitable[None]]
+OnDone: TypeAlias = Callable[[], None]
 
 
 class Serving:
@@ -28,44 +26,45 @@ class Serving:
         self._spawn = spawn
         self._bounds = bounds
         self._running: Counter[str] = Counter()
+        self._num_running = 0
         # In the order of their turns; a peer is here while it has jobs that wait.
-        self._waiting: dict[str, deque[_Job]] = {}
+        self._waiting: dict[str, deque[tuple[Run, OnDone]]] = {}
 
     @property
     def num_running(self) -> int:
         """Jobs that run now, of all peers."""
-        return self._running.total()
+        return self._num_running
 
     def num_waiting(self, peer_id: str) -> int:
         """Jobs of a peer that wait for their turn."""
         return len(self._waiting.get(peer_id, ()))
 
-    def submit(
-        self, peer_id: str, run: Callable[[], Awaitable[None]], on_done: Callable[[], None]
-    ) -> bool:
+    def submit(self, peer_id: str, run: Run, on_done: OnDone) -> bool:
         """Run a job now or in its turn; False when the peer has too many waiting.
 
         `on_done` is called once when the job has ended or was dropped, not when it was not taken.
         """
+        if not self._waiting and self._has_room(peer_id):
+            self._start(peer_id, run, on_done)
+            return True
         if self.num_waiting(peer_id) >= self._bounds.max_waiting_per_peer:
             return False
-        self._waiting.setdefault(peer_id, deque()).append(_Job(run, on_done))
+        self._waiting.setdefault(peer_id, deque()).append((run, on_done))
         self._start_some()
         return True
 
     def forget(self, peer_id: str) -> None:
         """Drop what a peer has waiting. What runs goes on."""
-        for job in self._waiting.pop(peer_id, ()):
-            job.on_done()
+        for _, on_done in self._waiting.pop(peer_id, ()):
+            on_done()
 
     def _start_some(self) -> None:
         while (peer_id := self._whose_turn()) is not None:
             queue = self._waiting.pop(peer_id)
-            job = queue.popleft()
+            run, on_done = queue.popleft()
             if queue:  # whoever had a turn goes to the end of the row
                 self._waiting[peer_id] = queue
-            self._running[peer_id] += 1
-            self._spawn(self._run, peer_id, job)
+            self._start(peer_id, run, on_done)
 
     def _whose_turn(self) -> str | None:
         return next(filter(self._has_room, self._waiting), None)
@@ -73,15 +72,21 @@ class Serving:
     def _has_room(self, peer_id: str) -> bool:
         return (
             self._running[peer_id] < self._bounds.max_running_per_peer
-            and self._running.total() < self._bounds.max_running
+            and self._num_running < self._bounds.max_running
         )
 
-    async def _run(self, peer_id: str, job: _Job) -> None:
+    def _start(self, peer_id: str, run: Run, on_done: OnDone) -> None:
+        self._running[peer_id] += 1
+        self._num_running += 1
+        self._spawn(self._run, peer_id, run, on_done)
+
+    async def _run(self, peer_id: str, run: Run, on_done: OnDone) -> None:
         try:
-            await job.run()
+            await run()
         finally:
+            self._num_running -= 1
             self._running[peer_id] -= 1
             if not self._running[peer_id]:
                 del self._running[peer_id]
-            job.on_done()
+            on_done()
             self._start_some()

@@ -8,6 +8,7 @@ holds over the other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 __all__ = ["Stream"]
 
@@ -66,6 +67,24 @@ class Stream(ABC):
         Cancelled, a part of `data` from its beginning is sent, or nothing; the stream and the connection
         stay whole. The memory of `data` may be used again in any case.
         """
+
+    async def send_parts(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """As `send_all` of what the parts are together, which need not be copied into one.
+
+        Implementations that can, send a small part together with what follows it.
+        """
+        for part in parts:
+            await self.send_all(part)
+
+    def send_nowait(self, data: bytes) -> bool:
+        """Write all of `data` if that needs no waiting; False, and nothing is written, if it would.
+
+        For what is small and urgent: `send_all` costs a task that waits, this one a call. At most 64 KiB.
+
+        Raises:
+            StreamBrokenError: the stream was reset, finished or closed, or the connection is gone.
+        """
+        return False
 
     @abstractmethod
     async def send_eof(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 import trio
 import trio.testing
 
-from neurogrid.errors import DataWriteError, HeaderWriteError, StreamBrokenError
+from neurogrid.errors import DataWriteError, StreamBrokenError
 from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.message_writer import write_message
 from neurogrid.p2p.stream import Stream
@@ -38,6 +38,9 @@ class Slow(Stream):
         await trio.sleep(self.seconds)
         self.written.append(bytes(data))
 
+    async def send_parts(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        await self.send_all(b"".join(parts))
+
     async def send_eof(self) -> None: ...
     async def aclose(self) -> None: ...
 
@@ -50,7 +53,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "num_writes"), [(0, 1), (1000, 1), (100_000, 2), (MIB, 2), (5 * MIB // 2, 4)]
+    ("size", "num_writes"), [(0, 1), (1000, 1), (100_000, 1), (MIB, 1), (5 * MIB // 2, 3)]
 )
 def test_small_ones_at_once_large_ones_in_pieces(size: int, num_writes: int) -> None:
     async def test() -> None:
@@ -67,7 +70,7 @@ def test_slow_is_not_too_slow() -> None:
     async def test() -> None:
         stream = Slow(seconds=9.0)
         await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
-        assert trio.current_time() > 180
+        assert trio.current_time() == pytest.approx(20 * 9)
         assert not stream.was_reset
 
     run(test)
@@ -79,26 +82,16 @@ def test_a_peer_that_takes_nothing_loses_the_stream() -> None:
         start = trio.current_time()
         with pytest.raises(DataWriteError, match="took less than"):
             await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
-        assert trio.current_time() - start == pytest.approx(10.0, abs=0.1)
+        assert trio.current_time() - start == pytest.approx(11.0, abs=0.1)  # a MiB, at the least rate
         assert stream.was_reset
 
     run(test)
 
 
-@pytest.mark.parametrize(
-    ("size", "breaks_after", "kind"),
-    [
-        (MIB, 0, HeaderWriteError),
-        (MIB, 1, DataWriteError),
-        # Whole or not at all: nobody knows.
-        (10, 0, DataWriteError),
-    ],
-)
-def test_before_or_after_anything_went_out(
-    size: int, breaks_after: int, kind: type[StreamBrokenError]
-) -> None:
+@pytest.mark.parametrize(("size", "breaks_after"), [(10, 0), (MIB, 0), (3 * MIB, 1)])
+def test_how_much_of_it_went_out_nobody_knows(size: int, breaks_after: int) -> None:
     async def test() -> None:
-        with pytest.raises(kind):
+        with pytest.raises(DataWriteError):
             await write_message(
                 Slow(breaks_after=breaks_after), (HEADER, bytes(size)), bounds=BOUNDS
             )

@@ -232,6 +232,11 @@ class LinkConnection(IMuxedConn):
             self._unbreathed = 0
             await trio.lowlevel.cancel_shielded_checkpoint()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent, so that what comes now goes out at once."""
+        return self._writer_is_idle
+
     def kick(self) -> None:
         """Send now what can be sent without waiting; leave the rest to the writing task."""
         if self._writer_is_idle and self._push() is not Pushed.IDLE:

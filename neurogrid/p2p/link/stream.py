@@ -159,8 +159,8 @@ class LinkStream(IMuxedStream):
 
     # ------------------------------------------------------------------ writing
 
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`, any contiguous buffer; return when it was sealed, and its memory is free.
+    async def write(self, *data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`, contiguous buffers; return when they were sealed, and their memory is free.
 
         It waits while the peer reads too slowly, however long.
 
@@ -172,20 +172,38 @@ class LinkStream(IMuxedStream):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_writable()
-        view = memoryview(data)
-        num_bytes = view.nbytes
-        if not num_bytes:
-            return
         connection = self._connection
-        outgoing = connection.core.queue(self.state, view.cast("B"))
+        views = [memoryview(buffer).cast("B") for buffer in data if len(buffer)]
+        if not views:
+            return
+        queued = [connection.core.queue(self.state, view) for view in views]
         connection.kick()
-        if outgoing.is_over:
-            await connection.breathe(num_bytes)
+        if queued[-1].is_over:
+            await connection.breathe(sum(map(len, views)))
         else:
-            await self._wait_sent(outgoing)
-        if not outgoing.is_sent:
+            await self._wait_sent(queued)
+        if not queued[-1].is_sent:
             self._check_writable()
             raise MuxedStreamReset("the stream was reset in the middle of a write")
+
+    def write_nowait(self, data: bytes) -> bool:
+        """Send all of `data` if nothing has to be waited for; False, and nothing is sent, if something has.
+
+        Raises:
+            MuxedStreamClosed: this side has finished.
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+        """
+        self._check_writable()
+        state, connection = self.state, self._connection
+        if not connection.is_idle or state.outbox or len(data) > state.send_window:
+            return False
+        outgoing = connection.core.queue(state, memoryview(data))
+        connection.kick()
+        # What the pipe has not taken yet, the writing task sends: `data` does not change.
+        if outgoing.is_over and not outgoing.is_sent:
+            self._check_writable()
+            raise MuxedStreamReset("the stream was reset in the middle of a write")
+        return True
 
     def check_open(self) -> None:
         """Raise if the stream was reset, or the connection is gone.
@@ -206,11 +224,12 @@ class LinkStream(IMuxedStream):
         if self.state.fin_wanted:
             raise MuxedStreamClosed("this side has finished sending")
 
-    async def _wait_sent(self, outgoing: Outgoing) -> None:
-        outgoing.owner = trio.lowlevel.current_task()
+    async def _wait_sent(self, queued: list[Outgoing]) -> None:
+        queued[-1].owner = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            self._connection.core.withdraw(self.state, outgoing)
+            for outgoing in queued:
+                self._connection.core.withdraw(self.state, outgoing)
             self._connection.kick_soon()  # an end may have waited for it
             return trio.lowlevel.Abort.SUCCEEDED
 

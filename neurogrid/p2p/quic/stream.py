@@ -132,8 +132,8 @@ class QuicMuxedStream(IMuxedStream):
 
     # ------------------------------------------------------------------ writing
 
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`, any contiguous buffer; return when its memory is free.
+    async def write(self, *data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`, contiguous buffers; return when their memory is free.
 
         It waits while the peer reads too slowly, however long. Some bytes are dropped, without an error, for a
         peer that reads no more.
@@ -146,7 +146,10 @@ class QuicMuxedStream(IMuxedStream):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_writable()
-        view = memoryview(data).cast("B")
+        for buffer in data:
+            await self._write(memoryview(buffer).cast("B"))
+
+    async def _write(self, view: memoryview) -> None:
         while view:
             while not (room := self._room()) and not self.is_stopped:
                 self._writable = trio.Event()
@@ -163,6 +166,21 @@ class QuicMuxedStream(IMuxedStream):
             self._connection.flush()
             await self._connection.breath.take(len(piece))
             self._check_writable()
+
+    def write_nowait(self, data: bytes) -> bool:
+        """Send all of `data` if nothing has to be waited for; False, and nothing is sent, if something has.
+
+        Raises:
+            MuxedStreamClosed: this side has finished.
+            MuxedStreamReset: either side has reset the stream, the peer reads no more, or the connection is gone.
+        """
+        self._check_writable()
+        if self.is_stopped or self._room() < len(data):
+            return False
+        self._num_written += len(data)
+        self._connection.core.send_stream_data(self.stream_id, data)
+        self._connection.flush()
+        return True
 
     def check_open(self) -> None:
         """Raise if the stream was reset, or the connection is gone.

@@ -20,6 +20,7 @@ from neurogrid.p2p.wire.headers import (
     encode_header,
     encode_message,
     encode_message_parts,
+    encode_parts,
     header_bytes,
 )
 from neurogrid.p2p.wire.limits import (
@@ -87,6 +88,7 @@ __all__ = [
     "encode_header",
     "encode_message",
     "encode_message_parts",
+    "encode_parts",
     "MessageDecoder",
     "StreamDecoder",
     "Limits",

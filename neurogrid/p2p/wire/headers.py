@@ -26,6 +26,7 @@ __all__ = [
     "encode_header",
     "encode_message",
     "encode_message_parts",
+    "encode_parts",
 ]
 
 _LEGACY: Final = struct.Struct(">IQI")
@@ -145,7 +146,18 @@ def encode_message_parts(
     Raises:
         LocalProtocolError: as `encode_header`, or a buffer is not contiguous.
     """
-    parts = tuple(_flat(part) for part in (message.data, *more))
+    return encode_parts(message, message.data, *more, limits=limits)
+
+
+def encode_parts(
+    message: TensorMessage, *data: Data, limits: Limits = DEFAULT_LIMITS
+) -> tuple[Data, ...]:
+    """As `encode_message_parts`, with this Data in place of what the message has.
+
+    Raises:
+        LocalProtocolError: as `encode_header`, or a buffer is not contiguous.
+    """
+    parts = [_flat(part) for part in data]
     return (encode_header(message, sum(map(len, parts)), limits=limits), *parts)
 
 
