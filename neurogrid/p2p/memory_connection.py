@@ -288,6 +288,16 @@ class MemoryStream(Stream):
         await trio.lowlevel.checkpoint()
         await self._send(memoryview(data).cast("B"))
 
+    def send_nowait(self, data: bytes) -> bool:
+        self.check_sending()
+        if len(data) > self._window:
+            return False
+        for at in range(0, len(data), MAX_FRAME):
+            frame = data[at : at + MAX_FRAME]
+            self._window -= len(frame)
+            self._end.send(self.far._take_data, frame)
+        return True
+
     async def _send(self, data: memoryview) -> None:
         self.check_sending()
         sent = 0

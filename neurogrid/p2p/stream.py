@@ -79,7 +79,8 @@ class Stream(ABC):
     def send_nowait(self, data: bytes) -> bool:
         """Write all of `data` if that needs no waiting; False, and nothing is written, if it would.
 
-        For what is small and urgent: `send_all` costs a task that waits, this one a call. At most 64 KiB.
+        For what is small and urgent, at most 64 KiB, and not while a task is in `send_all`. False is always
+        right; whoever gets it sends in the usual way.
 
         Raises:
             StreamBrokenError: the stream was reset, finished or closed, or the connection is gone.

@@ -15,6 +15,7 @@ from tests.conformance.streams import (
     check_echo,
     digest,
     receive_all,
+    receive_into,
     serve_echo,
     stream_pair,
 )
@@ -124,6 +125,76 @@ def test_what_was_sent_can_be_written_over(over: Runner, kind: type) -> None:
             buffer[:] = bytes(len(buffer))
             await near.send_eof()
             assert await receive_all(far) == b"abc" * 1000
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("sizes", [(10, 100), (10, 100_000, 0, 3 * MIB), (MIB, 10, MIB)], ids=str)
+def test_parts_come_as_one_after_the_other(over: Runner, sizes: tuple[int, ...]) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            parts = [memoryview(bytearray(secrets.token_bytes(size))) for size in sizes]
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def write() -> None:
+                    await near.send_parts(parts)
+                    await near.send_eof()
+
+                assert digest(await receive_all(far)) == digest(b"".join(parts))
+
+    over.run(scenario)
+
+
+def test_what_is_sent_without_waiting_keeps_its_place(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            pieces = [secrets.token_bytes(secrets.randbelow(20 * KIB) + 1) for _ in range(300)]
+            received = bytearray()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(receive_into, received, far)
+                for piece in pieces:
+                    if not near.send_nowait(piece):
+                        await near.send_all(piece)
+                await near.send_eof()
+            assert digest(bytes(received)) == digest(b"".join(pieces))
+
+    over.run(scenario)
+
+
+def test_what_would_have_to_wait_is_not_sent_at_all(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            await near.send_all(b"first")
+            pieces = [secrets.token_bytes(32 * KIB) for _ in range(16)]
+            # More than may be under way to a reader that reads nothing, whatever the network.
+            num_sent = 0
+            while num_sent < 4096 and near.send_nowait(pieces[num_sent % len(pieces)]):
+                num_sent += 1
+            assert num_sent < 4096
+            received = bytearray()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(receive_into, received, far)
+                await near.send_all(b"last")
+                await near.send_eof()
+            sent = (pieces[number % len(pieces)] for number in range(num_sent))
+            assert digest(bytes(received)) == digest(b"".join((b"first", *sent, b"last")))
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("how", ["end", "reset", "disconnect"])
+def test_nothing_is_sent_without_waiting_after_the_end(over: Runner, how: str) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, _far):
+            if how == "end":
+                await near.send_eof()
+            elif how == "reset":
+                await near.reset()
+            else:
+                await one.disconnect(other.peer_id)
+            with pytest.raises(StreamBrokenError):
+                near.send_nowait(b"too late")
 
     over.run(scenario)
 

@@ -82,7 +82,9 @@ def test_a_peer_that_takes_nothing_loses_the_stream() -> None:
         start = trio.current_time()
         with pytest.raises(DataWriteError, match="took less than"):
             await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
-        assert trio.current_time() - start == pytest.approx(11.0, abs=0.1)  # a MiB, at the least rate
+        assert trio.current_time() - start == pytest.approx(
+            11.0, abs=0.1
+        )  # a MiB, at the least rate
         assert stream.was_reset
 
     run(test)
