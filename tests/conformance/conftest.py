@@ -1,4 +1,4 @@
-"""Fixtures: the network, once in memory and once on libp2p; the version; the kind of handler."""
+"""Fixtures: the network, in memory, on libp2p over TCP, and over QUIC; the version; the kind of handler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.conformance.networks import Runner
 
 
-@pytest.fixture(params=["memory", "libp2p"])
+@pytest.fixture(params=["memory", "libp2p", "libp2p-quic"])
 def over(request: pytest.FixtureRequest) -> Runner:
     return Runner(request.param)
 
