@@ -16,8 +16,8 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
@@ -34,7 +34,11 @@ TIMEOUT = 120.0
 # What is sent: a few different blocks in turn, so that one that is lost, doubled or moved is seen.
 BLOCKS = [os.urandom(BLOCK) for _ in range(7)]
 # Through, its address, and which part of the bytes it gets: QUIC takes ten times as long for each.
-WAYS = (("a stream over TCP", TCP, 1), ("Protocol, weights, over TCP", TCP, 1), ("a stream over QUIC", QUIC, 8))
+WAYS = (
+    ("a stream over TCP", TCP, 1),
+    ("Protocol, weights, over TCP", TCP, 1),
+    ("a stream over QUIC", QUIC, 8),
+)
 
 
 def main() -> None:
@@ -53,27 +57,24 @@ def main() -> None:
         print(f"{way}: done", file=sys.stderr, flush=True)
     header = ("", "GiB", "MB/s", "CRC-32", "sender MiB", "receiver MiB", "grown MiB")
     legend = (
-        f"Resident memory after each eighth, the first of them for the windows to open and the buffers to be made; grown: "
-        f"from the first to the largest of the others, sender and receiver."
+        "Resident memory after each eighth, the first of them for the windows to open and the buffers to be made; "
+        "grown: from the first to the largest of the others, sender and receiver."
     )
     write_report("soak", (__doc__ or "").partition("\n")[0], table(header, rows) + "\n\n" + legend)
 
 
-class _server:
+@contextmanager
+def _server(listen: str) -> Iterator[tuple[str, int]]:
     """A receiver in a process of its own; its address and pid."""
-
-    def __init__(self, listen: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", listen], stdout=subprocess.PIPE, text=True
-        )
-
-    def __enter__(self) -> tuple[str, int]:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline()), self._process.pid
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--serve", listen], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline()), process.pid
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def _serve(listen: str) -> None:
