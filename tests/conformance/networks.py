@@ -1,8 +1,8 @@
 """The networks that the suite runs over, behind one face: hosts, dialling, links that break on command.
 
 libp2p runs on loopback. Over TCP every connection goes through a relay of bytes of its own, so that it can be cut
-without touching either end; over QUIC the tests that cut are skipped. What these networks cannot do alike (delay, hosts that hang) is tested for
-memory alone, in test_memory_links.py.
+without touching either end; over QUIC the tests that cut are skipped. What these networks cannot do alike (delay,
+hosts that hang) is tested for memory alone, in test_memory_links.py.
 """
 
 from __future__ import annotations
