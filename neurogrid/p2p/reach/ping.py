@@ -1,0 +1,63 @@
+"""libp2p's ping: is the peer alive, and how far away is it? For connections whose link does not ask by itself.
+
+Source: https://github.com/libp2p/specs/blob/master/ping/ping.md
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import trio
+
+from neurogrid.errors import StreamBrokenError
+from neurogrid.p2p.host import Host
+from neurogrid.p2p.stream import Stream
+
+__all__ = ["PING_PROTOCOL", "answer_pings", "ping"]
+
+PING_PROTOCOL: Final = "/ipfs/ping/1.0.0"
+PING_BYTES: Final = 32
+# Seconds without a ping after which a stream is closed: whoever comes back opens another.
+IDLE_TIMEOUT: Final = 60.0
+
+
+async def ping(host: Host, peer_id: str) -> float:
+    """Return the round trip to a connected peer in seconds. The caller sets the deadline.
+
+    Raises:
+        PeerUnreachableError: not connected, or the peer does not speak ping.
+        StreamBrokenError: the connection ended, or something else than the ping came back.
+    """
+    stream = await host.open_stream(peer_id, [PING_PROTOCOL])
+    try:
+        payload = os.urandom(PING_BYTES)
+        started_at = trio.current_time()
+        await stream.send_all(payload)
+        if await _receive_exactly(stream) != payload:
+            raise StreamBrokenError(f"{peer_id} answers a ping with other bytes")
+        return trio.current_time() - started_at
+    finally:
+        await stream.reset()
+
+
+async def answer_pings(stream: Stream) -> None:
+    """A stream handler that answers pings; py-libp2p has one of its own, other networks do not."""
+    with trio.move_on_after(IDLE_TIMEOUT) as scope:
+        try:
+            while True:
+                await stream.send_all(await _receive_exactly(stream))
+                scope.deadline = trio.current_time() + IDLE_TIMEOUT
+        except StreamBrokenError:
+            pass  # the usual end
+    await stream.aclose()
+
+
+async def _receive_exactly(stream: Stream) -> bytes:
+    received = b""
+    while len(received) < PING_BYTES:
+        data = await stream.receive_some(PING_BYTES - len(received))
+        if not data:
+            raise StreamBrokenError(f"{stream.peer_id} has ended the stream of pings")
+        received += data
+    return received
