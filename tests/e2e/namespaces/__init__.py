@@ -1,0 +1,1 @@
+"""Networks made for a test: namespaces, cables and switches, and real processes in them."""
