@@ -54,16 +54,23 @@ class TrafficCounters:
         self._max_peers = max_peers
         # The peer that was heard of last stands last.
         self._peers: dict[str, _Rows] = {}
+        self._last = ""
 
     def add(
         self, peer_id: str, msg_type: MessageType | None, direction: Direction, num_bytes: int
     ) -> None:
         """Count one message of `num_bytes` bytes."""
-        rows = self._peers.pop(peer_id, None) or {}
-        self._peers[peer_id] = rows
-        rows.setdefault((msg_type, direction), Traffic()).add(1, num_bytes)
-        if len(self._peers) > self._max_peers + 1:
-            self._fold_oldest()
+        if peer_id != self._last:
+            self._last = peer_id
+            self._peers[peer_id] = self._peers.pop(peer_id, None) or {}
+            if len(self._peers) > self._max_peers + 1:
+                self._fold_oldest()
+        rows = self._peers[peer_id]
+        traffic = rows.get((msg_type, direction))
+        if traffic is None:
+            traffic = rows[msg_type, direction] = Traffic()
+        traffic.num_messages += 1
+        traffic.num_bytes += num_bytes
 
     def total(
         self,

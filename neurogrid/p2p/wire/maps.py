@@ -38,6 +38,9 @@ _MAX_KEY_CHARS: Final = 64
 # 1,024 characters of four bytes.
 MAX_SCALAR_BYTES: Final = 4096
 
+# One for all: to make one takes longer than to write a small map. It runs without letting other threads in.
+_PACKER: Final = msgpack.Packer(use_bin_type=True)
+
 Value = int | float | str | bytes | bool | None | list[int | float | str | bytes | bool | None]
 
 
@@ -48,7 +51,7 @@ def encode_map(entries: Mapping[str, object]) -> bytes:
         LocalProtocolError: a value has no msgpack form (an integer past 64 bits, another type).
     """
     try:
-        return bytes(msgpack.packb(dict(entries), use_bin_type=True))
+        return bytes(_PACKER.pack(dict(entries)))
     except (ValueError, TypeError, OverflowError) as error:
         raise LocalProtocolError(f"not to be written as msgpack: {error}") from error
 
