@@ -62,7 +62,7 @@ class TrafficCounters:
         """Count one message of `num_bytes` bytes."""
         if peer_id != self._last:
             self._last = peer_id
-            self._peers[peer_id] = self._peers.pop(peer_id, None) or {}
+            self._peers[peer_id] = self._peers.pop(peer_id, {})
             if len(self._peers) > self._max_peers + 1:
                 self._fold_oldest()
         rows = self._peers[peer_id]
