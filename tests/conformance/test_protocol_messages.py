@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 import pytest
+import trio
 
 from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p import Direction, MessageType, Protocol, TensorMessage, TraceContext
@@ -250,15 +251,44 @@ def test_all_who_subscribed_are_called_in_order(over: Runner, version: str) -> N
     over.run(scenario)
 
 
-def test_small_messages_keep_their_order_at_sync_handlers(over: Runner) -> None:
+@pytest.mark.parametrize("sizes", [(1,), (1, 200_000), (60_000, 70_000, 10)], ids=str)
+def test_messages_keep_their_order_at_sync_handlers(over: Runner, sizes: tuple[int, ...]) -> None:
+    """Those that their sender writes itself, and those that the writer of the stream does."""
+
     async def scenario(network: Network) -> None:
         async with open_pair(network, "v11") as pair:
-            seen: list[int] = []
-            pair.server.on_activation_received(lambda message: seen.append(message.seq_id))
-            for number in range(200):
-                await pair.client.send_activation(pair.server_id, 1, number, 1000 + number, b"x")
+            seen: list[tuple[int, int]] = []
+            pair.server.on_activation_received(
+                lambda message: seen.append((message.seq_id, len(message.data)))
+            )
+            sent = [(number, sizes[number % len(sizes)]) for number in range(200)]
+            for number, size in sent:
+                await pair.client.send_activation(
+                    pair.server_id, 1, number, 1000 + number, bytes(size)
+                )
             await until(lambda: len(seen) == 200)
-            assert seen == list(range(200))
+            assert seen == sent
+
+    over.run(scenario)
+
+
+def test_whoever_sends_without_end_lets_others_run(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with open_pair(network, "v11") as pair, trio.open_nursery() as nursery:
+            pair.server.on_response_received(lambda message: None)
+            turns = 0
+
+            @nursery.start_soon
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+
+            for number in range(1000):
+                await pair.client.send_response(pair.server_id, 1, number, 0, b"x")
+            assert turns >= 50
+            nursery.cancel_scope.cancel()
 
     over.run(scenario)
 
