@@ -1,0 +1,295 @@
+"""`libp2p.kad_dht` of py-libp2p 0.8.1 as we use it: its routing table and its server, mended by subclasses.
+
+What is mended, each with a test in tests/unit/test_dht_kademlia.py or tests/e2e/test_dht_kademlia.py that shows the
+stock behaviour too:
+
+- the protocol id is fixed, whatever prefix is asked for: `KademliaNetwork` maps it.
+- twelve streams that are kept open, as go-libp2p keeps its own, shut out everybody else for ever, and there is no
+  deadline: here peers have a share each, and a stream ends that has been idle for a minute.
+- whoever sends a question enters the routing table, clients too: here a peer enters once it has answered one.
+- a peer in the table keeps the addresses that it came with: here the newest count.
+- at most two peers of an IPv4 /24 enter a bucket, so a data centre's worth of members hardly know each other. Our
+  bootstrap peers are named by hand, so that bound is off.
+- at most twenty providers are kept under a key, the first for 48 hours, and any number of keys: here the oldest give
+  way, and there is a bound on all.
+- to become a client empties the routing table, without which no client finds anything.
+- values of up to 1 MiB are stored for anybody, 50,000 of them: here none is, since we use none.
+- the key to refresh a bucket with is hashed once more on the way, and so lies in any bucket.
+
+Not used are its walks (`dht_lookup`), its questions (`dht_requests`) and its periodic work (`dht`): to find providers
+returns at once with those known locally, which is ourselves as soon as we are one; and it opens streams by dialling
+any peer that was ever heard of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+import trio
+from libp2p.abc import IHost, INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.kad_dht.provider_store import ProviderRecord, ProviderStore
+from libp2p.kad_dht.routing_table import KBucket, RoutingTable
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import PeerStore, PeerStoreError
+from libp2p.records.validator import NamespacedValidator
+from multiaddr import Multiaddr
+
+__all__ = ["Kademlia", "KademliaNetwork", "ProviderTable", "filled_buckets", "key_in_bucket"]
+
+logger = logging.getLogger(__name__)
+
+MAX_PROVIDERS_PER_KEY: Final = 256
+"""Providers kept under one key: the members of a large cluster."""
+
+MAX_PROVIDER_RECORDS: Final = 16 * 1024
+"""Provider records kept in all, each of about 2 KB with its addresses."""
+
+MAX_PEER_ADDRESSES: Final = 16
+"""Addresses kept of a peer."""
+
+STREAM_IDLE_TIMEOUT: Final = 60.0
+"""Seconds that a stream of questions may be silent: what go-libp2p gives."""
+
+MAX_SERVED_STREAMS: Final = 256
+"""Streams of questions at once; go-libp2p keeps one open to each server that it asked."""
+
+MAX_SERVED_STREAMS_PER_PEER: Final = 8
+"""Of these, one peer's: walks overlap, and a peer has one question for us in each."""
+
+
+class AddressBook(PeerStore):
+    """Where servers are dialled, for the DHT alone: what strangers say of others stays out of the host's own."""
+
+    def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
+        known = self.peer_data_map.get(peer_id)
+        newest = list(dict.fromkeys([*addrs, *(known.get_addrs() if known else ())]))
+        if known is not None:
+            known.clear_addrs()
+        super().add_addrs(peer_id, newest[:MAX_PEER_ADDRESSES], ttl)
+
+    def get_peer_record(self, peer_id: ID) -> None:
+        """None: signed addresses would double every answer, and no implementation reads them in one."""
+
+    def known_addresses(self, peer_id: ID) -> list[Multiaddr]:
+        """As `addrs`, empty when there are none."""
+        try:
+            return self.addrs(peer_id)
+        except PeerStoreError:
+            return []
+
+
+class KademliaNetwork:
+    """What the stock classes see of a host: an `IHost` as far as they use one.
+
+    Args:
+        libp2p: the host.
+        protocol_id: what the DHT is spoken under here.
+        addresses: where we can be dialled; the stock host would say 0.0.0.0.
+    """
+
+    def __init__(
+        self, libp2p: IHost, *, protocol_id: str, addresses: Callable[[], Sequence[str]]
+    ) -> None:
+        self._libp2p = libp2p
+        self._protocol_id = TProtocol(protocol_id)
+        self._addresses = addresses
+        self._book = AddressBook()
+
+    def get_id(self) -> ID:
+        """Who we are."""
+        return self._libp2p.get_id()
+
+    def get_private_key(self) -> Any:
+        """Signs what the stock server says of our addresses."""
+        return self._libp2p.get_private_key()
+
+    def get_addrs(self) -> list[Multiaddr]:
+        """Where we can be dialled."""
+        return [Multiaddr(address) for address in self._addresses()]
+
+    def get_peerstore(self) -> AddressBook:
+        """The addresses of other servers."""
+        return self._book
+
+    def get_connected_peers(self) -> list[ID]:
+        """Whom the server calls connected in its answers."""
+        return self._libp2p.get_connected_peers()
+
+    def set_stream_handler(
+        self, protocol_id: TProtocol, handler: Callable[[INetStream], Awaitable[None]]
+    ) -> None:
+        """Serve the DHT, under our protocol id; what leaves the handler resets the stream and is logged."""
+
+        async def serve(stream: INetStream) -> None:
+            try:
+                await handler(stream)
+            except Exception:
+                logger.exception("a question to the DHT failed")
+                await stream.reset()
+
+        self._libp2p.set_stream_handler(self._protocol_id, serve)
+
+    def remove_stream_handler(self, protocol_id: TProtocol) -> None:
+        """Serve it no more."""
+        cast(Any, self._libp2p).remove_stream_handler(self._protocol_id)
+
+    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
+        """Refused: all questions go out by `dht_requests`."""
+        raise BaseLibp2pError("the routing table opens no streams")
+
+
+class ProviderTable(ProviderStore):
+    """Provider records, of which the oldest give way."""
+
+    def __init__(self, network: KademliaNetwork) -> None:
+        super().__init__(cast(IHost, network))
+        self._oldest_first: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+
+    def add_provider(self, key: bytes, provider: PeerInfo) -> None:
+        """Keep a record, as the newest of its key and of all."""
+        under_key = self.providers.setdefault(key, {})
+        peer = str(provider.peer_id)
+        # Each key's records stand in the order of their age, as all of them do.
+        if under_key.pop(peer, None) is None and len(under_key) >= MAX_PROVIDERS_PER_KEY:
+            self._drop(key, next(iter(under_key)))
+        under_key[peer] = ProviderRecord(
+            PeerInfo(provider.peer_id, provider.addrs[:MAX_PEER_ADDRESSES])
+        )
+        self._oldest_first[key, peer] = None
+        self._oldest_first.move_to_end((key, peer))
+        while len(self._oldest_first) > MAX_PROVIDER_RECORDS:
+            self._drop(*next(iter(self._oldest_first)))
+
+    def _drop(self, key: bytes, peer: str) -> None:
+        self._oldest_first.pop((key, peer), None)
+        under_key = self.providers.get(key)
+        if under_key is not None:
+            under_key.pop(peer, None)
+            if not under_key:
+                del self.providers[key]
+
+
+class Kademlia(KadDHT):
+    """Routing table and server of a DHT; it runs nothing by itself.
+
+    Args:
+        network: the host, as the stock classes see it.
+        on_asked: called with each peer that opens a stream of questions: it may be a server, or not.
+    """
+
+    def __init__(self, network: KademliaNetwork, *, on_asked: Callable[[ID], None]) -> None:
+        super().__init__(
+            cast(IHost, network),
+            DHTMode.CLIENT,
+            # No namespace has a validator, so no value is ever stored.
+            validator=NamespacedValidator({}, strict_validation=True),
+            validator_changed=True,
+            strict_validation=True,
+            max_peers_per_subnet=0,
+        )
+        self._network = network
+        self._on_asked = on_asked
+        self._serving: Counter[ID] = Counter()
+        self.provider_store = ProviderTable(network)
+
+    async def switch_mode(self, new_mode: DHTMode) -> DHTMode:
+        """Serve the DHT, or do so no more; the routing table stays."""
+        if new_mode is not self.mode:
+            self.mode = new_mode
+            if new_mode is DHTMode.SERVER:
+                self._network.set_stream_handler(self.protocol_prefix, self.handle_stream)
+            else:
+                self._network.remove_stream_handler(self.protocol_prefix)
+        return self.mode
+
+    async def add_peer(self, peer_id: ID, *, skip_server_mode_check: bool = False) -> bool:
+        """Called by the stock server for whoever asks: `on_asked` finds out whether it is a server too."""
+        self._on_asked(peer_id)
+        return False
+
+    async def add_server(self, peer_id: ID, addresses: Sequence[str]) -> None:
+        """Put a peer that has answered a question into the table, as the one seen last."""
+        multiaddrs = [Multiaddr(address) for address in addresses]
+        if multiaddrs:
+            self._network.get_peerstore().add_addrs(peer_id, multiaddrs)
+        newest = self._network.get_peerstore().known_addresses(peer_id)
+        self.routing_table.remove_peer(peer_id)
+        await self.routing_table.add_peer(PeerInfo(peer_id, newest), skip_server_mode_check=True)
+
+    def remove_server(self, peer_id: ID) -> None:
+        """Take a peer out that cannot be reached, or answers no more."""
+        self.routing_table.remove_peer(peer_id)
+
+    def provide_here(self, key: bytes, addresses: Sequence[str]) -> None:
+        """Keep our own announcement with the others', in case that we are asked for them."""
+        multiaddrs = [Multiaddr(address) for address in addresses]
+        self.provider_store.add_provider(key, PeerInfo(self._network.get_id(), multiaddrs))
+
+    async def handle_stream(self, stream: INetStream) -> None:
+        """Serve one peer's questions, for as long as it has any."""
+        peer_id = stream.muxed_conn.peer_id
+        is_greedy = self._serving[peer_id] >= MAX_SERVED_STREAMS_PER_PEER
+        if is_greedy or self._serving.total() >= MAX_SERVED_STREAMS:
+            await stream.reset()
+            return
+        self._serving[peer_id] += 1
+        try:
+            await self._do_handle_stream(cast(INetStream, _QuestionStream(stream)))
+        finally:
+            self._serving[peer_id] -= 1
+            if not self._serving[peer_id]:
+                del self._serving[peer_id]
+
+
+class _QuestionStream:
+    """A stream as the stock server wants it: whose end, whatever it is, is an empty read, and silence is an end."""
+
+    metric_send_channel = None
+
+    def __init__(self, stream: INetStream) -> None:
+        self._stream = stream
+        self.muxed_conn = stream.muxed_conn
+        self.write = stream.write
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = b""
+        with trio.move_on_after(STREAM_IDLE_TIMEOUT), suppress(BaseLibp2pError):
+            data = await self._stream.read(n)
+        return data
+
+    async def close(self) -> None:
+        with suppress(BaseLibp2pError):
+            await self._stream.close()
+
+    async def reset(self) -> None:
+        with suppress(BaseLibp2pError):
+            await self._stream.reset()
+
+
+def key_in_bucket(bucket: KBucket, *, max_tries: int = 4096) -> bytes:
+    """A random key whose place in the DHT is in the bucket, or, where such are rarer than one in `max_tries`, near."""
+    middle = (bucket.min_range + bucket.max_range) // 2
+    nearest, nearest_distance = b"", 2**256
+    for _ in range(max_tries):
+        key = secrets.token_bytes(32)
+        place = int.from_bytes(hashlib.sha256(key).digest(), "big")
+        if bucket.min_range <= place < bucket.max_range:
+            return key
+        if place ^ middle < nearest_distance:
+            nearest, nearest_distance = key, place ^ middle
+    return nearest
+
+
+def filled_buckets(table: RoutingTable) -> list[KBucket]:
+    """The buckets of a table that hold anybody."""
+    return [bucket for bucket in table.buckets if bucket.size()]

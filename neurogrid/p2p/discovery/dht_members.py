@@ -1,0 +1,187 @@
+"""Who is asked for its record, and when: those that the DHT names, and members before their record expires.
+
+Strategy: one table of peers, each with the time at which it is due; a single task sleeps until the first is. A peer
+that fails is due again later and later; one that nobody names any more is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from neurogrid.errors import NeuroGridError, PeerUnreachableError
+from neurogrid.p2p.discovery.records import RecordRefusedError
+from neurogrid.p2p.discovery.records_book import Acceptance, RecordBook
+from neurogrid.p2p.discovery.records_exchange import RecordExchange
+from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt, OnSighting, Sighting
+from neurogrid.p2p.host import Host
+
+__all__ = ["Members"]
+
+logger = logging.getLogger(__name__)
+
+# Peers that may be members: those that are, and some that were and are still named.
+_MAX_CANDIDATES: Final = 2048
+# Exchanges that we begin at once.
+_MAX_ASKING: Final = 16
+# Seconds until a peer that failed is asked again: the first time, and at most.
+_FIRST_RETRY: Final = 1.0
+_LAST_RETRY: Final = 60.0
+# Failures in a row after which a peer is forgotten unless it is named again.
+_MAX_FAILURES: Final = 8
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A peer that may be a member, or is one.
+
+    Attributes:
+        addresses: where it was said to be.
+        due: when to ask it, in trio's time.
+        num_failures: in a row.
+        is_asked: whether it is being asked now.
+    """
+
+    addresses: tuple[str, ...]
+    due: float
+    num_failures: int = 0
+    is_asked: bool = False
+
+
+class Members:
+    """The members of one cluster: asked, kept, lost, reported.
+
+    Args:
+        host: where we ask from.
+        book: decides what is believed.
+        on_sighting: told of members found, moved and lost.
+        on_attempt: told of each exchange that brought something new, and of each that failed.
+    """
+
+    def __init__(
+        self, host: Host, book: RecordBook, *, on_sighting: OnSighting, on_attempt: OnAttempt
+    ) -> None:
+        self._host = host
+        self._book = book
+        self._on_sighting = on_sighting
+        self._on_attempt = on_attempt
+        self._candidates: dict[str, _Candidate] = {}
+        self._changed = trio.Event()
+        self._limiter = trio.CapacityLimiter(_MAX_ASKING)
+
+    def note_named(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """The DHT says that a peer is a member."""
+        if peer_id == self._host.peer_id:
+            return
+        candidate = self._candidates.get(peer_id)
+        if candidate is None:
+            if len(self._candidates) >= _MAX_CANDIDATES:
+                return
+            self._candidates[peer_id] = _Candidate(tuple(addresses), trio.current_time())
+            self._wake()
+        elif addresses:
+            candidate.addresses = tuple(addresses)
+
+    def note_connected(self, peer_id: str) -> None:
+        """A peer is here: if it is one that we want to ask, now is the time."""
+        candidate = self._candidates.get(peer_id)
+        if candidate is not None and candidate.num_failures:
+            candidate.due = trio.current_time()
+            self._wake()
+
+    def note_accepted(self, acceptance: Acceptance) -> None:
+        """A member has told us its record, asked or not."""
+        record = acceptance.record
+        candidate = self._candidates.setdefault(record.peer_id, _Candidate(record.addresses, 0.0))
+        candidate.addresses = record.addresses or candidate.addresses
+        candidate.num_failures = 0
+        # In the middle of what is left, and not all at once.
+        wait = self._book.seconds_left(record) * random.uniform(0.4, 0.6)
+        candidate.due = trio.current_time() + wait
+        self._wake()
+        if acceptance.is_new or acceptance.has_moved:
+            self._on_sighting(Sighting(record.peer_id, record.addresses, "dht"))
+        if acceptance.is_new:
+            logger.debug("%s is a member: %s", record.peer_id, record.role)
+
+    def hurry(self) -> None:
+        """Ask everybody who has failed again at once."""
+        for candidate in self._candidates.values():
+            if candidate.num_failures:
+                candidate.due = trio.current_time()
+        self._wake()
+
+    async def run(self, exchange: RecordExchange) -> None:
+        """Ask whoever is due, and report whose record has expired, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._report_lost()
+                now = trio.current_time()
+                self._changed = trio.Event()
+                for peer_id, candidate in self._candidates.items():
+                    if candidate.due <= now and not candidate.is_asked:
+                        candidate.is_asked = True
+                        nursery.start_soon(self._ask, peer_id, candidate, exchange)
+                with trio.move_on_after(self._seconds_to_next(now)):
+                    await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    def _seconds_to_next(self, now: float) -> float:
+        due = [c.due - now for c in self._candidates.values() if not c.is_asked]
+        left = [self._book.seconds_left(record) for record in self._book.members.values()]
+        return max(0.0, min([*due, *left, 3600.0]))
+
+    def _report_lost(self) -> None:
+        for record in self._book.expire():
+            logger.info("%s is lost: its record has expired", record.peer_id)
+            text = f"record of {record.peer_id}"
+            self._on_attempt(Attempt("dht", text, "expired: nothing was heard of it", False))
+            self._on_sighting(Sighting(record.peer_id, (), "dht", is_lost=True))
+
+    async def _ask(self, peer_id: str, candidate: _Candidate, exchange: RecordExchange) -> None:
+        text = f"record of {peer_id}"
+        try:
+            async with self._limiter:
+                acceptance = await self._exchange(peer_id, candidate.addresses, exchange)
+        except NeuroGridError as exc:
+            self._on_attempt(Attempt("dht", text, _reason(exc), is_good=False))
+            self._note_failure(peer_id, candidate)
+        else:
+            if acceptance is None:
+                self._on_attempt(Attempt("dht", text, "it is no member, and only looks", False))
+                self._note_failure(peer_id, candidate)
+            else:
+                if acceptance.is_new:
+                    self._on_attempt(Attempt("dht", text, f"a {acceptance.record.role}", True))
+                self.note_accepted(acceptance)
+        finally:
+            candidate.is_asked = False
+            self._wake()
+
+    async def _exchange(
+        self, peer_id: str, addresses: Sequence[str], exchange: RecordExchange
+    ) -> Acceptance | None:
+        if peer_id not in self._host.connected_peers:
+            if not addresses:
+                raise PeerUnreachableError("no address of it that can be dialled is known")
+            await self._host.connect_any(addresses)
+        return await exchange.ask(peer_id)
+
+    def _note_failure(self, peer_id: str, candidate: _Candidate) -> None:
+        candidate.num_failures += 1
+        if candidate.num_failures >= _MAX_FAILURES and peer_id not in self._book.members:
+            self._candidates.pop(peer_id, None)
+            return
+        wait = min(_FIRST_RETRY * 2 ** (candidate.num_failures - 1), _LAST_RETRY)
+        candidate.due = trio.current_time() + wait * random.uniform(0.8, 1.2)
+
+
+def _reason(exc: NeuroGridError) -> str:
+    return f"refused: {exc}" if isinstance(exc, RecordRefusedError) else str(exc)

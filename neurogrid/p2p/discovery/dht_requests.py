@@ -1,0 +1,189 @@
+"""One question to one server of the DHT: a stream, a message each way, within a deadline.
+
+py-libp2p 0.8.1 has the same questions spread over three classes, each with the protocol id written into it, whatever
+prefix was asked for, and answers a failure by a warning and an empty result. Here a failure has a reason.
+
+Source: the Kademlia specification of libp2p, "RPC messages".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+import varint  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from neurogrid.errors import ConfigurationError, RemoteProtocolError, ResponseTimeout
+from neurogrid.p2p.dialing import MAX_ADDRESSES
+from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.stream import Stream
+
+__all__ = [
+    "MAX_ANSWER_BYTES",
+    "Answer",
+    "OpensStreams",
+    "add_provider",
+    "ask",
+    "dialable",
+    "find_node",
+    "get_providers",
+]
+
+REQUEST_TIMEOUT: Final = 10.0
+"""Seconds for one question on an open connection."""
+
+MAX_ANSWER_BYTES: Final = 512 * 1024
+"""Bytes of an answer: 256 providers and 20 servers, each with some addresses, need under 200 KiB."""
+
+MAX_NAMED_PEERS: Final = 512
+"""Peers taken from one answer."""
+
+
+class OpensStreams(Protocol):
+    """What is needed of a host."""
+
+    async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server says.
+
+    Attributes:
+        closer: servers closer to the key, with the addresses to dial them at.
+        providers: who announced themselves under the key, likewise.
+    """
+
+    closer: dict[ID, tuple[str, ...]]
+    providers: dict[ID, tuple[str, ...]]
+
+
+def find_node(key: bytes) -> Message:
+    """Who is closest to a key?"""
+    return Message(type=Message.MessageType.FIND_NODE, key=key)
+
+
+def get_providers(key: bytes) -> Message:
+    """Who announced itself under a key, and who is closest to it?"""
+    return Message(type=Message.MessageType.GET_PROVIDERS, key=key)
+
+
+def add_provider(key: bytes, own_id: ID, addresses: Sequence[str]) -> Message:
+    """We announce ourselves under a key, to be found at these addresses."""
+    message = Message(type=Message.MessageType.ADD_PROVIDER, key=key)
+    provider = message.providerPeers.add()
+    provider.id = own_id.to_bytes()
+    # Without the peer id at the end: it stands beside them, and go-libp2p expects none.
+    suffix = f"/p2p/{own_id.to_base58()}"
+    provider.addrs.extend(
+        Multiaddr(address.removesuffix(suffix)).to_bytes() for address in addresses
+    )
+    return message
+
+
+async def ask(host: OpensStreams, peer_id: str, protocol_id: str, question: Message) -> Answer:
+    """Put a question to a connected server.
+
+    go-libp2p and js-libp2p do not answer an announcement: the end of their stream is waited for instead, which says
+    that it was read, and the answer is empty.
+
+    Raises:
+        PeerUnreachableError: no connection, or the peer is no server of this DHT.
+        StreamBrokenError: it refused.
+        ResponseTimeout: it did not answer in time.
+        RemoteProtocolError: it answered something else.
+    """
+    try:
+        with trio.fail_after(REQUEST_TIMEOUT):
+            stream = await host.open_stream(peer_id, [protocol_id])
+            try:
+                body = question.SerializeToString()
+                await stream.send_all(varint.encode(len(body)) + body)
+                await stream.send_eof()
+                if question.type == Message.MessageType.ADD_PROVIDER:
+                    while await stream.receive_some():
+                        pass
+                    return Answer({}, {})
+                return _parse(await _receive_message(stream), question)
+            finally:
+                await stream.aclose()
+    except trio.TooSlowError as exc:
+        raise ResponseTimeout(f"no answer in {REQUEST_TIMEOUT:g} s") from exc
+
+
+async def _receive_message(stream: Stream) -> bytes:
+    received = bytearray()
+    while (start := _end_of_varint(received)) is None:
+        received += await _some(stream)
+    length = int(varint.decode_bytes(bytes(received[:start])))
+    if length > MAX_ANSWER_BYTES:
+        raise RemoteProtocolError(f"an answer of {length} bytes; {MAX_ANSWER_BYTES} is the limit")
+    while len(received) < start + length:
+        received += await _some(stream)
+    return bytes(received[start : start + length])
+
+
+async def _some(stream: Stream) -> bytes:
+    some = await stream.receive_some()
+    if not some:
+        raise RemoteProtocolError("the answer is cut short")
+    return some
+
+
+def _end_of_varint(data: bytearray) -> int | None:
+    for index, byte in enumerate(data[:5]):
+        if byte < 0x80:
+            return index + 1
+    if len(data) >= 5:
+        raise RemoteProtocolError("the answer begins with no length")
+    return None
+
+
+def _parse(body: bytes, question: Message) -> Answer:
+    message = Message()
+    try:
+        message.ParseFromString(body)
+    except DecodeError as exc:
+        raise RemoteProtocolError("the answer is no message of the DHT") from exc
+    if message.type != question.type:
+        raise RemoteProtocolError("the answer is to another question")
+    return Answer(closer=_peers(message.closerPeers), providers=_peers(message.providerPeers))
+
+
+def _peers(named: Sequence[Message.Peer]) -> dict[ID, tuple[str, ...]]:
+    peers: dict[ID, tuple[str, ...]] = {}
+    for peer in named[:MAX_NAMED_PEERS]:
+        if 0 < len(peer.id) <= 64:
+            peer_id = ID(peer.id)
+            peers[peer_id] = _addresses(peer_id.to_base58(), peer.addrs)
+    return peers
+
+
+def _addresses(peer_id: str, encoded: Sequence[bytes]) -> tuple[str, ...]:
+    addresses: list[str] = []
+    for data in encoded[:MAX_ADDRESSES]:
+        try:
+            text = str(Multiaddr(bytes(data)))
+        except (MultiaddrError, ValueError):
+            continue  # of a kind that we do not know
+        addresses.append(text if text.endswith(f"/p2p/{peer_id}") else f"{text}/p2p/{peer_id}")
+    return dialable(addresses, peer_id)
+
+
+def dialable(addresses: Sequence[str], peer_id: str) -> tuple[str, ...]:
+    """Those of a peer's addresses that a host can dial, once each."""
+    return tuple(dict.fromkeys(a for a in addresses if _is_dialable(a, peer_id)))
+
+
+def _is_dialable(address: str, peer_id: str) -> bool:
+    try:
+        return parse_peer_address(address)[1] == peer_id
+    except ConfigurationError:
+        return False
