@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p import wire
+from neurogrid.p2p.wire.envelope import _any_map, _plain_map
 from tests.unit.wire_strategies import (
     BRIEF,
     LAYER,
@@ -280,3 +282,26 @@ def test_the_largest_offer_fits_its_message() -> None:
     frame = wire.encode_message(wire.TensorMessage(wire.MessageType.TRANSFER_OFFER, data=data))
     (message,) = wire.StreamDecoder().receive_data(frame)
     assert message.data == data
+
+
+@UNHURRIED
+@given(envelopes(), st.data())
+def test_the_short_way_through_an_envelope_ends_where_the_long_one_does(
+    envelope: wire.TensorEnvelope, data: st.DataObject
+) -> None:
+    """Most envelopes are read in one go. What that reads, the strict reader reads alike."""
+    written = b"".join(wire.encode_envelope_parts(envelope))
+    view = memoryview(data.draw(st.one_of(st.just(written), mutated(st.just(written)))))
+    entries = data.draw(
+        st.dictionaries(
+            st.sampled_from(["sid", "pos", "start", "stop", "dtype", "shape", "more"]),
+            st.one_of(
+                st.integers(-1, 2**64 - 1), st.booleans(), st.text(max_size=4), st.lists(U32)
+            ),
+        )
+    )
+    for some in (view, memoryview(msgpack.packb(entries))):
+        plain = _plain_map(some)
+        if plain is not None:
+            assert plain == _any_map(some)
+    assert _plain_map(memoryview(written)) is not None
