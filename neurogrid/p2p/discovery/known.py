@@ -1,0 +1,99 @@
+"""Who is known, from all sources together: a peer is there for as long as one source has it.
+
+Pure: sightings in, changes out. A source that says again what it said changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from neurogrid.p2p.discovery.sighting import Sighting
+
+__all__ = ["KnownPeers", "PeerChange", "PeerFound", "PeerLost"]
+
+# Clusters have some dozens of peers. What a network full of strangers announces beyond it is left out.
+MAX_PEERS = 4096
+MAX_ADDRESSES_FROM_SOURCE = 16
+# The local network first: its addresses are the nearest.
+_NEAREST = "mdns"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFound:
+    """A peer that is known, where to dial it, and who says so. Nothing proves it until it is connected.
+
+    Attributes:
+        peer_id: whom (base58).
+        addresses: full multiaddrs, the nearest first; at least one.
+        sources: those that have it now: "mdns", "dht", "bootstrap", "ticket".
+    """
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    sources: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A peer that no source has any more; a connection to it may still be there."""
+
+    peer_id: str
+
+
+PeerChange: TypeAlias = PeerFound | PeerLost
+
+
+class KnownPeers:
+    """All peers that are known, except the host itself.
+
+    Args:
+        own_peer_id: the host's.
+    """
+
+    def __init__(self, own_peer_id: str) -> None:
+        self._own_peer_id = own_peer_id
+        self._by_source: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._known: dict[str, PeerFound] = {}
+        self.num_left_out = 0
+
+    @property
+    def peers(self) -> Mapping[str, PeerFound]:
+        """By peer id, as they are now: later changes show."""
+        return MappingProxyType(self._known)
+
+    def take(self, sighting: Sighting) -> PeerChange | None:
+        """Note what a source says; returns what that changes."""
+        peer_id = sighting.peer_id
+        if peer_id == self._own_peer_id:
+            return None
+        if sighting.is_lost or not sighting.addresses:
+            return self._lose(peer_id, sighting.source)
+        if peer_id not in self._known and len(self._known) >= MAX_PEERS:
+            self.num_left_out += 1
+            return None
+        addresses = sighting.addresses[:MAX_ADDRESSES_FROM_SOURCE]
+        self._by_source.setdefault(peer_id, {})[sighting.source] = addresses
+        return self._update(peer_id)
+
+    def _lose(self, peer_id: str, source: str) -> PeerChange | None:
+        sources = self._by_source.get(peer_id, {})
+        if sources.pop(source, None) is None:
+            return None
+        if sources:
+            return self._update(peer_id)
+        del self._by_source[peer_id]
+        del self._known[peer_id]
+        return PeerLost(peer_id)
+
+    def _update(self, peer_id: str) -> PeerFound | None:
+        sources = self._by_source[peer_id]
+        ordered = sorted(sources, key=lambda source: source != _NEAREST)
+        unique = dict.fromkeys(address for source in ordered for address in sources[source])
+        found = PeerFound(peer_id, tuple(unique), frozenset(sources))
+        if self._known.get(peer_id) == found:
+            return None
+        self._known[peer_id] = found
+        return found
