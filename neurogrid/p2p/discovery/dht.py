@@ -17,10 +17,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import trio
@@ -35,8 +34,8 @@ from neurogrid.p2p.discovery.dht_key import cluster_key
 from neurogrid.p2p.discovery.dht_lookup import Lookup
 from neurogrid.p2p.discovery.dht_members import Members
 from neurogrid.p2p.discovery.dht_mode import Mode, serves
-from neurogrid.p2p.discovery.dht_requests import Answer, add_provider, find_node, get_providers
-from neurogrid.p2p.discovery.dht_servers import NUM_CLOSEST, Servers
+from neurogrid.p2p.discovery.dht_requests import add_provider, dialable, find_node, get_providers
+from neurogrid.p2p.discovery.dht_servers import Servers
 from neurogrid.p2p.discovery.records import MAX_ADDRESSES, MemberRecord, names_peer, sign_record
 from neurogrid.p2p.discovery.records_book import CLOCK_SKEW, MAX_LIFETIME, RecordBook, Verify
 from neurogrid.p2p.discovery.records_exchange import RecordExchange
@@ -47,10 +46,13 @@ __all__ = ["Announcement", "Dht", "DhtTiming", "open_dht"]
 
 logger = logging.getLogger(__name__)
 
-# Seconds that the first announcement and look-up wait for a bootstrap peer to answer.
+# Seconds that the first look-up waits for a bootstrap peer to answer.
 _START_WAIT: Final = 3.0
-# Servers that a look-up asks once it is routine: as many as have to fail before a member is missed.
-_NUM_ASKED_AT_REST: Final = 6
+# Servers, those closest to the cluster's key, that keep our announcement and are asked for those of others. Kademlia's
+# twenty are meant for a day without a word; ours speak every ten minutes.
+_NUM_KEEPERS: Final = 8
+# Those asked once nobody new turns up: as many as have to fail before a member is missed.
+_NUM_ASKED_AT_REST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,7 @@ class Dht:
         self._on_attempt = on_attempt
         self._timing = timing
         self._is_closed = False
-        self._is_announced_again = trio.Event()
-        self._is_sought_again = trio.Event()
+        self._is_due = trio.Event()  # to look and announce, whatever the time
         protocol_id = f"{protocol_prefix}/kad/1.0.0"
         self._network = KademliaNetwork(
             host.libp2p, protocol_id=protocol_id, addresses=self._own_addresses
@@ -179,8 +180,7 @@ class Dht:
     def hurry(self) -> None:
         """Announce, look and ask again at once, as when something has changed, or somebody is missing."""
         self._members.hurry()
-        self._is_announced_again.set()
-        self._is_sought_again.set()
+        self._is_due.set()
 
     # What `open_dht` starts
 
@@ -194,9 +194,7 @@ class Dht:
         nursery.start_soon(self._refresh)
         if self._exchange is not None:
             nursery.start_soon(self._members.run, self._exchange)
-            nursery.start_soon(self._look)
-        if self._record is not None:
-            nursery.start_soon(self._announce)
+            nursery.start_soon(self._look_and_announce)
 
     async def close(self) -> None:
         """Serve nobody any more."""
@@ -246,55 +244,70 @@ class Dht:
             text = f"{num_servers} servers are known"
             self._on_attempt(Attempt("dht", "refresh the routing table", text, num_servers > 0))
 
-    async def _announce(self) -> None:
-        what = f"announce ourselves as a member of {self._namespace!r}"
-        pause = self._timing.first_announce
-        await _wait(self._is_announced_again, _START_WAIT)
-        while True:
-            self._is_announced_again = trio.Event()
-            addresses = self._own_addresses()
-            message = add_provider(self._key, self._network.get_id(), addresses)
-            lookup = await self._servers.walk(self._key, find_node(self._key))
-            num_told = await self._servers.tell(lookup.closest, message)
-            self._kademlia.provide_here(self._key, addresses)
-            text = f"{num_told} of {len(lookup.closest)} servers took it"
-            outcome = text if lookup.closest else _no_server(lookup)
-            self._on_attempt(Attempt("dht", what, outcome, is_good=num_told > 0))
-            if await _wait(self._is_announced_again, _jittered(pause)):
-                pause = self._timing.first_announce
-            elif num_told:
-                pause = min(2 * pause, self._timing.last_announce)
-
-    async def _look(self) -> None:
-        what = f"look for members of {self._namespace!r}"
+    async def _look_and_announce(self) -> None:
+        """Look for members; when it is time, look further, and tell all that were met that we are one."""
         pause = self._timing.first_look
-        await _wait(self._is_sought_again, _START_WAIT)
+        announce_pause, announce_at = self._timing.first_announce, trio.current_time()
+        await _wait(self._is_due, _START_WAIT)
         while True:
-            self._is_sought_again = trio.Event()
-            is_settled = pause >= self._timing.last_look
-            named = self._named_here()
-            lookup = await self._servers.walk(
-                self._key,
-                get_providers(self._key),
-                enough=_NUM_ASKED_AT_REST if is_settled else NUM_CLOSEST,
-                on_answer=partial(_merge, named),
-            )
-            named.pop(self._host.peer_id, None)
-            num_new = sum(peer_id not in self._book.members for peer_id in named)
-            for peer_id, addresses in named.items():
-                self._members.note_named(peer_id, addresses)
-            text = f"{len(lookup.closest)} of {lookup.num_asked} servers answered, and named"
-            outcome = f"{text} {len(named)}" if lookup.closest else _no_server(lookup)
-            self._on_attempt(Attempt("dht", what, outcome, is_good=bool(named)))
-            if await _wait(self._is_sought_again, _jittered(pause)) or num_new:
+            self._is_due = trio.Event()
+            is_announcing = self._record is not None and trio.current_time() >= announce_at
+            is_settled = pause >= self._timing.last_look and not is_announcing
+            if is_announcing:
+                told = await self._tell(self._servers.closest(self._key, _NUM_KEEPERS))
+            lookup, num_new = await self._look(_NUM_ASKED_AT_REST if is_settled else _NUM_KEEPERS)
+            if is_announcing and await self._announce(lookup, told):
+                announce_at = trio.current_time() + _jittered(announce_pause)
+                announce_pause = min(2 * announce_pause, self._timing.last_announce)
+            if await _wait(self._is_due, _jittered(pause)):
                 pause = self._timing.first_look
+                announce_pause, announce_at = self._timing.first_announce, trio.current_time()
             else:
-                pause = min(2 * pause, self._timing.last_look)
+                pause = pause if num_new else min(2 * pause, self._timing.last_look)
 
-    def _named_here(self) -> dict[str, tuple[str, ...]]:
+    async def _look(self, enough: int) -> tuple[Lookup, int]:
+        """Ask who the members are, and follow each that is named; how many of them were not known."""
+        known = self._book.members.keys() | {self._host.peer_id}
+        named: set[str] = set()
+
+        def follow(providers: Mapping[ID, tuple[str, ...]]) -> None:
+            for peer, addresses in providers.items():
+                peer_id = peer.to_base58()
+                named.add(peer_id)
+                self._members.note_named(peer_id, addresses)
+
+        follow(self._named_here())
+        question = get_providers(self._key)
+        lookup = await self._servers.walk(
+            self._key, question, enough=enough, on_answer=lambda answer: follow(answer.providers)
+        )
+        named.discard(self._host.peer_id)
+        what = f"look for members of {self._namespace!r}"
+        text = f"{len(lookup.closest)} of {lookup.num_asked} servers answered, and named"
+        outcome = f"{text} {len(named)}" if lookup.closest else _no_server(lookup)
+        self._on_attempt(Attempt("dht", what, outcome, is_good=bool(named)))
+        return lookup, len(named - known)
+
+    async def _announce(self, lookup: Lookup, told: set[ID]) -> int:
+        """Tell the servers that a walk led to, but for those told before, that we are a member; how many know."""
+        told = told | await self._tell(peer for peer in lookup.closest if peer not in told)
+        num_told = len(told.intersection(lookup.closest))
+        what = f"announce ourselves as a member of {self._namespace!r}"
+        text = f"{num_told} of {len(lookup.closest)} servers took it"
+        outcome = text if lookup.closest else _no_server(lookup)
+        self._on_attempt(Attempt("dht", what, outcome, is_good=num_told > 0))
+        return num_told
+
+    async def _tell(self, servers: Iterable[ID]) -> set[ID]:
+        addresses = self._own_addresses()
+        self._kademlia.provide_here(self._key, addresses)
+        message = add_provider(self._key, self._network.get_id(), addresses)
+        return await self._servers.tell(servers, message)
+
+    def _named_here(self) -> dict[ID, tuple[str, ...]]:
         """Whom we know as a server of the DHT ourselves."""
         return {
-            provider.peer_id.to_base58(): tuple(map(str, provider.addrs))
+            provider.peer_id: dialable(list(map(str, provider.addrs)), provider.peer_id.to_base58())
             for provider in self._kademlia.provider_store.get_providers(self._key)
         }
 
@@ -392,12 +405,6 @@ async def open_dht(
     finally:
         with trio.CancelScope(shield=True):
             await dht.close()
-
-
-def _merge(named: dict[str, tuple[str, ...]], answer: Answer) -> None:
-    for peer, addresses in answer.providers.items():
-        known = named.get(peer.to_base58(), ())
-        named[peer.to_base58()] = tuple(dict.fromkeys([*known, *addresses]))[:MAX_ADDRESSES]
 
 
 def _no_server(lookup: Lookup) -> str:

@@ -14,6 +14,8 @@ stock behaviour too:
   way, and there is a bound on all.
 - to become a client empties the routing table, without which no client finds anything.
 - values of up to 1 MiB are stored for anybody, 50,000 of them: here none is, since we use none.
+- to take a protocol out ends the host, if a peer has just begun to ask for it (a `KeyError` in its negotiation): here
+  that peer's stream is reset.
 - the key to refresh a bucket with is hashed once more on the way, and so lies in any bucket.
 
 Not used are its walks (`dht_lookup`), its questions (`dht_requests`) and its periodic work (`dht`): to find providers
@@ -32,7 +34,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 import trio
-from libp2p.abc import IHost, INetStream
+from libp2p.abc import IHost, INetStream, IPeerStore
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
@@ -68,7 +70,15 @@ MAX_SERVED_STREAMS_PER_PEER: Final = 8
 
 
 class AddressBook(PeerStore):
-    """Where servers are dialled, for the DHT alone: what strangers say of others stays out of the host's own."""
+    """Where servers are dialled, for the DHT alone: what strangers say of others stays out of the host's own book.
+
+    Args:
+        identified: the host's own, which has what peers say of themselves by the identify protocol.
+    """
+
+    def __init__(self, identified: IPeerStore) -> None:
+        super().__init__()
+        self._identified = identified
 
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
         known = self.peer_data_map.get(peer_id)
@@ -80,12 +90,20 @@ class AddressBook(PeerStore):
     def get_peer_record(self, peer_id: ID) -> None:
         """None: signed addresses would double every answer, and no implementation reads them in one."""
 
-    def known_addresses(self, peer_id: ID) -> list[Multiaddr]:
-        """As `addrs`, empty when there are none."""
-        try:
-            return self.addrs(peer_id)
-        except PeerStoreError:
-            return []
+    def addrs(self, peer_id: ID) -> list[Multiaddr]:
+        """What others, or failing that the peer itself, said; empty, and no error, when nothing was."""
+        for said in (super().addrs, self._identified.addrs):
+            with suppress(PeerStoreError):
+                if addresses := said(peer_id):
+                    return addresses[:MAX_PEER_ADDRESSES]
+        return []
+
+
+class _Handlers(dict[TProtocol, Callable[[INetStream], Awaitable[None]]]):
+    """The protocols that a host serves, of which one may be taken out while a peer asks for it."""
+
+    def __missing__(self, protocol_id: TProtocol) -> Callable[[INetStream], Awaitable[None]]:
+        return INetStream.reset
 
 
 class KademliaNetwork:
@@ -103,7 +121,7 @@ class KademliaNetwork:
         self._libp2p = libp2p
         self._protocol_id = TProtocol(protocol_id)
         self._addresses = addresses
-        self._book = AddressBook()
+        self._book = AddressBook(libp2p.get_peerstore())
 
     def get_id(self) -> ID:
         """Who we are."""
@@ -120,6 +138,13 @@ class KademliaNetwork:
     def get_peerstore(self) -> AddressBook:
         """The addresses of other servers."""
         return self._book
+
+    def protocols_of(self, peer_id: ID) -> list[str]:
+        """What a peer says that it speaks; empty while it has not said."""
+        try:
+            return list(self._libp2p.get_peerstore().get_protocols(peer_id))
+        except PeerStoreError:
+            return []
 
     def get_connected_peers(self) -> list[ID]:
         """Whom the server calls connected in its answers."""
@@ -141,7 +166,10 @@ class KademliaNetwork:
 
     def remove_stream_handler(self, protocol_id: TProtocol) -> None:
         """Serve it no more."""
-        cast(Any, self._libp2p).remove_stream_handler(self._protocol_id)
+        multiselect = cast(Any, self._libp2p).get_mux()
+        if not isinstance(multiselect.handlers, _Handlers):
+            multiselect.handlers = _Handlers(multiselect.handlers)
+        multiselect.remove_handler(self._protocol_id)
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
         """Refused: all questions go out by `dht_requests`."""
@@ -153,6 +181,7 @@ class ProviderTable(ProviderStore):
 
     def __init__(self, network: KademliaNetwork) -> None:
         super().__init__(cast(IHost, network))
+        self._book = network.get_peerstore()
         self._oldest_first: OrderedDict[tuple[bytes, str], None] = OrderedDict()
 
     def add_provider(self, key: bytes, provider: PeerInfo) -> None:
@@ -165,6 +194,8 @@ class ProviderTable(ProviderStore):
         under_key[peer] = ProviderRecord(
             PeerInfo(provider.peer_id, provider.addrs[:MAX_PEER_ADDRESSES])
         )
+        # It names itself, so this is also where it can be asked, should it be a server.
+        self._book.add_addrs(provider.peer_id, provider.addrs)
         self._oldest_first[key, peer] = None
         self._oldest_first.move_to_end((key, peer))
         while len(self._oldest_first) > MAX_PROVIDER_RECORDS:
@@ -222,7 +253,7 @@ class Kademlia(KadDHT):
         multiaddrs = [Multiaddr(address) for address in addresses]
         if multiaddrs:
             self._network.get_peerstore().add_addrs(peer_id, multiaddrs)
-        newest = self._network.get_peerstore().known_addresses(peer_id)
+        newest = self._network.get_peerstore().addrs(peer_id)
         self.routing_table.remove_peer(peer_id)
         await self.routing_table.add_peer(PeerInfo(peer_id, newest), skip_server_mode_check=True)
 

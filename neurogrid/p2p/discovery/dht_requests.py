@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Protocol
 
 import trio
@@ -162,19 +163,27 @@ def _peers(named: Sequence[Message.Peer]) -> dict[ID, tuple[str, ...]]:
     for peer in named[:MAX_NAMED_PEERS]:
         if 0 < len(peer.id) <= 64:
             peer_id = ID(peer.id)
-            peers[peer_id] = _addresses(peer_id.to_base58(), peer.addrs)
+            peers[peer_id] = _addresses(peer_id, peer.addrs)
     return peers
 
 
-def _addresses(peer_id: str, encoded: Sequence[bytes]) -> tuple[str, ...]:
-    addresses: list[str] = []
-    for data in encoded[:MAX_ADDRESSES]:
-        try:
-            text = str(Multiaddr(bytes(data)))
-        except (MultiaddrError, ValueError):
-            continue  # of a kind that we do not know
-        addresses.append(text if text.endswith(f"/p2p/{peer_id}") else f"{text}/p2p/{peer_id}")
-    return dialable(addresses, peer_id)
+def _addresses(peer_id: ID, encoded: Sequence[bytes]) -> tuple[str, ...]:
+    found = (_address(peer_id.to_bytes(), bytes(data)) for data in encoded[:MAX_ADDRESSES])
+    return tuple(dict.fromkeys(address for address in found if address is not None))
+
+
+@lru_cache(
+    maxsize=4096
+)  # every server of a walk names the same peers, and multiaddrs are slow to read
+def _address(peer: bytes, data: bytes) -> str | None:
+    """A full address of a peer; None if it is of no kind that we can dial."""
+    peer_id = ID(peer).to_base58()
+    try:
+        text = str(Multiaddr(data))
+    except (MultiaddrError, ValueError):
+        return None
+    address = text if text.endswith(f"/p2p/{peer_id}") else f"{text}/p2p/{peer_id}"
+    return address if _is_dialable(address, peer_id) else None
 
 
 def dialable(addresses: Sequence[str], peer_id: str) -> tuple[str, ...]:
@@ -182,7 +191,10 @@ def dialable(addresses: Sequence[str], peer_id: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(a for a in addresses if _is_dialable(a, peer_id)))
 
 
+@lru_cache(maxsize=4096)
 def _is_dialable(address: str, peer_id: str) -> bool:
+    if address.startswith(("/ip4/0.0.0.0/", "/ip6/::/")):
+        return False  # where some listen, and nobody is
     try:
         return parse_peer_address(address)[1] == peer_id
     except ConfigurationError:

@@ -1,13 +1,15 @@
 """The servers of the DHT as we know them: reached, asked, kept in the routing table or taken out of it.
 
-Strategy: a peer enters the table when it has answered a question, and leaves it when it fails to; one that failed is
-left alone for a while, or until it has connected to us. So nothing stands in the table that did not prove itself.
+Strategy: a peer enters the table when it has answered a question, or asked one and says by the identify protocol that
+it serves the DHT; it leaves the table when it fails to answer, and is then left alone for a while, or until it has
+connected again. So nothing stands in the table by hearsay.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -66,6 +68,7 @@ class Servers:
         on_attempt: OnAttempt,
     ) -> None:
         self._host = host
+        self._network = network
         self._book = network.get_peerstore()
         self._table = kademlia.routing_table
         self._kademlia = kademlia
@@ -84,6 +87,9 @@ class Servers:
         """The peer asked us something: it may be a server itself; `verify_askers` finds out."""
         if self._table.peer_in_table(peer) or self._is_avoided(peer):
             return
+        protocols = self._network.protocols_of(peer)
+        if protocols and self._protocol_id not in protocols:
+            return  # a client, as it says itself
         try:
             self._to_verify.send_nowait(peer)
         except trio.WouldBlock:
@@ -97,10 +103,11 @@ class Servers:
         """Ask those who asked us; the ones that answer enter the table. Runs until it is cancelled."""
         async for peer in self._unverified:
             if not self._table.peer_in_table(peer) and not self._is_avoided(peer):
-                try:
+                if self._protocol_id in self._network.protocols_of(peer):
+                    await self._kademlia.add_server(peer, ())
+                    continue
+                with suppress(NeuroGridError):  # a client, or gone
                     await self.ask(peer, find_node(self._own_id.to_bytes()))
-                except NeuroGridError:
-                    continue  # a client, or gone
 
     async def ask(self, peer: ID, question: Message) -> Answer:
         """Put a question to a server, connecting to it first where need be.
@@ -109,11 +116,12 @@ class Servers:
             NeuroGridError: it did not answer; the text says why.
         """
         peer_id = peer.to_base58()
-        addresses = dialable([str(a) for a in self._book.known_addresses(peer)], peer_id)
+        addresses = dialable([str(a) for a in self._book.addrs(peer)], peer_id)
+        is_connected = peer_id in self._host.connected_peers
+        if not is_connected and not addresses:
+            raise PeerUnreachableError("no address of it that can be dialled is known")
         try:
-            if peer_id not in self._host.connected_peers:
-                if not addresses:
-                    raise PeerUnreachableError("no address of it that can be dialled is known")
+            if not is_connected:
                 await self._host.connect_any(addresses)
             answer = await ask(self._host, peer_id, self._protocol_id, question)
         except NeuroGridError:
@@ -134,7 +142,7 @@ class Servers:
         on_answer: Callable[[Answer], None] = lambda answer: None,
     ) -> Lookup:
         """Ask on the way to a key, until its `enough` closest servers have answered, or the time is up."""
-        seeds = self._table.find_local_closest_peers(key, NUM_CLOSEST)
+        seeds = self.closest(key, NUM_CLOSEST)
         lookup = Lookup(key, self._own_id, seeds, enough=enough)
         num_running = 0
         one_ended = trio.Event()
@@ -162,21 +170,24 @@ class Servers:
                     await one_ended.wait()
         return lookup
 
-    async def tell(self, servers: Iterable[ID], announcement: Message) -> int:
-        """Send an announcement to servers; returns how many took it."""
-        num_told = 0
+    def closest(self, key: bytes, num_servers: int) -> list[ID]:
+        """Those in the table that are closest to a key."""
+        return list(self._table.find_local_closest_peers(key, num_servers))
+
+    async def tell(self, servers: Iterable[ID], announcement: Message) -> set[ID]:
+        """Send an announcement to servers; returns those that took it."""
+        told: set[ID] = set()
         limiter = trio.CapacityLimiter(_NUM_PARALLEL)
 
         async def tell_one(server: ID) -> None:
-            nonlocal num_told
             async with limiter:
                 if await self.try_ask(server, announcement, "announce") is not None:
-                    num_told += 1
+                    told.add(server)
 
         async with trio.open_nursery() as nursery:
             for server in servers:
                 nursery.start_soon(tell_one, server)
-        return num_told
+        return told
 
     async def refresh(self) -> int:
         """Look ourselves up, and a random key in each bucket; returns how many servers are known then."""
