@@ -1,0 +1,143 @@
+"""What a host does to be reached and to reach: relays, hole punching, and the state of it all.
+
+    async with open_host(listen=["/ip4/0.0.0.0/tcp/4001"]) as host:
+        reach = Reach(host, ReachOptions(relays=[relay_address]))
+        await reach.connect(address)      # direct, or through a relay
+        reach.addresses                   # where others can reach us now
+
+Everything runs in the host's own tasks and ends with it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multiaddr import Multiaddr
+
+from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.reach.circuit import is_relayed_address
+from neurogrid.p2p.reach.hole_punching import HolePuncher, PeerPath
+from neurogrid.p2p.reach.relay_client import RelayClient, RelayState
+from neurogrid.p2p.reach.relay_service import (
+    MayUseRelay,
+    RelayLimits,
+    RelayService,
+    RelayServiceState,
+)
+
+__all__ = ["Reach", "ReachOptions", "ReachState"]
+
+
+@dataclass(frozen=True)
+class ReachOptions:
+    """What a host does to be reached.
+
+    Attributes:
+        relays: full multiaddrs of relays to be reachable through; for hosts without a public address.
+        relay_service: what to relay for others; None is nothing. Only of use where others can reach this host.
+        may_use_relay: whom to relay for; None is everybody.
+        hole_punching: whether to try for direct connections to peers that are connected through a relay.
+    """
+
+    relays: Sequence[str] = ()
+    relay_service: RelayLimits | None = None
+    may_use_relay: MayUseRelay | None = None
+    hole_punching: bool = True
+
+
+@dataclass(frozen=True)
+class ReachState:
+    """How a host can be reached now.
+
+    Attributes:
+        addresses: where others can dial it, direct addresses first.
+        observed: its own addresses as relays see them.
+        relays: how it stands with each relay.
+        paths: which way leads to each peer that was connected through a relay, and why.
+        relay_service: what is relayed for others; None where nothing is.
+    """
+
+    addresses: tuple[str, ...]
+    observed: tuple[str, ...]
+    relays: tuple[RelayState, ...]
+    paths: tuple[PeerPath, ...]
+    relay_service: RelayServiceState | None
+
+
+class Reach:
+    """The reachability of one host, from its making on until the host ends.
+
+    Raises:
+        ConfigurationError: an address of a relay is malformed, or is this host's own.
+    """
+
+    def __init__(self, host: Libp2pHost, options: ReachOptions | None = None) -> None:
+        options = options or ReachOptions()
+        self._host = host
+        self._relay_client = RelayClient(host, on_relayed=self._relayed)
+        self._hole_puncher: HolePuncher | None = None
+        self._relay_service: RelayService | None = None
+        if options.hole_punching:
+            self._hole_puncher = HolePuncher(
+                host,
+                own_addresses=self._dialled_addresses,
+                last_used=self._relay_client.last_used,
+            )
+        if options.relay_service is not None:
+            self._relay_service = RelayService(
+                host, limits=options.relay_service, may_use=options.may_use_relay
+            )
+        for relay in options.relays:
+            self.use_relay(relay)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs at which this host can be dialled: its own, then those through relays."""
+        return (*self._host.addresses, *self._relay_client.addresses)
+
+    def use_relay(self, address: str) -> None:
+        """Be reachable through one more relay, as soon as it lets us.
+
+        Raises:
+            ConfigurationError: `address` is malformed, or is this host's own.
+        """
+        self._relay_client.use(address)
+
+    async def connect(self, address: str) -> str:
+        """Dial a full multiaddr, direct or through a relay, and return the peer id. As `Host.connect`."""
+        if is_relayed_address(address):
+            return await self._relay_client.connect(address)
+        return await self._host.connect(address)
+
+    def state(self) -> ReachState:
+        """How this host can be reached now."""
+        return ReachState(
+            addresses=self.addresses,
+            observed=self._observed(),
+            relays=self._relay_client.states(),
+            paths=self._hole_puncher.paths() if self._hole_puncher else (),
+            relay_service=self._relay_service.state if self._relay_service else None,
+        )
+
+    def _relayed(self, peer_id: str) -> None:
+        if self._hole_puncher is not None:
+            self._hole_puncher.upgrade(peer_id)
+
+    def _observed(self) -> tuple[str, ...]:
+        return self._relay_client.observed_addresses
+
+    def _dialled_addresses(self) -> list[str]:
+        """Where a peer might get through to us: as relays see us first, then our own interfaces."""
+        own = [address.partition("/p2p/")[0] for address in self._host.addresses]
+        return [*self._observed(), *filter(_is_tcp, own)]
+
+
+def _is_tcp(address: str) -> bool:
+    multiaddr = Multiaddr(address)
+    names = [protocol.name for protocol in multiaddr.protocols()]
+    if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
+        return False
+    ip = ipaddress.ip_address(str(multiaddr.value_for_protocol(names[0])))
+    return not (ip.is_unspecified or ip.is_link_local)

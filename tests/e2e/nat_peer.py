@@ -1,0 +1,151 @@
+"""A host for the tests of NATs, as a process of its own: `python -m tests.e2e.nat_peer ROLE [ADDRESS]`.
+
+It says what happens as lines of JSON. A `relay` relays. A `server` reserves a slot at the relay ADDRESS and echoes.
+A `client` connects to ADDRESS, uses one stream throughout, and says which way that and new streams go.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import trio
+from libp2p.connection_types import ConnectionType
+
+from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
+from neurogrid.p2p.reach.hole_punching import Path
+from neurogrid.p2p.reach.reach import Reach, ReachOptions
+from neurogrid.p2p.reach.relay_service import RelayLimits
+from neurogrid.p2p.reach.relayed import connection_of
+from neurogrid.p2p.stream import Stream
+
+ECHO = "/test/echo/1"
+LISTEN = ["/ip4/0.0.0.0/tcp/4001"]
+DEADLINE = 240.0
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+async def echo(stream: Stream) -> None:
+    while data := await stream.receive_some():
+        await stream.send_all(data)
+    await stream.aclose()
+
+
+async def run_relay() -> None:
+    async with open_host(listen=LISTEN) as host:
+        reach = Reach(host, ReachOptions(relay_service=RelayLimits()))
+        say(addresses=[a for a in reach.addresses if "/127." not in a])
+        await trio.sleep_forever()
+
+
+async def run_server(relay: str) -> None:
+    async with open_host(listen=LISTEN) as host:
+        host.set_stream_handler(ECHO, echo)
+        reach = Reach(host, ReachOptions(relays=[relay]))
+        while not (addresses := [a for a in reach.addresses if "/p2p-circuit/" in a]):
+            await trio.sleep(0.02)
+        say(addresses=addresses, observed=reach.state().observed)
+        await say_paths(reach)
+
+
+async def say_paths(reach: Reach) -> None:
+    before: object = None
+    while True:
+        paths = [(p.peer_id, p.path.value, p.reason) for p in reach.state().paths]
+        if paths != before:
+            before = paths
+            say(paths=paths)
+        await trio.sleep(0.1)
+
+
+class Talk:
+    """A stream that is in use all the time."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.num_echoes = 0
+
+    async def run(self, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                message = b"%08d" % self.num_echoes
+                await self.stream.send_all(message)
+                received = b""
+                while len(received) < len(message):
+                    data = await self.stream.receive_some(len(message) - len(received))
+                    if not data:
+                        raise RuntimeError("the stream in use ended")
+                    received += data
+                if received != message:
+                    raise RuntimeError(f"sent {message!r}, received {received!r}")
+                self.num_echoes += 1
+                await trio.sleep(0.01)
+
+    async def go_on(self) -> None:
+        wanted = self.num_echoes + 100
+        while self.num_echoes < wanted:
+            await trio.sleep(0.02)
+
+
+def way(stream: Stream) -> str:
+    return str(connection_of(stream).get_connection_type().value)
+
+
+def num_relayed(host: Libp2pHost, peer_id: str) -> int:
+    network: Any = host.libp2p.get_network()
+    return sum(
+        connection.muxed_conn.peer_id.to_base58() == peer_id
+        and connection.get_connection_type() == ConnectionType.RELAYED
+        for connection in network.get_connections()
+    )
+
+
+async def run_client(address: str) -> None:
+    async with open_host(listen=LISTEN) as host, trio.open_nursery() as nursery:
+        reach = Reach(host)
+        peer_id = await reach.connect(address)
+        talk = Talk(await host.open_stream(peer_id, [ECHO]))
+        say(first_stream=way(talk.stream))
+        scope = trio.CancelScope()
+        nursery.start_soon(talk.run, scope)
+        await talk.go_on()
+        while not (paths := reach.state().paths) or paths[0].path is Path.PUNCHING:
+            await trio.sleep(0.02)
+        await talk.go_on()
+        fresh = await host.open_stream(peer_id, [ECHO])
+        await fresh.send_all(b"fresh")
+        assert await fresh.receive_some() == b"fresh"
+        say(
+            path=paths[0].path.value,
+            reason=paths[0].reason,
+            first_stream=way(talk.stream),
+            new_stream=way(fresh),
+        )
+        scope.cancel()
+        await talk.stream.aclose()
+        await fresh.aclose()
+        if paths[0].path is Path.DIRECT:
+            while num_relayed(host, peer_id):
+                await trio.sleep(0.1)
+            last = await host.open_stream(peer_id, [ECHO])
+            await last.send_all(b"last")
+            assert await last.receive_some() == b"last"
+            say(num_relayed=num_relayed(host, peer_id), last_stream=way(last))
+        say(done=True, connected=peer_id in host.connected_peers)
+
+
+async def main(role: str, *addresses: str) -> None:
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("neurogrid").setLevel(logging.DEBUG)
+    run = {"relay": run_relay, "server": run_server, "client": run_client}[role]
+    with trio.fail_after(DEADLINE):
+        await run(*addresses)
+
+
+if __name__ == "__main__":
+    trio.run(main, *sys.argv[1:])

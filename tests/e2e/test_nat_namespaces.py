@@ -1,0 +1,148 @@
+"""Two hosts behind two NATs, in network namespaces: reached through a relay, then directly where the NATs let them.
+
+NATs are nftables' masquerade. It keeps the port of a connection where it can, whatever the destination, and lets
+nobody in who was not called first, as most routers at home do; `fully-random` gives each connection another port,
+as symmetric NATs do.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.namespaces.netns import Lan, Machine, Network, network, why_no_namespaces
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(
+    shutil.which("nft") is None, reason="NATs are made with `nft`: install nftables"
+)
+
+NAT = """
+table ip nat {
+    chain postrouting {
+        type nat hook postrouting priority srcnat;
+        oifname "eth1" masquerade%s
+    }
+}
+table ip filter {
+    chain input {
+        type filter hook input priority filter; policy accept;
+        iifname "eth1" ct state established,related accept
+        iifname "eth1" drop
+    }
+    chain forward {
+        type filter hook forward priority filter; policy accept;
+        iifname "eth1" ct state established,related accept
+        iifname "eth1" drop
+    }
+}
+"""
+
+
+def home(net: Network, internet: Lan, number: int, *, is_symmetric: bool = False) -> Machine:
+    """A machine behind a NAT of its own."""
+    lan = net.lan(1)
+    router = net.machine()
+    lan.plug(router, 254)
+    internet.plug(router, 100 + number)
+    router.set_system_control("net.ipv4.ip_forward", "1")
+    rules = NAT % (" fully-random" if is_symmetric else "")
+    subprocess.run(router.command(["nft", "-f", "-"]), input=rules, text=True, check=True)
+    (machine,) = lan.machines
+    machine.ip("route", "add", "default", "via", lan.address(254))
+    return machine
+
+
+class Peer:
+    """A `nat_peer` process in a namespace."""
+
+    def __init__(self, machine: Machine, log: Path, *args: str) -> None:
+        self.log = log
+        with log.open("w") as stderr:
+            self._process = machine.popen(
+                [sys.executable, "-m", "tests.e2e.nat_peer", *args],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                cwd=ROOT,
+            )
+
+    def hear(self, key: str) -> dict[str, Any]:
+        """What it says next with this key; what it says else is skipped."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if key in said:
+                return said
+        raise AssertionError(f"it ended before it said {key!r}: {self.log.read_text()[-3000:]}")
+
+
+class Pair:
+    """A server and a client, each behind a NAT of its own."""
+
+    def __init__(self, directory: Path, homes: Sequence[Machine], relay_address: str) -> None:
+        directory.mkdir()
+        self.server = Peer(homes[0], directory / "server", "server", relay_address)
+        said = self.server.hear("addresses")
+        self.observed = said["observed"]
+        self.client = Peer(homes[1], directory / "client", "client", said["addresses"][0])
+
+
+@dataclass
+class Scene:
+    """What the tests look at: it plays once for all of them, since most of it is waiting."""
+
+    internet: Lan
+    friendly: Pair
+    symmetric: Pair
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    if reason := why_no_namespaces():
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("nat")
+    with network() as net:
+        internet = net.lan(1)
+        homes = [home(net, internet, n, is_symmetric=n == 2) for n in range(4)]
+        relay = Peer(internet.machines[0], directory / "relay", "relay")
+        (relay_address,) = relay.hear("addresses")["addresses"]
+        yield Scene(
+            internet,
+            Pair(directory / "friendly", homes[:2], relay_address),
+            Pair(directory / "symmetric", homes[2:], relay_address),
+        )
+
+
+def test_two_hosts_behind_nats_meet_at_the_relay_and_go_direct(scene: Scene) -> None:
+    assert scene.friendly.observed == [f"/ip4/{scene.internet.address(100)}/tcp/4001"]
+    client = scene.friendly.client
+    assert client.hear("first_stream")["first_stream"] == "relayed"
+    after = client.hear("path")
+    assert after["path"] == "direct", after
+    # What ran over the relay has gone on, and what is new goes directly.
+    assert after["first_stream"] == "relayed"
+    assert after["new_stream"] == "direct"
+    assert client.hear("last_stream") == {"num_relayed": 0, "last_stream": "direct"}
+    assert client.hear("done")["connected"]
+
+
+def test_behind_a_symmetric_nat_it_stays_relayed_and_says_so(scene: Scene) -> None:
+    assert scene.symmetric.observed != [f"/ip4/{scene.internet.address(102)}/tcp/4001"]
+    client, server = scene.symmetric.client, scene.symmetric.server
+    after = client.hear("path")
+    assert after["path"] == "relayed"
+    assert "the NAT on one side gives each peer another port" in after["reason"]
+    assert after["first_stream"] == after["new_stream"] == "relayed"
+    assert client.hear("done")["connected"]
+    paths = server.hear("paths")["paths"]
+    while not paths or paths[0][1] == "punching":
+        paths = server.hear("paths")["paths"]
+    assert paths[0][1] == "relayed"
