@@ -224,6 +224,18 @@ class Exchange:
         else:
             await self._streams[peer_id].send(enveloped(message), *more)
 
+    def send_nowait(self, peer_id: str, message: TensorMessage) -> bool:
+        """Send a small message over 1.1.0 if nothing has to be waited for; else False, and nothing is sent.
+
+        For answers of sync handlers. `send` does what this does not, and says what is wrong, if anything is.
+
+        Raises:
+            DataWriteError: the stream broke in it.
+            LocalProtocolError: the message has a field out of range.
+        """
+        stream = self._streams.get(peer_id)
+        return stream is not None and stream.send_nowait(enveloped(traced(message)))
+
     def expect(
         self, peer_id: str, answer: MessageType, *, request_id: int = 0
     ) -> AbstractContextManager[Waiter]:

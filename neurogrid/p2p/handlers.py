@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
+from neurogrid.errors import NeuroGridError
+from neurogrid.p2p.message_forms import sender_of
 from neurogrid.p2p.subscribers import MessageHandler, is_async
 from neurogrid.p2p.wire import TensorMessage
 
@@ -37,15 +40,25 @@ def with_sender(
 
 def answering(
     handler: Callable[[TensorMessage], Any],
-    answer: Callable[[TensorMessage, Any], Awaitable[None]],
+    answer: Callable[[TensorMessage, Any], TensorMessage],
+    *,
+    send: Callable[[str, TensorMessage], Awaitable[None]],
+    send_nowait: Callable[[str, TensorMessage], bool],
 ) -> MessageHandler:
-    """A handler of messages whose result, if not None, is sent by `answer(message, result)`."""
+    """A handler of messages whose result, if not None, is sent back as `answer(message, result)`.
+
+    The result of a sync handler goes out at once where that needs no waiting, else in a task.
+    """
+
+    async def reply(message: TensorMessage, result: Any) -> None:
+        await send(sender_of(message), answer(message, result))
+
     if is_async(handler):
 
         async def serve(message: TensorMessage) -> None:
             result = await handler(message)
             if result is not None:
-                await answer(message, result)
+                await reply(message, result)
 
         return serve
 
@@ -55,11 +68,14 @@ def answering(
             return None
         if inspect.isawaitable(result):
             return _finish(message, result)
-        return answer(message, result)
+        with suppress(NeuroGridError):  # the task meets it again, and tells
+            if send_nowait(sender_of(message), answer(message, result)):
+                return None
+        return reply(message, result)
 
     async def _finish(message: TensorMessage, result: Awaitable[Any]) -> None:
         content = await result
         if content is not None:
-            await answer(message, content)
+            await reply(message, content)
 
     return call

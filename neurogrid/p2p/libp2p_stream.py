@@ -7,7 +7,7 @@ table that maps the exceptions of py-libp2p to ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import cast
 
@@ -40,6 +40,12 @@ class Libp2pStream(Stream):
     async def receive_some(self, max_bytes: int = 256 * 1024) -> bytes:
         try:
             return await self._link_stream.receive_some(max_bytes)
+        except BaseLibp2pError as exc:
+            raise self._broken(exc) from exc
+
+    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+        try:
+            return await self._link_stream.receive_each(take)
         except BaseLibp2pError as exc:
             raise self._broken(exc) from exc
 

@@ -8,6 +8,7 @@ on, so that nobody holds room by promises. Between messages a long-lived stream 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -67,6 +68,30 @@ class MessageReader:
     ) -> None:
         self._release()
 
+    async def receive_all(self, on_message: Callable[[TensorMessage], None]) -> None:
+        """Call `on_message` with each message until the orderly end of the stream. It must not block.
+
+        Raises:
+            RemoteProtocolError, RequestRefusedError, StreamBrokenError: as `receive`, and what `on_message` raises.
+        """
+
+        def take(data: bytes) -> bool:
+            for message in self._received(len(data), self._decoder.receive_data(data)):
+                on_message(message)
+            return not self._num_bytes and self._decoder.error is None
+
+        while True:
+            if not self._num_bytes and self._decoder.error is None:
+                # Between messages nothing is timed, and small ones come whole.
+                if not await self._stream.receive_each(take):
+                    return
+            else:
+                messages = await self.receive()
+                if not messages:
+                    return
+                for message in messages:
+                    on_message(message)
+
     async def receive(self) -> list[TensorMessage]:
         """The messages that the next bytes complete, at least one; none at the orderly end of the stream.
 
@@ -85,20 +110,21 @@ class MessageReader:
                 await self._make_room(awaited)
             elif self._num_bytes and self._since == math.inf:
                 self._start_clock()
-            if not self._num_bytes and self._silence_timeout == math.inf:
-                # Between messages nothing is timed, and small ones come whole: a scope has its price.
-                num_bytes, messages = await self._receive_some()
-            else:
-                num_bytes, messages = await self._receive_some_in_time()
+            num_bytes, messages = await self._receive_some_in_time()
             if not num_bytes:
                 self._decoder.receive_eof()
                 return []
-            self._num_bytes += num_bytes
-            self._paid_bytes += num_bytes
-            if messages:
-                self._num_bytes -= sum(map(_size, messages))
-                self._release()
+            if self._received(num_bytes, messages):
                 return messages
+
+    def _received(self, num_bytes: int, messages: list[TensorMessage]) -> list[TensorMessage]:
+        """Count bytes that came, and the messages that they completed."""
+        self._num_bytes += num_bytes
+        self._paid_bytes += num_bytes
+        if messages:
+            self._num_bytes -= sum(map(_size, messages))
+            self._release()
+        return messages
 
     async def _receive_some_in_time(self) -> tuple[int, list[TensorMessage]]:
         """As `_receive_some`, for as long as what has come pays for."""

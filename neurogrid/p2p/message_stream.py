@@ -173,6 +173,19 @@ class MessageStream:
         elif not self._send_nowait(message, parts, num_bytes):
             await self._outbox.put(Outgoing(message, parts))
 
+    def send_nowait(self, message: TensorMessage) -> bool:
+        """Send a small message that needs no credit if nothing has to be waited for; False if something has.
+
+        Raises:
+            DataWriteError: the stream broke; so much is known.
+            LocalProtocolError: the message cannot be sent.
+        """
+        if self._closed is not None or self.hello is None or message.msg_type in CREDITED_TYPES:
+            return False
+        parts = message_parts(message)
+        num_bytes = sum(map(len, parts[1:]))
+        return num_bytes <= self.hello.max_data and self._send_nowait(message, parts, num_bytes)
+
     def owe(self, message: TensorMessage) -> None:
         """Send a small message some time, without waiting; for the reader and what it calls.
 
@@ -326,9 +339,7 @@ class MessageStream:
             with MessageReader(
                 self._stream, self._decoder, budget=self._budget, bounds=self._bounds
             ) as reader:
-                while messages := await reader.receive():
-                    for message in messages:
-                        self._receive(message)
+                await reader.receive_all(self._receive)
         except NeuroGridError as exc:
             return exc
         return StreamBrokenError(f"{self.peer_id} closed the stream")

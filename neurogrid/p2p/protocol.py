@@ -88,19 +88,18 @@ class Protocol(Exchange):
         to the peer when the handler, and what it returned, is done.
         """
 
-        def respond(message: TensorMessage, tensor: Tensor) -> Awaitable[None]:
-            assert message.from_peer is not None
-            return self._send_tensor_message(
+        def response(message: TensorMessage, tensor: Tensor) -> TensorMessage:
+            return _tensor_message(
                 MessageType.RESPONSE,
-                message.from_peer,
                 message.layer_id,
                 message.seq_id,
                 message.request_id,
                 tensor,
-                like=message.envelope,
+                None,
+                message.envelope,
             )
 
-        self.on_message(MessageType.ACTIVATION, answering(handler, respond))
+        self.on_message(MessageType.ACTIVATION, self._answering(handler, response))
 
     def on_response_received(self, handler: MessageHandler) -> None:
         """Call `handler(message)` for each response, traced or not, that no request waits for."""
@@ -269,12 +268,11 @@ class Protocol(Exchange):
         def call(message: TensorMessage) -> Any:
             return handler(LayerIds.decode(message.data).ids, _sender(message))
 
-        def answer(message: TensorMessage, layer_ids: Sequence[int]) -> Awaitable[None]:
-            data = LayerIds(tuple(layer_ids)).encode()
-            return self._answer(message, MessageType.LAYER_STATUS, data)
+        def status(message: TensorMessage, layer_ids: Sequence[int]) -> TensorMessage:
+            return _answer(message, MessageType.LAYER_STATUS, LayerIds(tuple(layer_ids)).encode())
 
         wrapped = as_async(call) if is_async(handler) else call
-        self.on_message(MessageType.LAYER_REQUEST, answering(wrapped, answer))
+        self.on_message(MessageType.LAYER_REQUEST, self._answering(wrapped, status))
 
     async def send_layer_status(self, peer_id: str, layer_ids: Sequence[int]) -> None:
         """Tell a peer which layers are held here, asked or not."""
@@ -332,11 +330,11 @@ class Protocol(Exchange):
         def call(message: TensorMessage) -> Any:
             return handler(_sender(message))
 
-        def answer(message: TensorMessage, info: GPUInfo) -> Awaitable[None]:
-            return self._answer(message, MessageType.GPU_INFO, info.encode())
+        def answer(message: TensorMessage, info: GPUInfo) -> TensorMessage:
+            return _answer(message, MessageType.GPU_INFO, info.encode())
 
         wrapped = as_async(call) if is_async(handler) else call
-        self.on_message(MessageType.GPU_INFO_REQUEST, answering(wrapped, answer))
+        self.on_message(MessageType.GPU_INFO_REQUEST, self._answering(wrapped, answer))
 
     async def send_gpu_info(self, peer_id: str, info: GPUInfo) -> None:
         """Tell a peer about the memory here, asked or not."""
@@ -377,13 +375,11 @@ class Protocol(Exchange):
         seq_id: int,
         request_id: int,
         data: Tensor,
-        *,
         trace_context: TraceContext | None = None,
-        like: TensorEnvelope | None = None,
     ) -> None:
         await self.send(
             peer_id,
-            _tensor_message(msg_type, layer_id, seq_id, request_id, data, trace_context, like),
+            _tensor_message(msg_type, layer_id, seq_id, request_id, data, trace_context, None),
         )
 
     async def _request(
@@ -392,9 +388,12 @@ class Protocol(Exchange):
         message = TensorMessage(msg_type=asked, request_id=new_request_id(), data=data)
         return await self.request(peer_id, message, answer, timeout=timeout)
 
-    async def _answer(self, message: TensorMessage, msg_type: MessageType, data: bytes) -> None:
-        answer = TensorMessage(msg_type=msg_type, request_id=message.request_id, data=data)
-        await self.send(_sender(message), answer)
+    def _answering(
+        self,
+        handler: Callable[[TensorMessage], Any],
+        answer: Callable[[TensorMessage, Any], TensorMessage],
+    ) -> MessageHandler:
+        return answering(handler, answer, send=self.send, send_nowait=self.send_nowait)
 
     async def _wait_for(
         self, peer_id: str, answer: MessageType, correlation: int, timeout: float
@@ -433,6 +432,10 @@ def _tensor_message(
             data=tensor.data,
         ),
     )
+
+
+def _answer(message: TensorMessage, msg_type: MessageType, data: bytes) -> TensorMessage:
+    return TensorMessage(msg_type=msg_type, request_id=message.request_id, data=data)
 
 
 def _sender(message: TensorMessage) -> str:

@@ -8,7 +8,7 @@ holds over the other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = ["Stream"]
 
@@ -41,6 +41,22 @@ class Stream(ABC):
 
         Cancellation is safe: bytes that were not returned stay for the next call.
         """
+
+    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+        """Call `take` with what comes, piece by piece, until it returns False; returns False at the end of the stream.
+
+        As a loop over `receive_some`, but that implementations that can call `take` where the bytes arrive, without
+        a turn of this task. It must not block; what it raises is raised here.
+
+        Raises:
+            StreamBrokenError: the stream was reset or the connection is gone.
+
+        Cancellation is safe: what `take` was not called with stays for the next call.
+        """
+        while data := await self.receive_some():
+            if not take(data):
+                return True
+        return False
 
     async def receive_into(self, destination: memoryview) -> int:
         """Receive into `destination` (bytes, writable); return how many came, 0 when the peer has finished.

@@ -10,7 +10,7 @@ import trio
 
 from neurogrid.errors import PeerUnreachableError, StreamBrokenError
 from neurogrid.p2p import Stream
-from tests.conformance.networks import Network, Runner, two_hosts
+from tests.conformance.networks import Network, Runner, two_hosts, until
 from tests.conformance.streams import (
     check_echo,
     digest,
@@ -209,6 +209,94 @@ def test_no_more_bytes_come_than_were_asked_for(over: Runner) -> None:
                 assert len(data) <= 3
                 received.append(data)
             assert b"".join(received) == b"0123456789"
+
+    over.run(scenario)
+
+
+def test_each_piece_is_handed_over_until_enough(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            data = secrets.token_bytes(3 * MIB)
+            received = bytearray()
+
+            def take_a_mebibyte(piece: bytes) -> bool:
+                received.extend(piece)
+                return len(received) < MIB
+
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def write() -> None:
+                    await near.send_all(data)
+                    await near.send_eof()
+
+                assert await far.receive_each(take_a_mebibyte)
+                assert MIB <= len(received) < 3 * MIB
+                received += await far.receive_some()
+                assert not await far.receive_each(lambda piece: received.extend(piece) or True)
+            assert digest(bytes(received)) == digest(data)
+
+    over.run(scenario)
+
+
+def test_what_a_taker_raises_is_its_readers(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            received = bytearray()
+
+            def refuse(piece: bytes) -> bool:
+                received.extend(piece)
+                raise ValueError("not this")
+
+            for text in (b"first", b"second"):
+                await near.send_all(text)
+                with pytest.raises(ValueError, match="not this"):
+                    await far.receive_each(refuse)
+            assert received == b"firstsecond"
+            await near.send_eof()
+            assert await receive_all(far) == b""
+
+    over.run(scenario)
+
+
+def test_a_taker_may_cancel_its_reader(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            received = bytearray()
+            with trio.CancelScope() as scope:
+
+                def take(piece: bytes) -> bool:
+                    received.extend(piece)
+                    scope.cancel()
+                    return True
+
+                await near.send_all(b"first")
+                await far.receive_each(take)
+            assert scope.cancelled_caught
+            await near.send_all(b"second")
+            await near.send_eof()
+            assert received + await receive_all(far) == b"firstsecond"
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("how", ["reset", "disconnect"])
+def test_a_taker_is_told_that_nothing_more_comes(over: Runner, how: str) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            received = bytearray()
+
+            async def break_off() -> None:
+                await until(lambda: received == b"first")
+                await (near.reset() if how == "reset" else one.disconnect(other.peer_id))
+
+            async with trio.open_nursery() as nursery:
+                await near.send_all(b"first")
+                nursery.start_soon(break_off)
+                with suppress(StreamBrokenError):
+                    # A host that goes away in order may end its streams before it closes the connection.
+                    assert not await far.receive_each(lambda piece: received.extend(piece) or True)
+            assert received == b"first"
 
     over.run(scenario)
 

@@ -210,6 +210,11 @@ class LinkConnection(IMuxedConn):
 
     # ------------------------------------------------------------------ what its streams ask for
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether anything can come or go."""
+        return self._reason is None
+
     def check_alive(self) -> None:
         """Raise if nothing can come or go any more.
 

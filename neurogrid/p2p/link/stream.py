@@ -6,6 +6,7 @@ was not: the peer has a prefix of the write, and the connection and its other st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,12 @@ class LinkStream(IMuxedStream):
         self.state = state
         self._connection = connection
         self._reader: trio.lowlevel.Task | None = None
+        self._take: Callable[[bytes], bool] | None = (
+            None  # of a reader that waits in `receive_each`
+        )
+        self._is_taking = False
+        self._has_enough = False  # it has had all that it wants
+        self._take_error: Exception | None = None  # what it raised
         state.owner = self
 
     def __del__(self) -> None:
@@ -91,6 +98,39 @@ class LinkStream(IMuxedStream):
         data = inbox.take(max_bytes)
         self._connection.consumed(self.state, len(data))
         await self._connection.breathe(len(data))
+        return data
+
+    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+        """Call `take` with what arrives, piece by piece, until it returns False; returns False at the end.
+
+        It is called where the bytes arrive, in the task that reads the connection, which saves a turn of this one:
+        it must not block, and what it raises is raised here.
+
+        Raises:
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+
+        Cancellation is safe: what `take` was not called with stays for the next call.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            while self.state.inbox.size:
+                if not take(self._next_piece()):
+                    return True
+            if not self._expects_data():
+                return False
+            self._take, self._has_enough, self._take_error = take, False, None
+            try:
+                await self._wait()
+            finally:
+                self._take = None
+            if self._take_error is not None:
+                raise self._take_error
+            if self._has_enough:
+                return True
+
+    def _next_piece(self) -> bytes:
+        data = self.state.inbox.take()
+        self._connection.consumed(self.state, len(data))
         return data
 
     async def receive_into(self, destination: memoryview) -> int:
@@ -152,10 +192,36 @@ class LinkStream(IMuxedStream):
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def wake(self) -> None:
-        """Let the reader look again."""
+        """Let the reader look again, or give it what has arrived."""
+        if self._reader is None or self._is_taking:
+            return
+        if self._take is not None and self.state.inbox.size:
+            self._is_taking = True  # what it does with them may want to wake it, too
+            try:
+                self._has_enough = self._take_all(self._take)
+            except Exception as exc:  # noqa: BLE001  the reader raises it: it is not the connection's
+                self._take_error = exc
+            finally:
+                self._is_taking = False
+            if not self._has_enough and self._take_error is None and self._may_receive:
+                return
         reader, self._reader = self._reader, None
-        if reader is not None:
+        if reader is not None:  # it may have been cancelled by what it was given
             trio.lowlevel.reschedule(reader)
+
+    @property
+    def _may_receive(self) -> bool:
+        """Whether more may come to a reader who has all that came."""
+        state = self.state
+        is_over = state.fin_received or state.was_reset or state.is_discarding
+        return not is_over and self._connection.is_alive
+
+    def _take_all(self, take: Callable[[bytes], bool]) -> bool:
+        """Give the reader what has arrived; whether it has had all that it wants."""
+        while self.state.inbox.size:
+            if not take(self._next_piece()):
+                return True
+        return False
 
     # ------------------------------------------------------------------ writing
 

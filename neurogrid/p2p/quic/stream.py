@@ -6,6 +6,7 @@ hands over no more: the peer has a prefix of it, and the connection and its othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,13 @@ class QuicMuxedStream(IMuxedStream):
         if not data:
             raise MuxedStreamEOF("the peer has finished sending")
         return data
+
+    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+        """Call `take` with what comes until it returns False; returns False at the end. Raises as `receive_some`."""
+        while data := await self.receive_some():
+            if not take(data):
+                return True
+        return False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return what arrived, at least a byte and at most `max_bytes`; `b""` at the end.
