@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, PeerUnreachableError
 from neurogrid.p2p.dialing import connect_any
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.trust.admission import Admission
+from neurogrid.p2p.trust.gate import Gate
+from neurogrid.p2p.trust.messages import TRUST_PROTOCOL
+from neurogrid.p2p.trust.names import ANY_ROLE
 
 __all__ = [
     "ConnectionHandler",
@@ -69,10 +73,15 @@ class Host(ABC):
 
     Attributes:
         identity: key pair and peer id.
+        gate: what decides whom it serves; None where everybody is served.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, admission: Admission | None = None) -> None:
         self.identity = identity
+        self.gate: Gate | None = None
+        if admission is not None:
+            admission.bind(identity.peer_id)
+            self.gate = Gate(self, admission, self._announce)
         self._connected_handlers: list[ConnectionHandler] = []
         self._disconnected_handlers: list[ConnectionHandler] = []
         self._disconnected: dict[str, trio.Event] = {}
@@ -88,9 +97,39 @@ class Host(ABC):
         """Full multiaddrs that this host can be dialled at: one for each interface it listens on."""
 
     @property
-    @abstractmethod
     def connected_peers(self) -> frozenset[str]:
-        """Peers with at least one open connection."""
+        """Peers with at least one open connection, as far as they are admitted."""
+        if self.gate is None:
+            return self._linked_peers
+        return frozenset(filter(self.gate.is_admitted, self._linked_peers))
+
+    @property
+    def unadmitted_peers(self) -> frozenset[str]:
+        """The other peers with an open connection: not admitted yet, or tolerated."""
+        return self._linked_peers - self.connected_peers
+
+    @property
+    @abstractmethod
+    def _linked_peers(self) -> frozenset[str]:
+        """Peers with at least one open connection, admitted or not."""
+
+    def role_of(self, peer_id: str) -> str | None:
+        """What a connected peer may act as: "coordinator", "worker"; "any" where nobody decides.
+
+        None for a peer that is not admitted, or not connected.
+        """
+        if self.gate is not None:
+            return self.gate.role_of(peer_id)
+        return ANY_ROLE if peer_id in self._linked_peers else None
+
+    def tolerate(self, peer_id: str, protocol_ids: Iterable[str] = ()) -> None:
+        """Keep connections to a peer although it is not admitted: a bootstrap peer, a relay.
+
+        It is served these protocols beside identify and ping, has no role, and is none of `connected_peers`. Call
+        it before the peer is dialled.
+        """
+        if self.gate is not None:
+            self.gate.tolerate(peer_id, protocol_ids)
 
     @abstractmethod
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -103,6 +142,7 @@ class Host(ABC):
         Raises:
             ConfigurationError: `address` is not a full multiaddr, or is our own.
             PeerUnreachableError: nobody answers there, or somebody else does.
+            NotAdmittedError: one of the two does not admit the other; says why.
 
         After cancellation there may be a connection or none; a half-open one is not left.
         """
@@ -153,7 +193,7 @@ class Host(ABC):
         """
 
     def on_connected(self, handler: ConnectionHandler) -> None:
-        """Call `handler(peer_id)` for each new connection; it must not block or raise."""
+        """Call `handler(peer_id)` for each new connection, once its peer is admitted; it must not block or raise."""
         self._connected_handlers.append(handler)
 
     def on_disconnected(self, handler: ConnectionHandler) -> None:
@@ -162,21 +202,50 @@ class Host(ABC):
 
     async def wait_disconnected(self, peer_id: str) -> None:
         """Return when there is no connection to the peer; at once if there is none now."""
-        if peer_id in self.connected_peers:
+        if peer_id in self._linked_peers:
             await self._disconnected.setdefault(peer_id, trio.Event()).wait()
 
     # For implementations
 
-    def _note_connected(self, peer_id: str) -> None:
+    def _start_gate(self) -> None:
+        if self.gate is not None:
+            self.set_stream_handler(TRUST_PROTOCOL, self.gate.serve)
+            self.start_soon(self.gate.run)
+
+    async def _lets_in(self, peer_id: str, protocol_id: str) -> bool:
+        """Whether a stream that a peer opened may be served."""
+        return self.gate is None or await self.gate.lets_in(peer_id, protocol_id)
+
+    def _check_may_ask(self, peer_id: str, protocol_ids: Sequence[str]) -> None:
+        """Check that this host may open a stream to a peer.
+
+        Raises:
+            PeerUnreachableError: there is no connection, or the peer is not admitted.
+        """
+        if peer_id not in self._linked_peers:
+            raise PeerUnreachableError(f"there is no connection to {peer_id}")
+        if self.gate is not None and not self.gate.may_ask(peer_id, protocol_ids):
+            raise PeerUnreachableError(f"{peer_id} is connected, but not admitted")
+
+    def _note_connected(self, peer_id: str, *, is_dialler: bool) -> None:
+        if self.gate is None:
+            self._announce(peer_id)
+        else:
+            self.gate.connected(peer_id, is_dialler=is_dialler)
+
+    def _announce(self, peer_id: str) -> None:
         for handler in self._connected_handlers:
             handler(peer_id)
 
     def _note_disconnected(self, peer_id: str) -> None:
-        if peer_id in self.connected_peers:
+        if peer_id in self._linked_peers:
             return  # another connection to the same peer is still there
+        was_announced = self.gate is None or self.gate.disconnected(peer_id)
         event = self._disconnected.pop(peer_id, None)
         if event is not None:
             event.set()
+        if not was_announced:
+            return
         for handler in self._disconnected_handlers:
             handler(peer_id)
 

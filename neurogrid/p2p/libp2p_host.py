@@ -29,7 +29,7 @@ from typing import Any, cast
 import trio
 from libp2p import new_host
 from libp2p.abc import IHost, INetConn, INetStream, INetwork, INotifee
-from libp2p.custom_types import TProtocol
+from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.exceptions import SwarmException
@@ -63,6 +63,7 @@ from neurogrid.p2p.link import install_link
 from neurogrid.p2p.quic import QuicTransport, prefer_tcp
 from neurogrid.p2p.security import security_options
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.trust.admission import Admission
 
 __all__ = ["Libp2pHost", "check_listen_address", "open_host"]
 
@@ -123,8 +124,14 @@ class Libp2pHost(Host):
         libp2p: the py-libp2p host underneath, for what this class does not offer.
     """
 
-    def __init__(self, libp2p: IHost, identity: Identity, nursery: trio.Nursery) -> None:
-        super().__init__(identity)
+    def __init__(
+        self,
+        libp2p: IHost,
+        identity: Identity,
+        nursery: trio.Nursery,
+        admission: Admission | None = None,
+    ) -> None:
+        super().__init__(identity, admission)
         self.libp2p = libp2p
         self._nursery = nursery
         self._served: set[str] = set()
@@ -140,7 +147,7 @@ class Libp2pHost(Host):
         return tuple(dict.fromkeys(f"{address}/p2p/{self.peer_id}" for address in concrete))
 
     @property
-    def connected_peers(self) -> frozenset[str]:
+    def _linked_peers(self) -> frozenset[str]:
         return frozenset(peer.to_base58() for peer in self.libp2p.get_connected_peers())
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -150,13 +157,15 @@ class Libp2pHost(Host):
         multiaddr, peer_id = parse_peer_address(address)
         if peer_id == self.peer_id:
             raise ConfigurationError(f"{address} is this peer's own address")
-        if peer_id in self.connected_peers:
-            return peer_id
-        dial = self._dials.get(address)
-        if dial is None:
-            dial = self._dials[address] = Errand(partial(self._dial, address, multiaddr, peer_id))
-            self._nursery.start_soon(dial.run)
-        await dial.wait()
+        if peer_id not in self._linked_peers:
+            dial = self._dials.get(address)
+            if dial is None:
+                dial = Errand(partial(self._dial, address, multiaddr, peer_id))
+                self._dials[address] = dial
+                self._nursery.start_soon(dial.run)
+            await dial.wait()
+        if self.gate is not None:
+            await self.gate.wait_admitted(peer_id)
         return peer_id
 
     async def _dial(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
@@ -174,8 +183,7 @@ class Libp2pHost(Host):
             del self._dials[address]
 
     async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream:
-        if peer_id not in self.connected_peers:
-            raise PeerUnreachableError(f"there is no connection to {peer_id}")
+        self._check_may_ask(peer_id, protocol_ids)
         opening = Errand(
             partial(self._negotiate, peer_id, tuple(protocol_ids)), undo=Libp2pStream.reset
         )
@@ -233,6 +241,7 @@ async def open_host(
     listen: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
     listen_fallback: Sequence[str] = (),
     identity: Identity | None = None,
+    admission: Admission | None = None,
 ) -> AsyncIterator[Libp2pHost]:
     """Run a libp2p host (TCP; Noise or TLS; Yamux. QUIC) until the block is left.
 
@@ -240,11 +249,15 @@ async def open_host(
         listen: multiaddrs to listen on; port 0 takes a free one. TCP on loopback alone by default.
         listen_fallback: where to listen, with a warning, if one of `listen` is taken. Empty: an error.
         identity: the key pair; a new one for this process when None.
+        admission: whom it serves (`neurogrid.p2p.trust`); None is whoever reaches it.
 
     Raises:
-        ConfigurationError: an address is not a multiaddr that we can listen on, or is in use.
+        ConfigurationError: an address is not a multiaddr that we can listen on, is in use, or is not to be listened
+            at with this `admission`; or `admission` is another host's.
     """
     identity = identity or Identity.generate()
+    if admission is not None:
+        admission.check_listen([*listen, *listen_fallback])
     try:
         listen_addrs = [check_listen_address(address) for address in listen]
     except ConfigurationError:
@@ -269,9 +282,14 @@ async def open_host(
     end_inbound_tasks(libp2p.get_network())
     _dial_on_request(libp2p.get_network())
     prefer_tcp(libp2p.get_network())
+    hosts: list[Libp2pHost] = []
+    if admission is not None:
+        _gate_streams(libp2p, hosts)
     with unwrap_errors():
         async with libp2p.run(listen_addrs), trio.open_nursery() as nursery:
-            host = Libp2pHost(libp2p, identity, nursery)
+            host = Libp2pHost(libp2p, identity, nursery, admission)
+            hosts.append(host)
+            host._start_gate()
             if len(host.addresses) < len(listen_addrs):
                 raise ConfigurationError(f"cannot listen on {', '.join(map(str, listen_addrs))}")
             libp2p.get_network().register_notifee(_Notifee(host))
@@ -283,6 +301,29 @@ async def open_host(
                 with trio.move_on_after(CLOSE_TIMEOUT) as scope:
                     scope.shield = True
                     await libp2p.close()
+
+
+def _gate_streams(libp2p: IHost, hosts: Sequence[Libp2pHost]) -> None:
+    """Put the gate of the host, once there is one, in front of every stream handler, whoever registers it.
+
+    So also in front of py-libp2p's own services: Kademlia, relay, identify push.
+    """
+    multiselect: Any = libp2p.get_mux()
+    add_handler = multiselect.add_handler
+
+    def add_gated(protocol: TProtocol | None, handler: StreamHandlerFn | None) -> None:
+        async def serve(net_stream: INetStream) -> None:
+            peer_id = net_stream.muxed_conn.peer_id.to_base58()
+            if handler and hosts and await hosts[0]._lets_in(peer_id, str(protocol)):
+                await handler(net_stream)
+            else:
+                await _wrap(net_stream, peer_id, str(protocol)).reset()
+
+        add_handler(protocol, serve)
+
+    for protocol, handler in tuple(multiselect.handlers.items()):
+        add_gated(protocol, handler)
+    multiselect.add_handler = add_gated
 
 
 def _dial_on_request(swarm: Any) -> None:
@@ -336,7 +377,8 @@ class _Notifee(INotifee):
         self._host = host
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
-        self._host._note_connected(conn.muxed_conn.peer_id.to_base58())
+        muxed = conn.muxed_conn
+        self._host._note_connected(muxed.peer_id.to_base58(), is_dialler=bool(muxed.is_initiator))
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         self._host._note_disconnected(conn.muxed_conn.peer_id.to_base58())

@@ -37,6 +37,7 @@ from neurogrid.p2p.host import (
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.memory_connection import Connection, ConnectionEnd, Link, MemoryStream
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.trust.admission import Admission
 
 __all__ = ["Link", "MemoryHost", "MemoryNetwork", "open_memory_network"]
 
@@ -53,14 +54,18 @@ class MemoryNetwork:
         self._connections: set[Connection] = set()
 
     @asynccontextmanager
-    async def open_host(self, *, identity: Identity | None = None) -> AsyncIterator[MemoryHost]:
+    async def open_host(
+        self, *, identity: Identity | None = None, admission: Admission | None = None
+    ) -> AsyncIterator[MemoryHost]:
         """Run a host until the block is left; its connections then end in order.
 
         Args:
             identity: the key pair; a new one when None.
+            admission: whom it serves (`neurogrid.p2p.trust`); None is everybody.
 
         Raises:
-            ConfigurationError: a host with this identity is in the network already.
+            ConfigurationError: a host with this identity is in the network already, or `admission` is
+                another host's.
         """
         identity = identity or Identity.generate()
         if any(host.peer_id == identity.peer_id for host in self._hosts.values()):
@@ -68,7 +73,9 @@ class MemoryNetwork:
         address = f"/memory/{next(self._numbers)}"
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
-                host = self._hosts[address] = MemoryHost(self, address, identity, nursery)
+                host = MemoryHost(self, address, identity, nursery, admission)
+                host._start_gate()
+                self._hosts[address] = host
                 try:
                     yield host
                 finally:
@@ -138,7 +145,7 @@ class MemoryNetwork:
             raise PeerUnreachableError(f"cannot connect to {address}: connection refused")
         if listener.peer_id != peer_id:
             raise PeerUnreachableError(f"cannot connect to {address}: another peer lives there")
-        if peer_id not in dialler.connected_peers:
+        if peer_id not in dialler._linked_peers:
             self._join(dialler, listener)
 
     def _join(self, dialler: MemoryHost, listener: MemoryHost) -> None:
@@ -156,8 +163,8 @@ class MemoryNetwork:
         connection.join(end_of(dialler, listener, 0), end_of(listener, dialler, 1))
         self._connections.add(connection)
         self._nursery.start_soon(self._run, connection)
-        dialler._keep(connection.ends[0])
-        listener._keep(connection.ends[1])
+        dialler._keep(connection.ends[0], is_dialler=True)
+        listener._keep(connection.ends[1], is_dialler=False)
 
     async def _run(self, connection: Connection) -> None:
         await connection.run()
@@ -168,9 +175,14 @@ class MemoryHost(Host):
     """A host of a network in memory. Made by `MemoryNetwork.open_host`."""
 
     def __init__(
-        self, network: MemoryNetwork, address: str, identity: Identity, nursery: trio.Nursery
+        self,
+        network: MemoryNetwork,
+        address: str,
+        identity: Identity,
+        nursery: trio.Nursery,
+        admission: Admission | None = None,
     ) -> None:
-        super().__init__(identity)
+        super().__init__(identity, admission)
         self._network = network
         self._address = address
         self._nursery = nursery
@@ -182,7 +194,7 @@ class MemoryHost(Host):
         return (f"{self._address}/p2p/{self.peer_id}",)
 
     @property
-    def connected_peers(self) -> frozenset[str]:
+    def _linked_peers(self) -> frozenset[str]:
         return frozenset(self._ends)
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -194,19 +206,23 @@ class MemoryHost(Host):
             raise ConfigurationError(f"{address} is this peer's own address")
         if peer_id in self._ends:
             await trio.lowlevel.checkpoint()
-            return peer_id
-        with trio.move_on_after(DIAL_TIMEOUT):
-            await self._network._dial(self, str(multiaddr), peer_id)
-            return peer_id
-        raise PeerUnreachableError(f"no answer from {address} in {DIAL_TIMEOUT:g} s")
+        else:
+            with trio.move_on_after(DIAL_TIMEOUT) as scope:
+                await self._network._dial(self, str(multiaddr), peer_id)
+            if scope.cancelled_caught:
+                raise PeerUnreachableError(f"no answer from {address} in {DIAL_TIMEOUT:g} s")
+        if self.gate is not None:
+            await self.gate.wait_admitted(peer_id)
+        return peer_id
 
     async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream:
-        end = self._ends.get(peer_id)
-        if end is None:
+        try:
+            self._check_may_ask(peer_id, protocol_ids)
+        except PeerUnreachableError:
             await trio.lowlevel.checkpoint()
-            raise PeerUnreachableError(f"there is no connection to {peer_id}")
+            raise
         with trio.move_on_after(NEGOTIATE_TIMEOUT):
-            return await end.open_stream(tuple(protocol_ids))
+            return await self._ends[peer_id].open_stream(tuple(protocol_ids))
         raise PeerUnreachableError(f"{peer_id} does not answer a new stream")
 
     def set_stream_handler(self, protocol_id: str, handler: StreamHandler) -> None:
@@ -228,17 +244,23 @@ class MemoryHost(Host):
             handler = self._stream_handlers.get(protocol_id)
             if handler is not None:
                 stream.protocol_id = protocol_id
-                self._nursery.start_soon(serve_stream, stream, handler)
+                self._nursery.start_soon(self._serve_if_admitted, stream, handler)
                 return True
         return False
 
-    def _keep(self, end: ConnectionEnd) -> None:
+    async def _serve_if_admitted(self, stream: MemoryStream, handler: StreamHandler) -> None:
+        if await self._lets_in(stream.peer_id, stream.protocol_id):
+            await serve_stream(stream, handler)
+        else:
+            await stream.reset()
+
+    def _keep(self, end: ConnectionEnd, *, is_dialler: bool) -> None:
         # The other side may have closed a connection whose end has not got here yet.
         stale = self._ends.get(end.peer_id)
         if stale is not None:
             stale.close("the peer has made a new connection")
         self._ends[end.peer_id] = end
-        self._note_connected(end.peer_id)
+        self._note_connected(end.peer_id, is_dialler=is_dialler)
 
     def _lose(self, end: ConnectionEnd) -> None:
         if self._ends.get(end.peer_id) is end:

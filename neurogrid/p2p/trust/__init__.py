@@ -1,0 +1,58 @@
+"""Who may connect, and as what: clusters, certificates, tickets, allow lists, and the gate that holds to them.
+
+    cluster = Cluster.create(directory)
+    membership = Membership(cluster.public_key, cluster.issue(identity.peer_id, COORDINATOR))
+    admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
+    async with open_host(identity=identity, admission=admission) as host:
+        print(cluster.ticket(host.peer_id, host.addresses).text())
+
+Source: protocol_spec/trust.md.
+"""
+
+from neurogrid.p2p.trust.admission import (
+    Admission,
+    Admitted,
+    AllowList,
+    Insecure,
+    LoopbackOnly,
+    parse_allow,
+)
+from neurogrid.p2p.trust.certificate import Certificate
+from neurogrid.p2p.trust.cluster import Cluster
+from neurogrid.p2p.trust.cluster_admission import ClusterAdmission
+from neurogrid.p2p.trust.gate import OPEN_PROTOCOLS
+from neurogrid.p2p.trust.join_token import JoinToken
+from neurogrid.p2p.trust.membership import Membership
+from neurogrid.p2p.trust.messages import TRUST_PROTOCOL
+from neurogrid.p2p.trust.names import ANY_ROLE, COORDINATOR, WORKER
+from neurogrid.p2p.trust.refusal import NotAdmittedError, Refusal, RefusedError
+from neurogrid.p2p.trust.revocation import RevocationList
+from neurogrid.p2p.trust.ticket import Ticket, read_ticket
+
+__all__ = [
+    # Clusters
+    "Cluster",
+    "Membership",
+    "Certificate",
+    "RevocationList",
+    "JoinToken",
+    "Ticket",
+    "read_ticket",
+    # Policies
+    "Admission",
+    "Admitted",
+    "ClusterAdmission",
+    "AllowList",
+    "parse_allow",
+    "Insecure",
+    "LoopbackOnly",
+    "COORDINATOR",
+    "WORKER",
+    "ANY_ROLE",
+    # What is said
+    "Refusal",
+    "RefusedError",
+    "NotAdmittedError",
+    "TRUST_PROTOCOL",
+    "OPEN_PROTOCOLS",
+]

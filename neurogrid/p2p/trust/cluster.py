@@ -1,0 +1,269 @@
+"""A cluster: a key pair in a directory, and what is signed with it.
+
+    DIR/cluster.key      the private key (PKCS #8, PEM), 0600; it is read by this module and by nothing else
+    DIR/revocations      the newest revocation list, signed
+    DIR/token-uses       how often limited tickets were used
+    DIR/lock             held while one of the two is changed
+
+Who has this directory is the cluster: can make members of any role. Others hold a `Membership`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.trust.certificate import Certificate
+from neurogrid.p2p.trust.join_token import JoinToken
+from neurogrid.p2p.trust.limits import (
+    CERTIFICATE_LIFETIME,
+    MAX_REVOCATION_BYTES,
+    MAX_TOKEN_USES,
+    TICKET_LIFETIME,
+)
+from neurogrid.p2p.trust.names import WORKER, is_peer_id, is_role
+from neurogrid.p2p.trust.private_files import (
+    locked,
+    make_private_directory,
+    read_private,
+    write_private,
+)
+from neurogrid.p2p.trust.refusal import RefusedError
+from neurogrid.p2p.trust.revocation import RevocationList
+from neurogrid.p2p.trust.signing import cluster_id_of
+from neurogrid.p2p.trust.ticket import Ticket
+from neurogrid.p2p.trust.token_uses import TokenUses
+
+__all__ = ["Cluster"]
+
+MAX_KEY_FILE_BYTES: Final = 4096  # 119 B are written
+
+
+class Cluster:
+    """A cluster whose key is here. Made by `create` and `load`.
+
+    Attributes:
+        directory: where the key is.
+        public_key: 32 B of Ed25519; the cluster's id follows from it.
+        cluster_id: 32 characters.
+    """
+
+    def __init__(self, directory: Path, key: Ed25519PrivateKey) -> None:
+        self.directory = directory
+        self.public_key = key.public_key().public_bytes_raw()
+        self.cluster_id = cluster_id_of(self.public_key)
+        self._key = key
+        self._uses = TokenUses(directory / "token-uses")
+
+    @classmethod
+    def create(cls, directory: Path) -> Cluster:
+        """Make a new key pair in `directory`, which is made (0700) if it is not there.
+
+        Raises:
+            ConfigurationError: there is a cluster in it already, or it cannot be written to.
+        """
+        make_private_directory(directory)
+        key = Ed25519PrivateKey.generate()
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        with locked(directory):
+            path = directory / "cluster.key"
+            if path.exists():
+                raise ConfigurationError(
+                    f"{path} is there already: use it (--cluster {directory}), or name another directory"
+                )
+            write_private(path, pem)
+        return cls(directory, key)
+
+    @classmethod
+    def load(cls, directory: Path) -> Cluster:
+        """Read the key pair in `directory`.
+
+        Raises:
+            ConfigurationError: there is none, others than its owner can read it, or it cannot be read.
+        """
+        path = directory / "cluster.key"
+        pem = read_private(path, MAX_KEY_FILE_BYTES)
+        if pem is None:
+            raise ConfigurationError(
+                f"there is no {path}: make a cluster with neurogrid-coordinator --new-cluster {directory}"
+            )
+        if path.stat().st_mode & 0o077:
+            raise ConfigurationError(
+                f"others than its owner can read {path}, which makes members: chmod 600 {path}"
+            )
+        try:
+            key = load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
+            raise ConfigurationError(f"{path} is no private key: {exc}") from exc
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ConfigurationError(f"{path} is no Ed25519 key")
+        return cls(directory, key)
+
+    # Members
+
+    def issue(
+        self,
+        peer_id: str,
+        role: str,
+        *,
+        lifetime: float = CERTIFICATE_LIFETIME,
+        now: float | None = None,
+    ) -> Certificate:
+        """Make a certificate.
+
+        Args:
+            peer_id: whose (base58).
+            role: "coordinator", "worker", or another that those who read it know.
+            lifetime: seconds until it expires.
+            now: seconds of the Unix epoch; None takes the clock.
+
+        Raises:
+            ConfigurationError: no peer id or no role, or revoked.
+        """
+        if not is_peer_id(peer_id) or not is_role(role):
+            raise ConfigurationError(
+                f"no certificate for {peer_id!r} as {role!r}: no peer id or role"
+            )
+        try:
+            return self.sign_for(
+                peer_id, role, now=time.time() if now is None else now, lifetime=lifetime
+            )
+        except RefusedError as exc:
+            raise ConfigurationError(f"{peer_id} was revoked: reinstate it first") from exc
+
+    def redeem(self, data: bytes, peer_id: str, *, now: float, lifetime: float) -> Certificate:
+        """Make the certificate that a join token promises to whoever shows it.
+
+        Raises:
+            RefusedError: the token is none of ours, expired or used up, or the peer was revoked.
+            ConfigurationError: the directory cannot be read or written.
+        """
+        token = JoinToken.decode(data, self.public_key)
+        token.check(now=now, clock_skew=0.0)  # the clock that it was made by
+        certificate = self.sign_for(peer_id, token.role, now=now, lifetime=lifetime)
+        with locked(self.directory):
+            self._uses.spend(token, now=now)
+        return certificate
+
+    def sign_for(self, peer_id: str, role: str, *, now: float, lifetime: float) -> Certificate:
+        """As `issue`, for what a peer asks for.
+
+        Raises:
+            RefusedError: REVOKED.
+        """
+        certificate = Certificate.sign(
+            self._key,
+            peer_id=peer_id,
+            role=role,
+            serial=secrets.randbits(63),
+            not_before=int(now),
+            not_after=int(now) + max(1, int(lifetime)),
+        )
+        self.revocations().check(certificate)
+        return certificate
+
+    # Tickets
+
+    def ticket(
+        self,
+        peer_id: str,
+        addresses: Sequence[str],
+        *,
+        relays: Sequence[str] = (),
+        role: str = WORKER,
+        lifetime: float = TICKET_LIFETIME,
+        max_uses: int = 0,
+        now: float | None = None,
+    ) -> Ticket:
+        """Make a ticket that leads to a host which holds this cluster.
+
+        Args:
+            peer_id, addresses, relays: as in `Ticket`.
+            role: of the certificates that it gives.
+            lifetime: seconds until it expires.
+            max_uses: how many certificates it gives, up to 4,096; 0 is any number.
+            now: seconds of the Unix epoch; None takes the clock.
+
+        Raises:
+            ConfigurationError: a value out of its range.
+        """
+        if not is_role(role) or not 0 <= max_uses <= MAX_TOKEN_USES or lifetime < 1:
+            raise ConfigurationError(
+                f"no ticket for {role!r}, {max_uses} uses and {lifetime:g} s: expected a role, "
+                f"at most {MAX_TOKEN_USES} uses and a second or more"
+            )
+        token = JoinToken.sign(
+            self._key,
+            role=role,
+            serial=secrets.randbits(63),
+            not_after=int((time.time() if now is None else now) + lifetime),
+            max_uses=max_uses,
+        )
+        return Ticket(self.public_key, peer_id, tuple(addresses), tuple(relays), token)
+
+    # Revocations
+
+    def revocations(self) -> RevocationList:
+        """The newest list, read anew: another process may have made it.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or is not this cluster's.
+        """
+        path = self.directory / "revocations"
+        data = read_private(path, MAX_REVOCATION_BYTES)
+        if data is None:
+            return RevocationList()
+        try:
+            return RevocationList.decode(data, self.public_key)
+        except RefusedError as exc:
+            raise ConfigurationError(f"{path}: {exc}") from exc
+
+    def revoke(
+        self, peer_ids: Iterable[str] = (), *, serials: Iterable[int] = ()
+    ) -> RevocationList:
+        """Make peers and certificates members no more, from the moment that the others know of it.
+
+        Returns:
+            The new list; hosts that hold this cluster hand it on within half a minute.
+
+        Raises:
+            ConfigurationError: no peer id, too many entries, or the file cannot be written.
+        """
+        return self._change(frozenset(peer_ids), frozenset(serials), is_revoked=True)
+
+    def reinstate(
+        self, peer_ids: Iterable[str] = (), *, serials: Iterable[int] = ()
+    ) -> RevocationList:
+        """Take peers and certificates off the list; as `revoke`."""
+        return self._change(frozenset(peer_ids), frozenset(serials), is_revoked=False)
+
+    def _change(
+        self, peer_ids: frozenset[str], serials: frozenset[int], *, is_revoked: bool
+    ) -> RevocationList:
+        for peer_id in peer_ids:
+            if not is_peer_id(peer_id):
+                raise ConfigurationError(f"{peer_id!r} is no peer id")
+        with locked(self.directory):
+            old = self.revocations()
+            if is_revoked:
+                peers, numbers = old.peer_ids | peer_ids, old.serials | serials
+            else:
+                peers, numbers = old.peer_ids - peer_ids, old.serials - serials
+            new = RevocationList.sign(
+                self._key, version=old.version + 1, peer_ids=peers, serials=numbers
+            )
+            write_private(self.directory / "revocations", new.data)
+        return new

@@ -1,0 +1,231 @@
+"""Members of one cluster, by their certificates: `--cluster` and `--join`.
+
+A host shows its certificate and judges those of others by the cluster's public key, the clock, and the newest
+revocations that anybody showed it. One that has the cluster's key besides gives certificates: to those who show a
+join token, and to members whose certificate has lived half of its life.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.trust.admission import Admission, Admitted, check_role
+from neurogrid.p2p.trust.certificate import Certificate, format_time
+from neurogrid.p2p.trust.cluster import Cluster
+from neurogrid.p2p.trust.join_token import JoinToken
+from neurogrid.p2p.trust.limits import CERTIFICATE_LIFETIME, CLOCK_SKEW
+from neurogrid.p2p.trust.membership import Membership
+from neurogrid.p2p.trust.messages import Credentials
+from neurogrid.p2p.trust.names import is_role
+from neurogrid.p2p.trust.refusal import Refusal, RefusedError
+from neurogrid.p2p.trust.revocation import RevocationList
+from neurogrid.p2p.trust.ticket import Ticket
+
+__all__ = ["ClusterAdmission"]
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+class ClusterAdmission(Admission):
+    """The policy of a member, or of who wants to become one.
+
+    Args:
+        membership: the cluster and this host's certificate.
+        admits: the roles of the peers that are admitted.
+        issuer: the cluster with its key, on hosts that give certificates.
+        ticket: on a host without a certificate: where to get one, and by what.
+        lifetime: of the certificates that it gives, seconds.
+        clock: gives seconds of the Unix epoch.
+        clock_skew: by how much clocks may differ, seconds.
+
+    Raises:
+        ConfigurationError: the parts are of different clusters, or `admits` names no role.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        *,
+        admits: Iterable[str],
+        issuer: Cluster | None = None,
+        ticket: Ticket | None = None,
+        lifetime: float = CERTIFICATE_LIFETIME,
+        clock: Clock = time.time,
+        clock_skew: float = CLOCK_SKEW,
+    ) -> None:
+        super().__init__()
+        self.membership = membership
+        self._admits = frozenset(admits)
+        self._issuer = issuer
+        self._ticket = ticket
+        self._lifetime = lifetime
+        self._clock = clock
+        self._clock_skew = clock_skew
+        self._peer_id = ""
+        if not self._admits or not all(map(is_role, self._admits)):
+            raise ConfigurationError(f"no roles: {', '.join(self._admits) or 'none are admitted'}")
+        for part in (issuer, ticket):
+            if part is not None and part.cluster_id != membership.cluster_id:
+                raise ConfigurationError(
+                    f"this host is a member of cluster {membership.cluster_id}, not of {part.cluster_id}"
+                )
+
+    def bind(self, peer_id: str) -> None:
+        certificate = self.membership.certificate
+        if certificate is not None and certificate.peer_id != peer_id:
+            raise ConfigurationError(
+                f"the certificate is that of {certificate.peer_id}, and this host is {peer_id}: "
+                "use the identity that it was made for (--identity)"
+            )
+        self._peer_id = peer_id
+
+    # What is shown
+
+    def credentials(self, peer_id: str, *, asks: bool = False) -> Credentials:
+        certificate = self.membership.certificate
+        # The token is as good as a certificate to whoever has it: the peer that gave it alone may see it.
+        is_joining = self._ticket is not None and self._ticket.peer_id == peer_id
+        if certificate is not None and self._clock() < certificate.not_after:
+            is_joining = False
+        return Credentials(
+            certificate=certificate.data if certificate is not None else b"",
+            token=self._ticket.token.data if is_joining and self._ticket is not None else b"",
+            revocations=self.membership.revocations.data,
+            is_issuer=self._issuer is not None,
+            asks_renewal=asks and certificate is not None and self._wants_renewal(certificate),
+        )
+
+    @property
+    def edition(self) -> object:
+        certificate = self.membership.certificate
+        serial = certificate.serial if certificate is not None else None
+        return serial, self.membership.revocations.version
+
+    # Who is admitted
+
+    def judge(self, peer_id: str, shown: Credentials) -> Admitted:
+        if shown.token and self._is_without(peer_id, shown):
+            return self._judge_token(peer_id, shown)
+        if not shown.certificate:
+            raise RefusedError(
+                Refusal.CERTIFICATE_REQUIRED,
+                f"no certificate of cluster {self.membership.cluster_id} was shown: join it "
+                "(neurogrid-worker --join TICKET)",
+            )
+        certificate = Certificate.decode(shown.certificate, self.membership.cluster_key)
+        if shown.revocations:
+            self._learn(shown.revocations)
+        self._check(peer_id, certificate)
+        check_role(certificate.role, self._admits)
+        if self._issuer is None or not shown.asks_renewal or not self._wants_renewal(certificate):
+            return _admitted(certificate, is_issuer=shown.is_issuer)
+        renewed = self._issuer.sign_for(
+            peer_id, certificate.role, now=self._clock(), lifetime=self._lifetime
+        )
+        logger.info("renewed the certificate of %s (%s)", peer_id, certificate.role)
+        return _admitted(renewed, is_issuer=shown.is_issuer, is_new=True)
+
+    def recheck(self, admitted: Admitted) -> None:
+        if admitted.not_after is None or admitted.serial is None:
+            return
+        certificate = Certificate(
+            self.membership.cluster_id,
+            admitted.peer_id,
+            admitted.role,
+            admitted.serial,
+            not_before=0,
+            not_after=admitted.not_after,
+            data=b"",
+        )
+        self._check(admitted.peer_id, certificate)
+
+    def _check(self, peer_id: str, certificate: Certificate) -> None:
+        certificate.check(peer_id, now=self._clock(), clock_skew=self._clock_skew)
+        self.membership.revocations.check(certificate)
+
+    def _is_without(self, peer_id: str, shown: Credentials) -> bool:
+        """Whether a peer has no certificate that would do."""
+        try:
+            self._check(peer_id, Certificate.decode(shown.certificate, self.membership.cluster_key))
+        except RefusedError:
+            return True
+        return False
+
+    def _judge_token(self, peer_id: str, shown: Credentials) -> Admitted:
+        if self._issuer is None:
+            raise RefusedError(
+                Refusal.NO_ISSUER, "this host gives no certificates: join where the ticket leads to"
+            )
+        token = JoinToken.decode(shown.token, self.membership.cluster_key)
+        token.check(now=self._clock())
+        check_role(token.role, self._admits)
+        try:
+            certificate = self._issuer.redeem(
+                shown.token, peer_id, now=self._clock(), lifetime=self._lifetime
+            )
+        except ConfigurationError as exc:
+            logger.error("cannot give %s a certificate: %s", peer_id, exc)
+            raise RefusedError(
+                Refusal.NO_ISSUER, "the issuer cannot use its directory; its log says why"
+            ) from exc
+        logger.info("%s has joined as %s, by a ticket", peer_id, certificate.role)
+        return _admitted(certificate, is_issuer=False, is_new=True)
+
+    # What changes with time
+
+    def take_issued(self, data: bytes) -> None:
+        certificate = Certificate.decode(data, self.membership.cluster_key)
+        certificate.check(self._peer_id, now=self._clock(), clock_skew=self._clock_skew)
+        self.membership.take_certificate(certificate)
+        logger.info(
+            "certificate as %s until %s", certificate.role, format_time(certificate.not_after)
+        )
+        self._changed()
+
+    def refresh(self) -> bool:
+        try:
+            return self._refresh()
+        except (ConfigurationError, RefusedError) as exc:
+            logger.warning("cannot keep up this host's membership: %s", exc)
+            return False
+
+    def _refresh(self) -> bool:
+        if self._issuer is not None:
+            self.membership.take_revocations(self._issuer.revocations())
+        certificate = self.membership.certificate
+        if certificate is None or not self._wants_renewal(certificate):
+            return False
+        if self._issuer is None:
+            return True
+        self.membership.take_certificate(
+            self._issuer.sign_for(
+                certificate.peer_id, certificate.role, now=self._clock(), lifetime=self._lifetime
+            )
+        )
+        return False
+
+    def _wants_renewal(self, certificate: Certificate) -> bool:
+        return self._clock() >= (certificate.not_before + certificate.not_after) / 2
+
+    def _learn(self, data: bytes) -> None:
+        """Take a list of revocations that a peer showed, if it is newer."""
+        revocations = RevocationList.decode(data, self.membership.cluster_key)
+        if self.membership.take_revocations(revocations):
+            logger.info("revocations of the cluster: version %d", revocations.version)
+            self._changed()
+
+
+def _admitted(certificate: Certificate, *, is_issuer: bool, is_new: bool = False) -> Admitted:
+    return Admitted(
+        certificate.peer_id,
+        certificate.role,
+        is_issuer=is_issuer,
+        serial=certificate.serial,
+        not_after=certificate.not_after,
+        issued=certificate.data if is_new else b"",
+    )

@@ -1,0 +1,117 @@
+"""What a member holds: its cluster's public key, its certificate, the newest revocations; in memory and in a file.
+
+DIR/membership       a msgpack map, 0600: the key, the certificate and the list as they were signed
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from neurogrid.errors import ConfigurationError, RemoteProtocolError
+from neurogrid.p2p.trust.certificate import Certificate
+from neurogrid.p2p.trust.limits import MAX_CERTIFICATE_BYTES, MAX_REVOCATION_BYTES
+from neurogrid.p2p.trust.private_files import make_private_directory, read_private, write_private
+from neurogrid.p2p.trust.revocation import RevocationList
+from neurogrid.p2p.trust.signing import KEY_BYTES, cluster_id_of
+from neurogrid.p2p.wire.maps import decode_map, encode_map
+
+__all__ = ["Membership"]
+
+_KEYS = frozenset({"key", "certificate", "revocations"})
+_MAX_BYTES = MAX_CERTIFICATE_BYTES + MAX_REVOCATION_BYTES + 256
+
+
+class Membership:
+    """A membership, or the wish for one (`certificate` is None).
+
+    Args:
+        cluster_key: the cluster's public key, 32 B.
+        certificate: this host's own.
+        revocations: the newest list that it knows.
+        directory: where each change is kept; None keeps it in memory.
+    """
+
+    def __init__(
+        self,
+        cluster_key: bytes,
+        certificate: Certificate | None = None,
+        *,
+        revocations: RevocationList | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.cluster_key = cluster_key
+        self.cluster_id = cluster_id_of(cluster_key)
+        self.certificate = certificate
+        self.revocations = revocations or RevocationList()
+        self._directory = directory
+
+    @classmethod
+    def load(cls, directory: Path) -> Membership:
+        """Read what `save` wrote; later changes go to the same place.
+
+        Raises:
+            ConfigurationError: there is none, or it is not what was written.
+        """
+        path = directory / "membership"
+        data = read_private(path, _MAX_BYTES)
+        if data is None:
+            raise ConfigurationError(
+                f"there is no {path}: join a cluster first (neurogrid-worker --join TICKET)"
+            )
+        try:
+            fields, _ = decode_map(
+                data,
+                what="membership",
+                max_bytes=_MAX_BYTES,
+                arrays={},
+                known=_KEYS,
+                max_binary=MAX_REVOCATION_BYTES,
+            )
+            key = fields.binary("key", KEY_BYTES)
+            certificate = fields.optional_binary("certificate", MAX_CERTIFICATE_BYTES)
+            revocations = fields.optional_binary("revocations", MAX_REVOCATION_BYTES)
+            return cls(
+                key,
+                Certificate.decode(certificate, key) if certificate else None,
+                revocations=RevocationList.decode(revocations, key) if revocations else None,
+                directory=directory,
+            )
+        except RemoteProtocolError as exc:
+            raise ConfigurationError(f"{path} is damaged: {exc}") from exc
+
+    def save(self) -> None:
+        """Write it to its directory (0700), if it has one.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        if self._directory is None:
+            return
+        make_private_directory(self._directory)
+        entries: dict[str, object] = {"key": self.cluster_key}
+        if self.certificate is not None:
+            entries["certificate"] = self.certificate.data
+        if self.revocations.version:
+            entries["revocations"] = self.revocations.data
+        write_private(self._directory / "membership", encode_map(entries))
+
+    def take_certificate(self, certificate: Certificate) -> None:
+        """Use a certificate that the cluster gave to this host.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        self.certificate = certificate
+        self.save()
+
+    def take_revocations(self, revocations: RevocationList) -> bool:
+        """Use a list if it is newer than the one here; whether it was.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        if revocations.version <= self.revocations.version:
+            return False
+        self.revocations = revocations
+        self.save()
+        return True

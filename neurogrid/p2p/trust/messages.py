@@ -1,0 +1,145 @@
+"""The messages of `/neurogrid/trust/1`, and how they are read from and written to a stream.
+
+Each is a msgpack map, after its length (u32, big-endian). Who opens the stream sends Credentials; the other side
+answers with a Verdict and, unless it refuses, its own Credentials; the first ends with its Verdict.
+
+Source: protocol_spec/trust.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from neurogrid.errors import RemoteProtocolError, StreamBrokenError
+from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.trust.limits import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_REVOCATION_BYTES,
+    MAX_TEXT_CHARS,
+    MAX_TOKEN_BYTES,
+)
+from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.maps import Fields, printable_line
+
+__all__ = ["Credentials", "TRUST_PROTOCOL", "Verdict", "read_frame", "write_frames"]
+
+TRUST_PROTOCOL: Final = "/neurogrid/trust/1"
+
+_LENGTH_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials(ControlPayload):
+    """What a host shows of itself; a host without a cluster shows nothing.
+
+    Attributes:
+        certificate: the signed form, or nothing.
+        token: the signed form of a join token, for the issuer that its ticket names, or nothing.
+        revocations: the signed form of the newest list that it knows, or nothing.
+        is_issuer: whether it gives certificates: it has the cluster's key.
+        asks_renewal: whether it asks for a certificate that is valid longer than the one it shows.
+    """
+
+    certificate: bytes = b""
+    token: bytes = field(default=b"", repr=False)
+    revocations: bytes = field(default=b"", repr=False)
+    is_issuer: bool = False
+    asks_renewal: bool = False
+
+    _name = "Credentials"
+    _keys = frozenset({"certificate", "token", "revocations", "issuer", "renew"})
+    _max_bytes: ClassVar[int] = MAX_MESSAGE_BYTES
+    _max_binary: ClassVar[int] = MAX_REVOCATION_BYTES
+
+    def _entries(self) -> dict[str, object]:
+        entries: dict[str, object] = {}
+        for key, data in (
+            ("certificate", self.certificate),
+            ("token", self.token),
+            ("revocations", self.revocations),
+        ):
+            if data:
+                entries[key] = data
+        return {**entries, "issuer": self.is_issuer, "renew": self.asks_renewal}
+
+    @classmethod
+    def _read(cls, fields: Fields) -> Credentials:
+        return cls(
+            certificate=fields.optional_binary("certificate", MAX_CERTIFICATE_BYTES),
+            token=fields.optional_binary("token", MAX_TOKEN_BYTES),
+            revocations=fields.optional_binary("revocations", MAX_REVOCATION_BYTES),
+            is_issuer=fields.boolean("issuer"),
+            asks_renewal=fields.boolean("renew"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(ControlPayload):
+    """Whether the sender admits the other side.
+
+    Attributes:
+        reason: 0 is yes; else a `Refusal`, or a number up to 65,535 that a newer peer may send.
+        text: for people, one printable line of at most 256 characters.
+        issued: a certificate for the other side, or nothing.
+    """
+
+    reason: int = 0
+    text: str = ""
+    issued: bytes = b""
+
+    _name = "Verdict"
+    _keys = frozenset({"reason", "text", "issued"})
+    _max_bytes: ClassVar[int] = MAX_CERTIFICATE_BYTES + 4 * MAX_TEXT_CHARS + 64
+
+    def _entries(self) -> dict[str, object]:
+        text = printable_line(self.text)[:MAX_TEXT_CHARS]
+        entries: dict[str, object] = {"reason": int(self.reason), "text": text}
+        if self.issued:
+            entries["issued"] = self.issued
+        return entries
+
+    @classmethod
+    def _read(cls, fields: Fields) -> Verdict:
+        return cls(
+            reason=fields.uint("reason", 0xFFFF),
+            text=printable_line(fields.text("text", MAX_TEXT_CHARS)),
+            issued=fields.optional_binary("issued", MAX_CERTIFICATE_BYTES),
+        )
+
+
+async def write_frames(stream: Stream, *payloads: ControlPayload) -> None:
+    """Send messages, each after its length.
+
+    Raises:
+        StreamBrokenError: as `Stream.send_all`.
+    """
+    frames = bytearray()
+    for payload in payloads:
+        data = payload.encode()
+        frames += len(data).to_bytes(_LENGTH_BYTES, "big") + data
+    await stream.send_all(frames)
+
+
+async def read_frame(stream: Stream) -> bytes:
+    """Receive one message.
+
+    Raises:
+        RemoteProtocolError: its length is none of a message.
+        StreamBrokenError: the stream broke or ended before its last byte.
+    """
+    num_bytes = int.from_bytes(await _read_exactly(stream, _LENGTH_BYTES), "big")
+    if not 0 < num_bytes <= MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(f"a message of {TRUST_PROTOCOL} cannot have {num_bytes} B")
+    return await _read_exactly(stream, num_bytes)
+
+
+async def _read_exactly(stream: Stream, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        part = await stream.receive_some(num_bytes - len(data))
+        if not part:
+            raise StreamBrokenError(f"{stream.peer_id} ended the exchange of credentials early")
+        data += part
+    return bytes(data)

@@ -1,0 +1,100 @@
+"""Revocations: the cluster says which peers and certificates are members no more. The newest list counts.
+
+Source: protocol_spec/trust.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from neurogrid.errors import ConfigurationError, RemoteProtocolError
+from neurogrid.p2p.trust.certificate import Certificate
+from neurogrid.p2p.trust.limits import MAX_PEER_ID_CHARS, MAX_REVOKED
+from neurogrid.p2p.trust.names import is_peer_id
+from neurogrid.p2p.trust.refusal import Refusal, RefusedError
+from neurogrid.p2p.trust.signing import REVOCATIONS, cluster_id_of
+from neurogrid.p2p.wire.maps import MAX_U64
+
+__all__ = ["RevocationList"]
+
+
+@dataclass(frozen=True, slots=True)
+class RevocationList:
+    """A list whose signature is good, or the empty one that every cluster begins with.
+
+    Attributes:
+        version: u64; a list replaces those of lower versions. 0 is the empty one, which has no signed form.
+        peer_ids: none of their certificates is valid any more.
+        serials: these certificates are not.
+        data: the signed form.
+    """
+
+    version: int = 0
+    peer_ids: frozenset[str] = frozenset()
+    serials: frozenset[int] = frozenset()
+    data: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def sign(
+        cls,
+        key: Ed25519PrivateKey,
+        *,
+        version: int,
+        peer_ids: Iterable[str],
+        serials: Iterable[int],
+    ) -> RevocationList:
+        """Make one.
+
+        Raises:
+            ConfigurationError: more than 512 entries.
+            RefusedError: a value that nobody would read.
+        """
+        peers, numbers = sorted(set(peer_ids)), sorted(set(serials))
+        if len(peers) + len(numbers) > MAX_REVOKED:
+            raise ConfigurationError(
+                f"more than {MAX_REVOKED} revocations: take those off the list whose certificates have expired"
+            )
+        public_key = key.public_key().public_bytes_raw()
+        entries: dict[str, object] = {
+            "cluster": cluster_id_of(public_key),
+            "version": version,
+            "peers": peers,
+            "serials": numbers,
+        }
+        return cls.decode(REVOCATIONS.sign(key, entries), public_key)
+
+    @classmethod
+    def decode(cls, data: bytes, public_key: bytes) -> RevocationList:
+        """Read a signed form, which may come from anybody.
+
+        Raises:
+            RefusedError: not signed by this cluster, or malformed (MALFORMED).
+        """
+        fields = REVOCATIONS.read(data, public_key)
+        try:
+            peers = fields.texts("peers", MAX_PEER_ID_CHARS)
+            serials = fields.uints("serials", MAX_U64)
+            version = fields.uint("version", MAX_U64, smallest=1)
+            cluster_id = fields.text("cluster", 32)
+        except RemoteProtocolError as exc:
+            raise REVOCATIONS.refused(f"malformed: {exc}") from exc
+        if len(peers) + len(serials) > MAX_REVOKED or not all(map(is_peer_id, peers)):
+            raise REVOCATIONS.refused("malformed: too many entries, or one that is no peer id")
+        if cluster_id != cluster_id_of(public_key):
+            raise REVOCATIONS.refused("signed by one cluster and named after another")
+        return cls(version, frozenset(peers), frozenset(serials), bytes(data))
+
+    def check(self, certificate: Certificate) -> None:
+        """Check that a certificate is not on the list.
+
+        Raises:
+            RefusedError: REVOKED.
+        """
+        if certificate.peer_id in self.peer_ids or certificate.serial in self.serials:
+            raise RefusedError(
+                Refusal.REVOKED,
+                f"the certificate (serial {certificate.serial:016x}) was revoked by the cluster",
+            )
