@@ -72,9 +72,8 @@ async def open_group_socket(interface: Interface, version: int) -> GroupSocket:
     family = socket.AF_INET if version == 4 else socket.AF_INET6
     inner = trio.socket.socket(family, socket.SOCK_DGRAM)
     try:
-        # Both: which of them other programs have set differs.
+        # Not SO_REUSEPORT: Linux gives a packet to one of the sockets that have it, on whichever interface it is.
         inner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        inner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if version == 4:
             await _join_ipv4(inner, interface)
         else:
