@@ -1,7 +1,8 @@
-"""A host for the tests of NATs, as a process of its own: `python -m tests.e2e.nat_peer ROLE [ADDRESS]`.
+"""A host for the tests of NATs, as a process of its own: `python -m tests.e2e.nat_peer ROLE [ARGUMENT...]`.
 
 It says what happens as lines of JSON. A `relay` relays. A `server` reserves a slot at the relay ADDRESS and echoes.
-A `client` connects to ADDRESS, uses one stream throughout, and says which way that and new streams go.
+A `client` connects to ADDRESS, uses one stream throughout, and says which way that and new streams go. An `insider`
+asks the `outsider` at ADDRESS whether it can be dialled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import trio
 from libp2p.connection_types import ConnectionType
 
+from neurogrid.errors import PeerUnreachableError
 from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.hole_punching import Path
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
@@ -51,6 +53,40 @@ async def run_server(relay: str) -> None:
             await trio.sleep(0.02)
         say(addresses=addresses, observed=reach.state().observed)
         await say_paths(reach)
+
+
+async def run_outsider() -> None:
+    """Dials each address that comes as a line, on a new connection."""
+    async with open_host(listen=LISTEN) as host:
+        reach = Reach(host)
+        say(addresses=[a for a in reach.addresses if "/127." not in a])
+        while line := await trio.to_thread.run_sync(sys.stdin.readline):
+            async with open_host() as visitor:
+                try:
+                    say(reached=await visitor.connect(line.strip()))
+                except PeerUnreachableError as exc:
+                    say(reached=None, reason=str(exc))
+
+
+async def run_insider(outsider: str, maps_ports: str) -> None:
+    """Finds out whether it can be dialled, and ends when its input does."""
+    options = ReachOptions(port_mapping=maps_ports == "maps")
+    async with open_host(listen=LISTEN) as host:
+        reach = Reach(host, options)
+        while options.port_mapping and all(
+            address in host.addresses for address in reach.addresses
+        ):
+            await trio.sleep(0.05)
+        peer_id = await reach.connect(outsider)
+        assert reach.autonat is not None
+        found = await reach.autonat.check([peer_id])
+        say(
+            reachability=found.reachability.value,
+            reached_at=found.address,
+            reason=found.reason,
+            addresses=[a for a in reach.addresses if "/127." not in a],
+        )
+        await trio.to_thread.run_sync(sys.stdin.readline)
 
 
 async def say_paths(reach: Reach) -> None:
@@ -142,7 +178,13 @@ async def run_client(address: str) -> None:
 async def main(role: str, *addresses: str) -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("neurogrid").setLevel(logging.DEBUG)
-    run = {"relay": run_relay, "server": run_server, "client": run_client}[role]
+    run = {
+        "relay": run_relay,
+        "server": run_server,
+        "client": run_client,
+        "outsider": run_outsider,
+        "insider": run_insider,
+    }[role]
     with trio.fail_after(DEADLINE):
         await run(*addresses)
 

@@ -7,20 +7,17 @@ as symmetric NATs do.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.namespaces.netns import Lan, Machine, Network, network, why_no_namespaces
+from tests.e2e.nat_process import Peer
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     shutil.which("nft") is None, reason="NATs are made with `nft`: install nftables"
 )
@@ -59,29 +56,6 @@ def home(net: Network, internet: Lan, number: int, *, is_symmetric: bool = False
     (machine,) = lan.machines
     machine.ip("route", "add", "default", "via", lan.address(254))
     return machine
-
-
-class Peer:
-    """A `nat_peer` process in a namespace."""
-
-    def __init__(self, machine: Machine, log: Path, *args: str) -> None:
-        self.log = log
-        with log.open("w") as stderr:
-            self._process = machine.popen(
-                [sys.executable, "-m", "tests.e2e.nat_peer", *args],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                cwd=ROOT,
-            )
-
-    def hear(self, key: str) -> dict[str, Any]:
-        """What it says next with this key; what it says else is skipped."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            if key in said:
-                return said
-        raise AssertionError(f"it ended before it said {key!r}: {self.log.read_text()[-3000:]}")
 
 
 class Pair:

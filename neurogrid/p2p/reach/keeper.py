@@ -23,6 +23,7 @@ import trio
 
 from neurogrid.errors import (
     ConfigurationError,
+    PeerRefusedError,
     PeerUnreachableError,
     StreamBrokenError,
     TransportError,
@@ -274,7 +275,8 @@ class Keeper:
         async def connect(address: str) -> str:
             try:
                 await self._connect(address)
-            except ConfigurationError as exc:  # of others' making: no reason to end ourselves
+            except (ConfigurationError, PeerRefusedError) as exc:
+                # An address of others' making, or a peer that does not admit us: no reason to end ourselves.
                 raise PeerUnreachableError(str(exc)) from exc
             reached.append(address)
             return peer.peer_id

@@ -1,4 +1,4 @@
-"""What a host does to be reached and to reach: relays, hole punching, and the state of it all.
+"""What a host does to be reached and to reach: relays, hole punching, port mapping, and the state of it all.
 
     async with open_host(listen=["/ip4/0.0.0.0/tcp/4001"]) as host:
         reach = Reach(host, ReachOptions(relays=[relay_address]))
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from multiaddr import Multiaddr
 
 from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.reach.autonat import AutoNat, ReachabilityState
 from neurogrid.p2p.reach.circuit import is_relayed_address
 from neurogrid.p2p.reach.hole_punching import HolePuncher, PeerPath
+from neurogrid.p2p.reach.port_mapping import PortMapper, PortMappingState
 from neurogrid.p2p.reach.relay_client import RelayClient, RelayState
 from neurogrid.p2p.reach.relay_service import (
     MayUseRelay,
@@ -38,12 +40,16 @@ class ReachOptions:
         relays: full multiaddrs of relays to be reachable through; for hosts without a public address.
         relay_service: what to relay for others; None is nothing. Only of use where others can reach this host.
         may_use_relay: whom to relay for; None is everybody.
+        port_mapping: whether to ask the router, by UPnP, to let peers in.
+        autonat: whether to find out by asking peers if this host can be dialled, and to try that for them.
         hole_punching: whether to try for direct connections to peers that are connected through a relay.
     """
 
     relays: Sequence[str] = ()
     relay_service: RelayLimits | None = None
     may_use_relay: MayUseRelay | None = None
+    port_mapping: bool = False
+    autonat: bool = True
     hole_punching: bool = True
 
 
@@ -54,6 +60,8 @@ class ReachState:
     Attributes:
         addresses: where others can dial it, direct addresses first.
         observed: its own addresses as relays see them.
+        reachability: whether peers got through when they were asked to try.
+        port_mapping: how it stands with the router; None where it is not asked.
         relays: how it stands with each relay.
         paths: which way leads to each peer that was connected through a relay, and why.
         relay_service: what is relayed for others; None where nothing is.
@@ -61,6 +69,8 @@ class ReachState:
 
     addresses: tuple[str, ...]
     observed: tuple[str, ...]
+    reachability: ReachabilityState | None
+    port_mapping: PortMappingState | None
     relays: tuple[RelayState, ...]
     paths: tuple[PeerPath, ...]
     relay_service: RelayServiceState | None
@@ -79,6 +89,13 @@ class Reach:
         self._relay_client = RelayClient(host, on_relayed=self._relayed)
         self._hole_puncher: HolePuncher | None = None
         self._relay_service: RelayService | None = None
+        self._port_mapper: PortMapper | None = None
+        self._autonat: AutoNat | None = None
+        if options.port_mapping:
+            self._port_mapper = PortMapper(host)
+            host.start_soon(self._port_mapper.run)
+        if options.autonat:
+            self._autonat = AutoNat(host, own_addresses=self._dialled_addresses)
         if options.hole_punching:
             self._hole_puncher = HolePuncher(
                 host,
@@ -94,8 +111,18 @@ class Reach:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs at which this host can be dialled: its own, then those through relays."""
-        return (*self._host.addresses, *self._relay_client.addresses)
+        """Full multiaddrs at which this host can be dialled: its own, the router's, those through relays."""
+        mapped = self._port_mapper.addresses if self._port_mapper else ()
+        return (
+            *self._host.addresses,
+            *(f"{address}/p2p/{self._host.peer_id}" for address in mapped),
+            *self._relay_client.addresses,
+        )
+
+    @property
+    def autonat(self) -> AutoNat | None:
+        """What finds out whether this host can be dialled."""
+        return self._autonat
 
     def use_relay(self, address: str) -> None:
         """Be reachable through one more relay, as soon as it lets us.
@@ -116,6 +143,8 @@ class Reach:
         return ReachState(
             addresses=self.addresses,
             observed=self._observed(),
+            reachability=self._autonat.state if self._autonat else None,
+            port_mapping=self._port_mapper.state if self._port_mapper else None,
             relays=self._relay_client.states(),
             paths=self._hole_puncher.paths() if self._hole_puncher else (),
             relay_service=self._relay_service.state if self._relay_service else None,
@@ -129,9 +158,10 @@ class Reach:
         return self._relay_client.observed_addresses
 
     def _dialled_addresses(self) -> list[str]:
-        """Where a peer might get through to us: as relays see us first, then our own interfaces."""
+        """Where a peer might get through to us: the router's ports, what relays see, our own interfaces."""
+        mapped = self._port_mapper.addresses if self._port_mapper else ()
         own = [address.partition("/p2p/")[0] for address in self._host.addresses]
-        return [*self._observed(), *filter(_is_tcp, own)]
+        return [*filter(_is_tcp, mapped), *self._observed(), *filter(_is_tcp, own)]
 
 
 def _is_tcp(address: str) -> bool:

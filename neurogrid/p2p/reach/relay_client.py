@@ -39,6 +39,7 @@ from neurogrid.p2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.circuit import circuit_address, split_circuit
 from neurogrid.p2p.reach.framing import receive_message, send_message
+from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.observed import observed_address
 from neurogrid.p2p.reach.own_port import dial_from_own_port
 from neurogrid.p2p.reach.relay_service import HOP_PROTOCOL, STOP_PROTOCOL
@@ -115,7 +116,7 @@ class RelayClient:
     @property
     def observed_addresses(self) -> tuple[str, ...]:
         """Our own addresses as relays see them that were dialled from our listening port; without `/p2p/`."""
-        connected = self._host.connected_peers
+        connected = linked_peers(self._host)
         observed = [seen for relay, seen in self._observed.items() if relay in connected]
         return tuple(dict.fromkeys(observed))
 
@@ -192,8 +193,9 @@ class RelayClient:
 
     async def _dial_relay(self, address: str, relay_id: str) -> None:
         """Connect to a relay, from our own port since hole punching may follow."""
-        if relay_id in self._host.connected_peers:
+        if relay_id in linked_peers(self._host):
             return
+        self._host.tolerate(relay_id, [HOP_PROTOCOL, STOP_PROTOCOL])
         self._observed.pop(relay_id, None)
         if await dial_from_own_port(self._host, address):
             seen = await observed_address(self._host, relay_id)

@@ -35,6 +35,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.reach.framing import receive_message, send_message
+from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.relayed import is_relayed
 from neurogrid.p2p.reach.vouchers import make_voucher
 from neurogrid.p2p.stream import Stream
@@ -295,7 +296,7 @@ class RelayService:
 
     def _drop_expired(self) -> None:
         now = trio.current_time()
-        connected = self._host.connected_peers
+        connected = linked_peers(self._host)
         for peer_id, until in list(self._reservations.items()):
             if until <= now or peer_id not in connected:
                 del self._reservations[peer_id]

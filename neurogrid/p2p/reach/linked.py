@@ -1,0 +1,12 @@
+"""Whom a host has a connection to, admitted or not: relays and those who ask for reachability may be outsiders."""
+
+from __future__ import annotations
+
+from neurogrid.p2p.host import Host
+
+__all__ = ["linked_peers"]
+
+
+def linked_peers(host: Host) -> frozenset[str]:
+    """All peers with an open connection."""
+    return host.connected_peers | host.unadmitted_peers
