@@ -463,7 +463,7 @@ class Gate:
         waiting = [
             (peer_id, peer)
             for peer_id, peer in self._peers.items()
-            if peer.is_inbound and not peer.is_admitted and peer_id not in self._tolerated
+            if peer.is_inbound and not peer.settled.is_set() and peer_id not in self._tolerated
         ]
         if len(waiting) > MAX_UNADMITTED:
             peer_id, peer = waiting[0]

@@ -30,8 +30,14 @@ TRUST_PROTOCOL: Final = "/neurogrid/trust/1"
 _LENGTH_BYTES: Final = 4
 
 
+class _TrustPayload(ControlPayload):
+    """What the two share: no type byte names them, unlike the payloads of the tensor protocol."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Credentials(ControlPayload):
+class Credentials(_TrustPayload):
     """What a host shows of itself; a host without a cluster shows nothing.
 
     Attributes:
@@ -76,7 +82,7 @@ class Credentials(ControlPayload):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(ControlPayload):
+class Verdict(_TrustPayload):
     """Whether the sender admits the other side.
 
     Attributes:
@@ -109,7 +115,7 @@ class Verdict(ControlPayload):
         )
 
 
-async def write_frames(stream: Stream, *payloads: ControlPayload) -> None:
+async def write_frames(stream: Stream, *payloads: _TrustPayload) -> None:
     """Send messages, each after its length.
 
     Raises:

@@ -1,0 +1,191 @@
+"""A cluster's directory, what it signs, and what members keep."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.trust import (
+    COORDINATOR,
+    WORKER,
+    Cluster,
+    Membership,
+    Refusal,
+    RefusedError,
+    RevocationList,
+)
+from tests.unit.test_trust_formats import OTHER, PEER
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster.create(tmp_path / "cluster")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_cluster_is_its_owners_alone(cluster: Cluster) -> None:
+    assert mode(cluster.directory) == 0o700
+    assert mode(cluster.directory / "cluster.key") == 0o600
+    again = Cluster.load(cluster.directory)
+    assert again.cluster_id == cluster.cluster_id
+    assert again.public_key == cluster.public_key
+
+
+def test_a_cluster_is_not_overwritten(cluster: Cluster) -> None:
+    before = (cluster.directory / "cluster.key").read_bytes()
+    with pytest.raises(ConfigurationError, match="is there already"):
+        Cluster.create(cluster.directory)
+    assert (cluster.directory / "cluster.key").read_bytes() == before
+
+
+def test_a_key_that_others_can_read_is_refused(cluster: Cluster) -> None:
+    (cluster.directory / "cluster.key").chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        Cluster.load(cluster.directory)
+
+
+def test_what_is_no_cluster_says_so(tmp_path: Path, cluster: Cluster) -> None:
+    with pytest.raises(ConfigurationError, match="--new-cluster"):
+        Cluster.load(tmp_path / "nothing")
+    key = cluster.directory / "cluster.key"
+    key.write_bytes(b"no key")
+    with pytest.raises(ConfigurationError, match="no private key"):
+        Cluster.load(cluster.directory)
+    other = X25519PrivateKey.generate()
+    key.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    with pytest.raises(ConfigurationError, match="no Ed25519 key"):
+        Cluster.load(cluster.directory)
+    key.write_bytes(bytes(10_000))
+    with pytest.raises(ConfigurationError, match="longer than"):
+        Cluster.load(cluster.directory)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot make the directory"):
+        Cluster.create(tmp_path / "file" / "cluster")
+
+
+def test_certificates_name_peer_role_and_time(cluster: Cluster) -> None:
+    made = cluster.issue(PEER, WORKER, lifetime=60, now=NOW)
+    assert (made.peer_id, made.role, made.cluster_id) == (PEER, WORKER, cluster.cluster_id)
+    assert (made.not_before, made.not_after) == (NOW, NOW + 60)
+    assert cluster.issue(PEER, WORKER).serial != made.serial
+    for peer_id, role in ((PEER, "any"), ("nobody", WORKER)):
+        with pytest.raises(ConfigurationError, match="no certificate for"):
+            cluster.issue(peer_id, role)
+
+
+def test_lists_of_revocations_grow_in_version(cluster: Cluster) -> None:
+    assert cluster.revocations() == RevocationList()
+    assert cluster.revoke([PEER]).version == 1
+    both = cluster.revoke(serials=[5])
+    assert (both.version, both.peer_ids, both.serials) == (2, {PEER}, {5})
+    with pytest.raises(ConfigurationError, match="reinstate"):
+        cluster.issue(PEER, WORKER)
+    assert Cluster.load(cluster.directory).revocations() == both
+    assert cluster.reinstate([PEER]).version == 3
+    cluster.issue(PEER, WORKER)
+    with pytest.raises(ConfigurationError, match="no peer id"):
+        cluster.revoke(["nobody"])
+    assert mode(cluster.directory / "revocations") == 0o600
+
+
+def test_a_list_of_another_cluster_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    other = Cluster.create(tmp_path / "other")
+    other.revoke([PEER])
+    (cluster.directory / "revocations").write_bytes((other.directory / "revocations").read_bytes())
+    with pytest.raises(ConfigurationError, match="not signed by the cluster's key"):
+        cluster.revocations()
+
+
+def redeem(cluster: Cluster, data: bytes, peer_id: str = PEER, now: float = NOW) -> Refusal | None:
+    try:
+        made = cluster.redeem(data, peer_id, now=now, lifetime=60)
+    except RefusedError as exc:
+        return exc.reason
+    assert (made.peer_id, made.role) == (peer_id, WORKER)
+    return None
+
+
+def test_tokens_give_certificates_until_they_expire(cluster: Cluster) -> None:
+    data = cluster.ticket(PEER, [], lifetime=3600, now=NOW).token.data
+    assert [redeem(cluster, data) for _ in range(5)] == [None] * 5
+    assert redeem(cluster, data, now=NOW + 3599) is None
+    assert redeem(cluster, data, now=NOW + 3600) is Refusal.TOKEN_EXPIRED
+    assert redeem(cluster, data[:-1]) is Refusal.TOKEN_INVALID
+    assert not (cluster.directory / "token-uses").exists()
+
+
+def test_uses_of_a_token_are_counted_across_processes(cluster: Cluster) -> None:
+    data = cluster.ticket(PEER, [], max_uses=2, now=NOW).token.data
+    assert redeem(cluster, data) is None
+    again = Cluster.load(cluster.directory)
+    assert redeem(again, data, OTHER) is None
+    assert redeem(again, data) is Refusal.TOKEN_USED_UP
+    assert redeem(cluster, data) is Refusal.TOKEN_USED_UP
+    # Those that have expired are forgotten.
+    later = NOW + 2 * 86_400
+    another = cluster.ticket(PEER, [], max_uses=1, now=later).token.data
+    size = (cluster.directory / "token-uses").stat().st_size
+    assert redeem(cluster, another, now=later) is None
+    assert (cluster.directory / "token-uses").stat().st_size == size
+
+
+def test_a_revoked_peer_gets_nothing_for_a_token(cluster: Cluster) -> None:
+    data = cluster.ticket(PEER, [], max_uses=1, now=NOW).token.data
+    cluster.revoke([PEER])
+    assert redeem(cluster, data) is Refusal.REVOKED
+    assert redeem(cluster, data, OTHER) is None  # the use was not spent
+
+
+@pytest.mark.parametrize(
+    "options", [{"role": "any"}, {"max_uses": -1}, {"max_uses": 5000}, {"lifetime": 0}]
+)
+def test_tickets_out_of_range_are_not_made(cluster: Cluster, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="no ticket for"):
+        cluster.ticket(PEER, [], **options)  # type: ignore[arg-type]
+
+
+def test_a_damaged_count_stops_the_ticket(cluster: Cluster) -> None:
+    data = cluster.ticket(PEER, [], max_uses=2, now=NOW).token.data
+    for content in (b"\xc1", b"\x93\x01\x02\x03", b"\x91\xc0"):
+        (cluster.directory / "token-uses").write_bytes(content)
+        with pytest.raises(ConfigurationError, match="does not count uses"):
+            cluster.redeem(data, PEER, now=NOW, lifetime=60)
+
+
+def test_a_membership_is_kept(cluster: Cluster, tmp_path: Path) -> None:
+    directory = tmp_path / "member"
+    membership = Membership(cluster.public_key, directory=directory)
+    membership.take_certificate(cluster.issue(PEER, COORDINATOR))
+    newer = cluster.revoke([OTHER])
+    assert membership.take_revocations(newer)
+    assert not membership.take_revocations(newer)
+    assert mode(directory / "membership") == 0o600
+    again = Membership.load(directory)
+    assert again.certificate == membership.certificate
+    assert again.revocations == newer
+    assert again.cluster_id == cluster.cluster_id
+
+
+def test_a_damaged_membership_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--join"):
+        Membership.load(tmp_path)
+    Membership(cluster.public_key, cluster.issue(PEER, WORKER), directory=tmp_path).save()
+    file = tmp_path / "membership"
+    data = file.read_bytes()
+    for at in (5, len(data) // 2, len(data) - 5):
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(ConfigurationError):
+            Membership.load(tmp_path)
