@@ -21,7 +21,12 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from neurogrid.errors import ConfigurationError, RemoteProtocolError, ResponseTimeout
+from neurogrid.errors import (
+    ConfigurationError,
+    RemoteProtocolError,
+    ResponseTimeout,
+    StreamBrokenError,
+)
 from neurogrid.p2p.dialing import MAX_ADDRESSES
 from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.stream import Stream
@@ -109,14 +114,23 @@ async def ask(host: OpensStreams, peer_id: str, protocol_id: str, question: Mess
                 await stream.send_all(varint.encode(len(body)) + body)
                 await stream.send_eof()
                 if question.type == Message.MessageType.ADD_PROVIDER:
-                    while await stream.receive_some():
-                        pass
+                    await _wait_for_end(stream)
                     return Answer({}, {})
                 return _parse(await _receive_message(stream), question)
             finally:
                 await stream.aclose()
     except trio.TooSlowError as exc:
         raise ResponseTimeout(f"no answer in {REQUEST_TIMEOUT:g} s") from exc
+
+
+async def _wait_for_end(stream: Stream) -> None:
+    try:
+        while await stream.receive_some():
+            pass
+    except StreamBrokenError:
+        # js-libp2p resets a stream that ends after a message without an answer, which it has dealt with.
+        if not stream.is_reset_by_peer:
+            raise
 
 
 async def _receive_message(stream: Stream) -> bytes:

@@ -75,6 +75,7 @@ class Servers:
         self._protocol_id = protocol_id
         self._on_attempt = on_attempt
         self._own_id = network.get_id()
+        self._bootstrap: list[ID] = []
         self._avoided: dict[ID, float] = {}
         self._to_verify, self._unverified = trio.open_memory_channel[ID](_MAX_UNVERIFIED)
 
@@ -94,6 +95,10 @@ class Servers:
             self._to_verify.send_nowait(peer)
         except trio.WouldBlock:
             return
+
+    def note_bootstrap(self, peer_id: str) -> None:
+        """The peer is one to begin with, whatever else is known."""
+        self._bootstrap.append(ID.from_base58(peer_id))
 
     def note_connected(self, peer_id: str) -> None:
         """The peer is here again, so whatever made it fail may be over."""
@@ -142,7 +147,8 @@ class Servers:
         on_answer: Callable[[Answer], None] = lambda answer: None,
     ) -> Lookup:
         """Ask on the way to a key, until its `enough` closest servers have answered, or the time is up."""
-        seeds = self.closest(key, NUM_CLOSEST)
+        # Those that we keep a connection to are worth another question, even if they failed before.
+        seeds = [*self.closest(key, NUM_CLOSEST), *self._bootstrap]
         lookup = Lookup(key, self._own_id, seeds, enough=enough)
         num_running = 0
         one_ended = trio.Event()
