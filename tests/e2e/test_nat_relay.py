@@ -7,14 +7,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId, Status, StopMessage
 
+from neurogrid.errors import (
+    ConfigurationError,
+    PeerUnreachableError,
+    StreamBrokenError,
+    TransportError,
+)
 from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.circuit import circuit_address
+from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.relay_client import RelayClient
-from neurogrid.p2p.reach.relay_service import RelayService
+from neurogrid.p2p.reach.relay_service import (
+    HOP_PROTOCOL,
+    STOP_PROTOCOL,
+    RelayLimits,
+    RelayService,
+)
 from neurogrid.p2p.stream import Stream
 
 DEADLINE = 120.0
@@ -89,6 +103,15 @@ async def exchange(scene: Scene, data: bytes) -> bytes:
     return bytes(received)
 
 
+async def exchange_until_it_breaks(scene: Scene) -> None:
+    is_whole = True
+    while is_whole:
+        try:
+            await exchange(scene, bytes(10_000))
+        except* TransportError:
+            is_whole = False
+
+
 def test_a_peer_is_reached_through_a_relay() -> None:
     async def scene(scene: Scene) -> None:
         service = RelayService(scene.relay)
@@ -109,5 +132,168 @@ def test_a_peer_is_reached_through_a_relay() -> None:
         # And it can be made again.
         assert await scene.client_side.connect(scene.address) == scene.server.peer_id
         assert await exchange(scene, b"again") == b"again"
+
+    play(scene)
+
+
+def test_without_a_reservation_nobody_is_reached() -> None:
+    async def scene(scene: Scene) -> None:
+        RelayService(scene.relay)
+        with pytest.raises(PeerUnreachableError, match="the peer has no slot there"):
+            await scene.client_side.connect(scene.address)
+        # Also when the peer is connected to the relay: it has to have asked.
+        await scene.server.connect(scene.relay.addresses[0])
+        with pytest.raises(PeerUnreachableError, match="the peer has no slot there"):
+            await scene.client_side.connect(scene.address)
+
+    play(scene)
+
+
+def test_a_peer_that_relays_nothing_is_no_relay() -> None:
+    async def scene(scene: Scene) -> None:
+        with pytest.raises(PeerUnreachableError, match="cannot open a stream"):
+            await scene.client_side.connect(scene.address)
+
+    play(scene)
+
+
+def test_slots_are_bounded_and_free_again_when_their_peer_is_gone() -> None:
+    async def scene(scene: Scene) -> None:
+        service = RelayService(scene.relay, limits=RelayLimits(max_reservations=1))
+        await scene.client.connect(scene.relay.addresses[0])
+        other = scene.client_side
+        await scene.reserve()
+        other.use(scene.relay.addresses[0])
+        await until(lambda: "no slot left" in other.states()[0].last_error)
+        assert service.state.reservations == (scene.server.peer_id,)
+        scene.server_side.leave(scene.relay.peer_id)
+        await scene.server.disconnect(scene.relay.peer_id)
+        await until(lambda: service.state.reservations == (scene.client.peer_id,))
+        assert other.states()[0].last_error == ""
+
+    play(scene)
+
+
+def test_a_slot_is_won_again_when_the_relay_was_lost() -> None:
+    async def scene(scene: Scene) -> None:
+        service = RelayService(scene.relay)
+        await scene.reserve()
+        await scene.relay.disconnect(scene.server.peer_id)
+        await until(lambda: not service.state.reservations)
+        await until(lambda: service.state.reservations)
+        await until(lambda: scene.server_side.addresses)
+        assert await scene.client_side.connect(scene.address) == scene.server.peer_id
+
+    play(scene)
+
+
+def test_whom_the_relay_does_not_serve_is_told() -> None:
+    async def scene(scene: Scene) -> None:
+        allowed = {scene.server.peer_id}
+        RelayService(scene.relay, may_use=allowed.__contains__)
+        await scene.reserve()
+        with pytest.raises(PeerUnreachableError, match="it does not serve this peer"):
+            await scene.client_side.connect(scene.address)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "limits", [RelayLimits(circuit_bytes=100_000), RelayLimits(circuit_time=3)]
+)
+def test_a_circuit_ends_when_its_bytes_or_its_time_are_used_up(limits: RelayLimits) -> None:
+    async def scene(scene: Scene) -> None:
+        service = RelayService(scene.relay, limits=limits)
+        await scene.reserve()
+        await scene.client_side.connect(scene.address)
+        await exchange_until_it_breaks(scene)
+        await until(lambda: not service.state.circuits)
+        assert service.state.relayed_bytes <= 2 * limits.circuit_bytes
+        await until(lambda: scene.server.peer_id not in scene.client.connected_peers)
+        # The relay itself stays connected, and serves again.
+        await scene.client_side.connect(scene.address)
+        assert await exchange(scene, b"again") == b"again"
+
+    play(scene)
+
+
+def test_circuits_of_one_peer_are_bounded() -> None:
+    async def scene(scene: Scene) -> None:
+        RelayService(scene.relay, limits=RelayLimits(max_circuits_per_peer=1))
+        await scene.reserve()
+        await scene.client_side.connect(scene.address)
+        async with open_host() as third:
+            with pytest.raises(PeerUnreachableError, match="too many connections through it"):
+                await RelayClient(third).connect(scene.address)
+
+    play(scene)
+
+
+def test_a_relay_that_was_not_asked_brings_nobody() -> None:
+    async def scene(scene: Scene) -> None:
+        await scene.relay.connect(scene.server.addresses[0])
+        stream = await scene.relay.open_stream(scene.server.peer_id, [STOP_PROTOCOL])
+        claimed = PeerId(id=ID.from_base58(scene.client.peer_id).to_bytes())
+        await send_message(stream, StopMessage(type=StopMessage.CONNECT, peer=claimed))
+        answer = await receive_message(stream, StopMessage)
+        assert answer.status == Status.PERMISSION_DENIED
+        assert await stream.receive_some() == b""
+        assert not scene.arrived
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"\xff\xff\xff\xff\xff", b"\x81\x40" + bytes(8193), b"\x02\xff\xff", b"\x02\x08\x02", b""],
+    ids=["endless length", "too long", "no protobuf", "no request", "nothing"],
+)
+def test_a_request_that_is_none_ends_its_stream_alone(request_bytes: bytes) -> None:
+    async def scene(scene: Scene) -> None:
+        service = RelayService(scene.relay)
+        await scene.reserve()
+        await scene.client.connect(scene.relay.addresses[0])
+        stream = await scene.client.open_stream(scene.relay.peer_id, [HOP_PROTOCOL])
+        await stream.send_all(request_bytes)
+        await stream.send_eof()
+        try:
+            while await stream.receive_some():
+                pass
+        except StreamBrokenError:
+            pass
+        assert service.state.reservations == (scene.server.peer_id,)
+        assert await scene.client_side.connect(scene.address) == scene.server.peer_id
+
+    play(scene)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    async def scene(scene: Scene) -> None:
+        relay = scene.relay.addresses[0]
+        for address in (
+            f"{relay}/p2p-circuit",
+            f"{relay}/p2p-circuit/p2p/nobody",
+            circuit_address(relay, scene.relay.peer_id),
+            circuit_address(relay, scene.client.peer_id),
+            circuit_address(circuit_address(relay, scene.server.peer_id), scene.client.peer_id),
+        ):
+            with pytest.raises(ConfigurationError):
+                await scene.client_side.connect(address)
+        with pytest.raises(ConfigurationError, match="its own relay"):
+            scene.client_side.use(scene.client.addresses[0])
+
+    play(scene)
+
+
+def test_who_gives_up_waiting_leaves_nothing_half_done() -> None:
+    async def scene(scene: Scene) -> None:
+        service = RelayService(scene.relay)
+        await scene.reserve()
+        with trio.move_on_after(0.001):
+            await scene.client_side.connect(scene.address)
+        # The dial goes on by itself; a second call takes part in it, or finds its connection.
+        assert await scene.client_side.connect(scene.address) == scene.server.peer_id
+        assert await exchange(scene, b"whole") == b"whole"
+        assert len(service.state.circuits) == 1
 
     play(scene)
