@@ -25,12 +25,15 @@ from neurogrid.exception_groups import unwrap_errors
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
+    from neurogrid.inference.finding import FindingSettings
+
 __all__ = [
     "ArgumentParser",
     "DEFAULT_PORT",
     "ExitStatus",
     "Listening",
     "add_common_options",
+    "finding",
     "listening",
     "peer_address",
     "positive_float",
@@ -162,6 +165,18 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str) -> No
         metavar="FILE",
         help="private key of this peer, made if missing (default: a new key each time)",
     )
+    network.add_argument(
+        "--disable-mdns",
+        action="store_true",
+        help="neither announce this peer on the local network nor look for others there",
+    )
+    network.add_argument(
+        "--mdns-interface",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="keep to this interface for that, by name or address; may be given again (default: all)",
+    )
     parser.add_argument(
         "--log-level",
         choices=_LOG_LEVELS,
@@ -204,6 +219,28 @@ def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
     if options.port is not None:
         return Listening((f"/ip4/{ip}/tcp/{options.port}",))
     return Listening((f"/ip4/{ip}/tcp/{DEFAULT_PORT}",), (f"/ip4/{ip}/tcp/0",))
+
+
+def finding(options: argparse.Namespace, where: Listening) -> FindingSettings:
+    """By which means peers are found, from the options.
+
+    Raises:
+        ConfigurationError: contradicting options.
+    """
+    from neurogrid.inference.finding import FindingSettings
+
+    if options.mdns_interface and options.disable_mdns:
+        raise ConfigurationError("give either --mdns-interface or --disable-mdns, not both")
+    is_reachable = not all(_is_loopback(address) for address in where.addresses)
+    if options.mdns_interface and not is_reachable:
+        raise ConfigurationError(
+            "--mdns-interface has nothing to announce: this peer listens on loopback only. On a network "
+            "that you trust, add --insecure"
+        )
+    return FindingSettings(
+        mdns=is_reachable and not options.disable_mdns,
+        mdns_interfaces=tuple(options.mdns_interface),
+    )
 
 
 def warn_of_loopback(where: Listening) -> None:

@@ -20,6 +20,7 @@ from neurogrid.cli.common import (
     ExitStatus,
     Listening,
     add_common_options,
+    finding,
     listening,
     peer_address,
     positive_float,
@@ -40,6 +41,9 @@ __all__ = ["build_parser", "main"]
 
 NAME = "neurogrid-coordinator"
 GIB = 1024**3
+# Seconds to wait for workers: they may still be importing torch; and those that are there answer at once.
+WAIT = 60.0
+DIAGNOSE_WAIT = 5.0
 # A prompt is read whole before its tokens are counted; no context holds this many bytes.
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
@@ -101,9 +105,13 @@ def build_parser() -> argparse.ArgumentParser:
     workers.add_argument(
         "--wait",
         type=positive_float,
-        default=60.0,
         metavar="SECONDS",
-        help="how long to wait for them (default %(default)g)",
+        help=f"how long to wait for them (default {WAIT:g}; to --diagnose {DIAGNOSE_WAIT:g})",
+    )
+    workers.add_argument(
+        "--diagnose",
+        action="store_true",
+        help="look for workers, print what was tried and what came of it, and end",
     )
     workers.add_argument(
         "--stages",
@@ -166,6 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = build_parser()
     options = parser.parse_args(argv)
+    if options.diagnose:
+        set_up_logging(options.log_level)
+        return run_command(NAME, lambda: _diagnose(options))
     if options.prompt is None and options.prompt_file is None:
         parser.error("give --prompt or --prompt-file: serving over HTTP is not there yet")
     set_up_logging(options.log_level)
@@ -208,6 +219,33 @@ async def _generate(options: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
+async def _diagnose(options: argparse.Namespace) -> int:
+    """Print which workers are there, and what was tried to find them; a failure if there are too few."""
+    where = listening(options, port_flag="--p2p-port")
+    warn_of_loopback(where)
+    how = finding(options, where)
+
+    from neurogrid.inference.finding import open_discovery
+    from neurogrid.inference.gathering import look_for_workers
+    from neurogrid.p2p import Identity, Protocol, open_host
+
+    identity = Identity.load(options.identity) if options.identity else None
+    async with open_host(
+        listen=where.addresses, listen_fallback=where.fallback, identity=identity
+    ) as host:
+        protocol = Protocol(host, role="coordinator")
+        async with open_discovery(host, how) as discovery:
+            workers = await look_for_workers(
+                protocol,
+                discovery,
+                addresses=[*options.peer, *options.bootstrap],
+                wait=options.wait or DIAGNOSE_WAIT,
+            )
+            print(discovery.explain())
+    print(f"\n{len(workers)} worker{'s' * (len(workers) != 1)} found", *workers, sep="\n  ")
+    return ExitStatus.OK if len(workers) >= (options.min_peers or 1) else ExitStatus.FAILURE
+
+
 def _settings(options: argparse.Namespace, where: Listening) -> CoordinatorSettings:
     from neurogrid.inference.coordinator import CoordinatorSettings
 
@@ -216,10 +254,11 @@ def _settings(options: argparse.Namespace, where: Listening) -> CoordinatorSetti
         model_name=options.model_name,
         peers=tuple(options.peer),
         bootstrap=tuple(options.bootstrap),
+        finding=finding(options, where),
         min_peers=options.min_peers,
         local_workers=options.local_workers,
         stages=options.stages,
-        wait=options.wait,
+        wait=options.wait or WAIT,
         listen=where.addresses,
         listen_fallback=where.fallback,
         identity_file=options.identity,

@@ -16,6 +16,7 @@ from neurogrid.cli.common import (
     ArgumentParser,
     ExitStatus,
     add_common_options,
+    finding,
     listening,
     peer_address,
     positive_int,
@@ -106,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             model=options.model,
             wait_for_assignment=options.wait_for_assignment,
             bootstrap=tuple(options.bootstrap),
+            finding=finding(options, where),
             max_seq_len=options.max_seq_len,
         )
         async with open_worker(settings) as worker:

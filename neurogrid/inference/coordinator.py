@@ -30,6 +30,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.gathering import gather_workers
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_workers import start_local_workers
@@ -71,7 +72,8 @@ class CoordinatorSettings:
         model_name: what the model is called; None for the directory's name.
         peers: workers to dial, as full multiaddrs.
         bootstrap: other peers to dial; workers among them are used, but not waited for.
-        min_peers: workers to wait for; None for as many as `peers` and local workers.
+        finding: how workers are found that nobody named.
+        min_peers: workers to wait for; None for as many as `peers` and local workers, or one that is found.
         local_workers: processes to start on this machine.
         stages: that many stages; None for the fewest that fit (one a local worker).
         wait: seconds to wait for the workers.
@@ -90,6 +92,7 @@ class CoordinatorSettings:
     model_name: str | None = None
     peers: tuple[str, ...] = ()
     bootstrap: tuple[str, ...] = ()
+    finding: FindingSettings = field(default_factory=FindingSettings)
     min_peers: int | None = None
     local_workers: int = 0
     stages: int | None = None
@@ -231,9 +234,10 @@ async def open_coordinator(
                     max_seq_len=settings.max_seq_len,
                 )
             )
+        discovery = await stack.enter_async_context(open_discovery(host, settings.finding))
         remote = await gather_workers(
-            host,
             protocol,
+            discovery,
             addresses=[*addresses, *settings.bootstrap],
             min_peers=min_peers,
             wait=settings.wait,
@@ -276,11 +280,11 @@ def _num_awaited(settings: CoordinatorSettings) -> int:
     named = {parse_peer_address(address)[1] for address in settings.peers}
     num_awaited = settings.min_peers
     if num_awaited is None:
-        num_awaited = len(named) + settings.local_workers
+        num_awaited = len(named) + settings.local_workers or int(settings.finding.mdns)
     if num_awaited < 1:
         raise ConfigurationError(
             "there is no worker to run on: name some with --peer, start some here with "
-            "--local-workers, or wait for some to dial in with --min-peers"
+            "--local-workers, or wait for some to be found or to dial in with --min-peers"
         )
     if settings.stages is not None and settings.stages > num_awaited:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Find the workers of a coordinator: dial those that were named, take in those that dial us.
+"""Find the workers of a coordinator: dial those that were named or are found, take in those that dial us.
 
 Ends when enough are there, or at the deadline with what was tried and why it failed.
 """
@@ -6,6 +6,7 @@ Ends when enough are there, or at the deadline with what was tried and why it fa
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 
 import trio
@@ -22,11 +23,14 @@ from neurogrid.inference.progress import Progress
 from neurogrid.inference.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
-from neurogrid.p2p.host import Host, parse_peer_address
+from neurogrid.p2p.dialing import connect_any
+from neurogrid.p2p.discovery.discovery import Discovery
+from neurogrid.p2p.discovery.known import PeerFound
+from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, Hello
 
-__all__ = ["gather_workers"]
+__all__ = ["gather_workers", "look_for_workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +39,8 @@ RETRY_DELAY = 0.5
 
 
 async def gather_workers(
-    host: Host,
     protocol: Protocol,
+    discovery: Discovery,
     *,
     addresses: Sequence[str],
     min_peers: int,
@@ -48,42 +52,40 @@ async def gather_workers(
 
     Raises:
         ConfigurationError: an address is malformed or our own.
-        NoRouteError: fewer workers were there after `wait` seconds; says what failed where.
+        NoRouteError: fewer workers were there after `wait` seconds; says what was tried, and what came of it.
     """
-    for address in addresses:
-        _, peer_id = parse_peer_address(address)
-        if peer_id == host.peer_id:
-            raise ConfigurationError(f"{address} is this coordinator's own address")
-    gathering = _Gathering(host, protocol, timeouts, progress, min_peers)
-    host.on_connected(gathering.on_connected)
-    protocol.on_peer_opened(gathering.on_opened)
-    with trio.move_on_after(wait):
-        async with trio.open_nursery() as nursery:
-            gathering.nursery = nursery
-            for peer_id in host.connected_peers:
-                gathering.on_connected(peer_id)
-            for address in dict.fromkeys(addresses):
-                nursery.start_soon(gathering.dial, address)
-            await gathering.enough.wait()
-            nursery.cancel_scope.cancel()
-    gathering.nursery = None
+    gathering = _Gathering(protocol, discovery, timeouts, progress, min_peers)
+    await gathering.run(addresses, wait)
     found = gathering.workers
     if len(found) < min_peers:
         reasons = "".join(f"; {reason}" for reason in gathering.failures.values())
         raise NoRouteError(
             f"{len(found)} of {min_peers} workers were there after {wait:g} s{reasons}. Start "
-            "neurogrid-worker on the other machines and name its address with --peer"
+            f"neurogrid-worker on the other machines and name its address with --peer\n{discovery.explain()}"
         )
     named = [parse_peer_address(address)[1] for address in addresses]
     order = {peer_id: index for index, peer_id in enumerate(named)}
     return sorted(found.values(), key=lambda worker: order.get(worker.peer_id, len(order)))
 
 
+async def look_for_workers(
+    protocol: Protocol, discovery: Discovery, *, addresses: Sequence[str], wait: float
+) -> list[str]:
+    """Look for workers for `wait` seconds; returns their peer ids. `discovery.explain()` tells the rest.
+
+    Raises:
+        ConfigurationError: an address is malformed or our own.
+    """
+    gathering = _Gathering(protocol, discovery, Timeouts(), Progress(), sys.maxsize)
+    await gathering.run(addresses, wait)
+    return list(gathering.workers)
+
+
 class _Gathering:
     def __init__(
         self,
-        host: Host,
         protocol: Protocol,
+        discovery: Discovery,
         timeouts: Timeouts,
         progress: Progress,
         min_peers: int,
@@ -92,18 +94,39 @@ class _Gathering:
         self.failures: dict[str, str] = {}
         self.enough = trio.Event()
         self.nursery: trio.Nursery | None = None
-        self._host = host
         self._protocol = protocol
+        self._discovery = discovery
         self._timeouts = timeouts
         self._progress = progress
         self._min_peers = min_peers
         progress.waiting(0, min_peers)
 
+    async def run(self, addresses: Sequence[str], wait: float) -> None:
+        """Gather until there are enough, or for `wait` seconds."""
+        host = self._protocol.host
+        for address in addresses:
+            _, peer_id = parse_peer_address(address)
+            if peer_id == host.peer_id:
+                raise ConfigurationError(f"{address} is this coordinator's own address")
+        host.on_connected(self.on_connected)
+        self._protocol.on_peer_opened(self.on_opened)
+        with trio.move_on_after(wait):
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                for peer_id in host.connected_peers:
+                    self.on_connected(peer_id)
+                for address in dict.fromkeys(addresses):
+                    nursery.start_soon(self.dial, address)
+                nursery.start_soon(self.follow)
+                await self.enough.wait()
+                nursery.cancel_scope.cancel()
+        self.nursery = None
+
     async def dial(self, address: str) -> None:
         """Try an address until somebody answers; the reasons are kept for the deadline."""
         while True:
             try:
-                peer_id = await self._host.connect(address)
+                peer_id = await self._discovery.connect(address)
                 await self._meet(peer_id)
                 self.failures.pop(address, None)
                 return
@@ -112,6 +135,23 @@ class _Gathering:
                     logger.warning("%s; trying again", exc)
                 self.failures[address] = str(exc)
             await trio.sleep(RETRY_DELAY)
+
+    async def follow(self) -> None:
+        """Dial whoever is found. Each once: who cannot be reached is announced again when something changes."""
+        assert self.nursery is not None
+        async for change in self._discovery.peers():
+            if isinstance(change, PeerFound):
+                self.nursery.start_soon(self._dial_found, change)
+
+    async def _dial_found(self, found: PeerFound) -> None:
+        if found.peer_id in self._protocol.host.connected_peers:
+            return
+        try:
+            await connect_any(
+                self._discovery.connect, found.addresses
+            )  # and `on_connected` asks what it is
+        except NeuroGridError as exc:
+            logger.info("found %s, and could not connect: %s", found.peer_id, exc)
 
     def on_connected(self, peer_id: str) -> None:
         """Somebody connected; ask what they are."""

@@ -18,6 +18,7 @@ import trio
 
 from neurogrid.errors import NeuroGridError, TransportError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.finding import open_discovery
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
@@ -124,7 +125,9 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             host.start_soon(transfers.expire, worker.forget)
             for address in settings.bootstrap:
                 host.start_soon(_keep_connected, host, protocol, address)
-            yield worker
+            # Last: whoever finds this worker may use it.
+            async with open_discovery(host, settings.finding):
+                yield worker
 
 
 async def _load_own(layers: LayerService, checkpoint: Checkpoint, settings: WorkerSettings) -> None:

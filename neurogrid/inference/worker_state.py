@@ -14,6 +14,7 @@ import torch
 import trio
 
 from neurogrid.errors import CapacityError, RequestRefusedError
+from neurogrid.inference.finding import FindingSettings
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
@@ -43,6 +44,7 @@ class WorkerSettings:
         model: a checkpoint directory of its own; None for a stateless worker.
         wait_for_assignment: load from `model` only what a coordinator assigns.
         bootstrap: coordinators to dial, as full multiaddrs.
+        finding: how coordinators find this worker.
         max_seq_len: tokens; the longest session that is opened here.
         max_sessions: sessions that a coordinator may ask to have open at once.
         transfer_timeout: seconds without a chunk after which a transfer is given up.
@@ -57,6 +59,7 @@ class WorkerSettings:
     model: Path | None = None
     wait_for_assignment: bool = False
     bootstrap: tuple[str, ...] = ()
+    finding: FindingSettings = field(default_factory=FindingSettings)
     max_seq_len: int = 4096
     max_sessions: int = 64
     transfer_timeout: float = 60.0
