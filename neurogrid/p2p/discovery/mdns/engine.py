@@ -164,16 +164,16 @@ class Engine:
         packets = []
         for index, link in self._links.items():
             packets += [Packet(index, data) for data in self._due_answers(link, now)]
-            if self._query_at(link) <= now:
+            if self._query_at(link, now) <= now:
                 packets.append(Packet(index, self._query(link, now)))
             self._report_link(link)
         return packets
 
-    def next_deadline(self) -> float:
+    def next_deadline(self, now: float) -> float:
         """When to call `advance` again; infinity if never."""
         deadlines = [self._seen.next_expiry()]
         for link in self._links.values():
-            deadlines += [self._query_at(link), *link.answers.values()]
+            deadlines += [self._query_at(link, now), *link.answers.values()]
         return min(deadlines)
 
     def goodbye(self) -> list[Packet]:
@@ -235,9 +235,9 @@ class Engine:
 
     # We ask
 
-    def _query_at(self, link: _Link) -> float:
-        refreshes = (entry.refresh_at for _, entry in self._seen.on_interface(link.interface.index))
-        return max(min(link.next_query, *refreshes, math.inf), link.last_query + MIN_GAP)
+    def _query_at(self, link: _Link, now: float) -> float:
+        refresh_at = self._seen.next_refresh(link.interface.index, now)
+        return max(min(link.next_query, refresh_at), link.last_query + MIN_GAP)
 
     def _query(self, link: _Link, now: float) -> bytes:
         known = []

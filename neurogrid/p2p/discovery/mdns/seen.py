@@ -6,8 +6,10 @@ long as one of its entries is, and has the addresses of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from neurogrid.p2p.discovery.mdns.limits import (
     MAX_ADDRESSES,
@@ -17,6 +19,8 @@ from neurogrid.p2p.discovery.mdns.limits import (
 )
 
 __all__ = ["Entry", "Key", "SeenPeers"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Entry:
     def refresh_at(self) -> float:
         """When to ask for it again."""
         if self.num_refreshes >= len(REFRESH_AT):
-            return float("inf")
+            return math.inf
         return self.heard_at + self.lifetime * (REFRESH_AT[self.num_refreshes] + self.jitter)
 
     def renew(self, now: float, lifetime: float, jitter: float) -> None:
@@ -64,12 +68,20 @@ class Entry:
 
 
 class SeenPeers:
-    """All entries. A bounded number, and a bounded number from one source: the first to come stay."""
+    """All entries. A bounded number, and a bounded number from one source: the first to come stay.
+
+    When the next entry ends or is to be asked for is known as a lower bound, which is made exact when it is reached: a
+    packet costs the same however many peers there are.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
+        self._on_interface: dict[int, dict[Key, Entry]] = {}
         self._keys_of_peer: dict[str, list[Key]] = {}
-        self._num_from_source: dict[tuple[int, str], int] = {}
+        self._num_from_source: Counter[tuple[int, str]] = Counter()
+        self._num_of_peer: dict[int, Counter[str]] = {}
+        self._next_refresh: dict[int, float] = {}
+        self._next_expiry = math.inf
 
     def get(self, key: Key) -> Entry | None:
         """The entry, if it is there."""
@@ -77,8 +89,8 @@ class SeenPeers:
 
     def has_room(self, key: Key) -> bool:
         """Whether one more entry from this source is taken."""
-        source = self._num_from_source.get((key.index, key.source), 0)
-        return len(self._entries) < MAX_ENTRIES and source < MAX_ENTRIES_FROM_SOURCE
+        num_from_source = self._num_from_source[key.index, key.source]
+        return len(self._entries) < MAX_ENTRIES and num_from_source < MAX_ENTRIES_FROM_SOURCE
 
     def put(self, key: Key, entry: Entry) -> None:
         """Keep an entry, in place of what the same peer said from there under another name: it was restarted."""
@@ -89,21 +101,24 @@ class SeenPeers:
         if key in self._entries:
             self.remove(key)
         self._entries[key] = entry
+        self._on_interface.setdefault(key.index, {})[key] = entry
         self._keys_of_peer.setdefault(entry.peer_id, []).append(key)
-        place = (key.index, key.source)
-        self._num_from_source[place] = self._num_from_source.get(place, 0) + 1
+        self._num_from_source[key.index, key.source] += 1
+        self._num_of_peer.setdefault(key.index, Counter())[entry.peer_id] += 1
+        next_refresh = self._next_refresh.get(key.index, math.inf)
+        self._next_refresh[key.index] = min(next_refresh, entry.refresh_at)
+        self._next_expiry = min(self._next_expiry, entry.expires_at)
 
     def remove(self, key: Key) -> Entry:
         """Drop an entry that is there."""
         entry = self._entries.pop(key)
+        del self._on_interface[key.index][key]
         keys = self._keys_of_peer[entry.peer_id]
         keys.remove(key)
         if not keys:
             del self._keys_of_peer[entry.peer_id]
-        place = (key.index, key.source)
-        self._num_from_source[place] -= 1
-        if not self._num_from_source[place]:
-            del self._num_from_source[place]
+        _decrease(self._num_from_source, (key.index, key.source))
+        _decrease(self._num_of_peer[key.index], entry.peer_id)
         return entry
 
     def addresses(self, peer_id: str) -> tuple[str, ...]:
@@ -112,18 +127,37 @@ class SeenPeers:
         unique = dict.fromkeys(item for key in keys for item in self._entries[key].addresses)
         return tuple(unique)[:MAX_ADDRESSES]
 
-    def on_interface(self, index: int) -> Iterator[tuple[Key, Entry]]:
-        """The entries from one interface; they may be removed meanwhile."""
-        return iter([item for item in self._entries.items() if item[0].index == index])
+    def on_interface(self, index: int) -> list[tuple[Key, Entry]]:
+        """The entries from one interface."""
+        return list(self._on_interface.get(index, {}).items())
 
     def num_peers(self, index: int) -> int:
         """How many peers were heard on an interface and are still there."""
-        return len({entry.peer_id for _, entry in self.on_interface(index)})
+        return len(self._num_of_peer.get(index, ()))
+
+    def next_refresh(self, index: int, now: float) -> float:
+        """When to ask on an interface for what is about to end; not before that is so, if it is due by `now`."""
+        if self._next_refresh.get(index, math.inf) <= now:
+            entries = self._on_interface.get(index, {}).values()
+            exact = min((entry.refresh_at for entry in entries), default=math.inf)
+            self._next_refresh[index] = exact
+        return self._next_refresh.get(index, math.inf)
 
     def expired(self, now: float) -> list[Key]:
-        """The entries whose time is over."""
-        return [key for key, entry in self._entries.items() if entry.expires_at <= now]
+        """The entries whose time is over, which have to be removed."""
+        if self._next_expiry > now:
+            return []
+        over = [key for key, entry in self._entries.items() if entry.expires_at <= now]
+        later = (entry.expires_at for entry in self._entries.values() if entry.expires_at > now)
+        self._next_expiry = min(later, default=math.inf)
+        return over
 
     def next_expiry(self) -> float:
-        """When the first entry ends."""
-        return min((entry.expires_at for entry in self._entries.values()), default=float("inf"))
+        """When to look for those that have expired."""
+        return self._next_expiry
+
+
+def _decrease(counter: Counter[T], item: T) -> None:
+    counter[item] -= 1
+    if not counter[item]:
+        del counter[item]

@@ -168,7 +168,7 @@ class _Service:
             self._changed = trio.Event()
             for packet in self._engine.advance(trio.current_time()):
                 await self._send(packet)
-            with trio.move_on_at(self._engine.next_deadline()):
+            with trio.move_on_at(self._engine.next_deadline(trio.current_time())):
                 await self._changed.wait()
 
     async def say_goodbye(self) -> None:
