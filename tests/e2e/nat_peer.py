@@ -2,7 +2,7 @@
 
 It says what happens as lines of JSON. A `relay` relays. A `server` reserves a slot at the relay ADDRESS and echoes.
 A `client` connects to ADDRESS, uses one stream throughout, and says which way that and new streams go. An `insider`
-asks the `outsider` at ADDRESS whether it can be dialled.
+asks the `outsider` at ADDRESS whether it can be dialled. A `keeper` keeps a connection to the `target` at ADDRESS.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from libp2p.connection_types import ConnectionType
 from neurogrid.errors import PeerUnreachableError
 from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.hole_punching import Path
+from neurogrid.p2p.reach.keeper import KeeperLimits, keep_connections
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
 from neurogrid.p2p.reach.relayed import connection_of
@@ -89,6 +90,36 @@ async def run_insider(outsider: str, maps_ports: str) -> None:
         await trio.to_thread.run_sync(sys.stdin.readline)
 
 
+async def run_target() -> None:
+    async with open_host(listen=LISTEN) as host:
+        host.set_stream_handler(ECHO, echo)
+        say(addresses=[a for a in host.addresses if "/127." not in a])
+        await trio.sleep_forever()
+
+
+async def run_keeper(address: str) -> None:
+    """Keeps a connection to ADDRESS, and says when it comes and goes."""
+    peer_id = address.rpartition("/")[2]
+    limits = KeeperLimits(ping_interval=2.0, ping_timeout=4.0)
+    async with open_host(listen=LISTEN) as host, keep_connections(host, limits=limits) as keeper:
+        keeper.want(peer_id, [address])
+        while True:
+            await until_connected(host, peer_id)
+            stream = await host.open_stream(peer_id, [ECHO])
+            await stream.send_all(b"hello")
+            say(connected=peer_id, echo=(await stream.receive_some()).decode())
+            await host.wait_disconnected(peer_id)
+            await trio.sleep(5)
+            state = keeper.state(peer_id)
+            assert state is not None
+            say(lost=peer_id, last_error=state.last_error, num_failures=state.num_failures)
+
+
+async def until_connected(host: Libp2pHost, peer_id: str) -> None:
+    while peer_id not in host.connected_peers:
+        await trio.sleep(0.05)
+
+
 async def say_paths(reach: Reach) -> None:
     before: object = None
     while True:
@@ -105,22 +136,26 @@ class Talk:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.num_echoes = 0
+        self._is_over = False
 
-    async def run(self, scope: trio.CancelScope) -> None:
-        with scope:
-            while True:
-                message = b"%08d" % self.num_echoes
-                await self.stream.send_all(message)
-                received = b""
-                while len(received) < len(message):
-                    data = await self.stream.receive_some(len(message) - len(received))
-                    if not data:
-                        raise RuntimeError("the stream in use ended")
-                    received += data
-                if received != message:
-                    raise RuntimeError(f"sent {message!r}, received {received!r}")
-                self.num_echoes += 1
-                await trio.sleep(0.01)
+    async def run(self) -> None:
+        while not self._is_over:
+            message = b"%08d" % self.num_echoes
+            await self.stream.send_all(message)
+            received = b""
+            while len(received) < len(message):
+                data = await self.stream.receive_some(len(message) - len(received))
+                if not data:
+                    raise RuntimeError("the stream in use ended")
+                received += data
+            if received != message:
+                raise RuntimeError(f"sent {message!r}, received {received!r}")
+            self.num_echoes += 1
+            await trio.sleep(0.01)
+        await self.stream.aclose()
+
+    def end(self) -> None:
+        self._is_over = True
 
     async def go_on(self) -> None:
         wanted = self.num_echoes + 100
@@ -147,8 +182,7 @@ async def run_client(address: str) -> None:
         peer_id = await reach.connect(address)
         talk = Talk(await host.open_stream(peer_id, [ECHO]))
         say(first_stream=way(talk.stream))
-        scope = trio.CancelScope()
-        nursery.start_soon(talk.run, scope)
+        nursery.start_soon(talk.run)
         await talk.go_on()
         while not (paths := reach.state().paths) or paths[0].path is Path.PUNCHING:
             await trio.sleep(0.02)
@@ -162,8 +196,7 @@ async def run_client(address: str) -> None:
             first_stream=way(talk.stream),
             new_stream=way(fresh),
         )
-        scope.cancel()
-        await talk.stream.aclose()
+        talk.end()
         await fresh.aclose()
         if paths[0].path is Path.DIRECT:
             while num_relayed(host, peer_id):
@@ -179,6 +212,8 @@ async def main(role: str, *addresses: str) -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("neurogrid").setLevel(logging.DEBUG)
     run = {
+        "target": run_target,
+        "keeper": run_keeper,
         "relay": run_relay,
         "server": run_server,
         "client": run_client,

@@ -1,4 +1,6 @@
-"""Two hosts behind two NATs, in network namespaces: reached through a relay, then directly where the NATs let them.
+"""Hosts that are hard to reach, in network namespaces: two behind two NATs, and two that a partition keeps apart.
+
+Those behind NATs are reached through a relay, then directly where the NATs let them.
 
 NATs are nftables' masquerade. It keeps the port of a connection where it can, whatever the destination, and lets
 nobody in who was not called first, as most routers at home do; `fully-random` gives each connection another port,
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +79,8 @@ class Scene:
     internet: Lan
     friendly: Pair
     symmetric: Pair
+    keeper: Peer
+    parted_at: float
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +89,19 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("nat")
     with network() as net:
-        internet = net.lan(1)
+        internet = net.lan(3)
         homes = [home(net, internet, n, is_symmetric=n == 2) for n in range(4)]
         relay = Peer(internet.machines[0], directory / "relay", "relay")
+        target = Peer(internet.machines[1], directory / "target", "target")
         (relay_address,) = relay.hear("addresses")["addresses"]
-        yield Scene(
-            internet,
-            Pair(directory / "friendly", homes[:2], relay_address),
-            Pair(directory / "symmetric", homes[2:], relay_address),
-        )
+        (target_address,) = target.hear("addresses")["addresses"]
+        keeper = Peer(internet.machines[2], directory / "keeper", "keeper", target_address)
+        assert keeper.hear("connected")["echo"] == "hello"
+        internet.unplug_cable(internet.machines[1])
+        parted_at = time.monotonic()
+        friendly = Pair(directory / "friendly", homes[:2], relay_address)
+        symmetric = Pair(directory / "symmetric", homes[2:], relay_address)
+        yield Scene(internet, friendly, symmetric, keeper, parted_at)
 
 
 def test_two_hosts_behind_nats_meet_at_the_relay_and_go_direct(scene: Scene) -> None:
@@ -120,3 +129,13 @@ def test_behind_a_symmetric_nat_it_stays_relayed_and_says_so(scene: Scene) -> No
     while not paths or paths[0][1] == "punching":
         paths = server.hear("paths")["paths"]
     assert paths[0][1] == "relayed"
+
+
+def test_a_peer_comes_back_after_a_partition_of_30_s(scene: Scene) -> None:
+    lost = scene.keeper.hear("lost")
+    assert lost["num_failures"] >= 1
+    assert lost["last_error"]
+    time.sleep(max(0.0, scene.parted_at + 30 - time.monotonic()))
+    scene.internet.plug_cable(scene.internet.machines[1])
+    # Neither process was started again.
+    assert scene.keeper.hear("connected")["echo"] == "hello"
