@@ -42,7 +42,7 @@ class Announced:
 
 
 def encode_text(addresses: Iterable[str]) -> bytes:
-    """The TXT data that announces full multiaddrs; those that find no room, the last ones, are left out."""
+    """The TXT data that announces full multiaddrs; those that find no room are left out."""
     text = b""
     for address in addresses:
         string = _KEY + address.encode()
