@@ -264,30 +264,32 @@ class Dht:
                 pause = self._timing.first_look
                 announce_pause, announce_at = self._timing.first_announce, trio.current_time()
             else:
-                pause = pause if num_new else min(2 * pause, self._timing.last_look)
+                pause = (
+                    self._timing.first_look if num_new else min(2 * pause, self._timing.last_look)
+                )
 
     async def _look(self, enough: int) -> tuple[Lookup, int]:
-        """Ask who the members are, and follow each that is named; how many of them were not known."""
-        known = self._book.members.keys() | {self._host.peer_id}
-        named: set[str] = set()
+        """Ask who the members are, and follow each that is named; how many of them are news."""
+        named: set[ID] = set()
+        num_new = 0
 
         def follow(providers: Mapping[ID, tuple[str, ...]]) -> None:
+            nonlocal num_new
             for peer, addresses in providers.items():
-                peer_id = peer.to_base58()
-                named.add(peer_id)
-                self._members.note_named(peer_id, addresses)
+                named.add(peer)
+                num_new += self._members.note_named(peer.to_base58(), addresses)
 
         follow(self._named_here())
         question = get_providers(self._key)
         lookup = await self._servers.walk(
             self._key, question, enough=enough, on_answer=lambda answer: follow(answer.providers)
         )
-        named.discard(self._host.peer_id)
+        named.discard(self._network.get_id())
         what = f"look for members of {self._namespace!r}"
         text = f"{len(lookup.closest)} of {lookup.num_asked} servers answered, and named"
         outcome = f"{text} {len(named)}" if lookup.closest else _no_server(lookup)
         self._on_attempt(Attempt("dht", what, outcome, is_good=bool(named)))
-        return lookup, len(named - known)
+        return lookup, num_new
 
     async def _announce(self, lookup: Lookup, told: set[ID]) -> int:
         """Tell the servers that a walk led to, but for those told before, that we are a member; how many know."""

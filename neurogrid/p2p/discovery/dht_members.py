@@ -29,11 +29,13 @@ logger = logging.getLogger(__name__)
 _MAX_CANDIDATES: Final = 2048
 # Exchanges that we begin at once.
 _MAX_ASKING: Final = 16
-# Seconds until a peer that failed is asked again: the first time, and at most.
+# Seconds until a peer that failed is asked again: the first time, and at most, if it is a member and if not. Servers
+# name the dead for up to two days.
 _FIRST_RETRY: Final = 1.0
 _LAST_RETRY: Final = 60.0
-# Failures in a row after which a peer is forgotten unless it is named again.
-_MAX_FAILURES: Final = 8
+_LAST_RETRY_OF_OTHERS: Final = 600.0
+# Seconds after which a peer that fails is forgotten unless it is named again: some look-ups.
+_FORGET_TIME: Final = 1200.0
 
 
 @dataclass(slots=True)
@@ -43,12 +45,14 @@ class _Candidate:
     Attributes:
         addresses: where it was said to be.
         due: when to ask it, in trio's time.
+        named_at: when it was named or heard of last, likewise.
         num_failures: in a row.
         is_asked: whether it is being asked now.
     """
 
     addresses: tuple[str, ...]
     due: float
+    named_at: float
     num_failures: int = 0
     is_asked: bool = False
 
@@ -74,18 +78,20 @@ class Members:
         self._changed = trio.Event()
         self._limiter = trio.CapacityLimiter(_MAX_ASKING)
 
-    def note_named(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """The DHT says that a peer is a member."""
-        if peer_id == self._host.peer_id:
-            return
+    def note_named(self, peer_id: str, addresses: Sequence[str]) -> bool:
+        """The DHT says that a peer is a member; whether that is news."""
+        now = trio.current_time()
         candidate = self._candidates.get(peer_id)
         if candidate is None:
-            if len(self._candidates) >= _MAX_CANDIDATES:
-                return
-            self._candidates[peer_id] = _Candidate(tuple(addresses), trio.current_time())
+            if peer_id == self._host.peer_id or len(self._candidates) >= _MAX_CANDIDATES:
+                return False
+            self._candidates[peer_id] = _Candidate(tuple(addresses), now, now)
             self._wake()
-        elif addresses:
+            return True
+        candidate.named_at = now
+        if addresses and peer_id not in self._book.members:
             candidate.addresses = tuple(addresses)
+        return False
 
     def note_connected(self, peer_id: str) -> None:
         """A peer is here: if it is one that we want to ask, now is the time."""
@@ -97,12 +103,16 @@ class Members:
     def note_accepted(self, acceptance: Acceptance) -> None:
         """A member has told us its record, asked or not."""
         record = acceptance.record
-        candidate = self._candidates.setdefault(record.peer_id, _Candidate(record.addresses, 0.0))
+        now = trio.current_time()
+        candidate = self._candidates.setdefault(
+            record.peer_id, _Candidate(record.addresses, now, now)
+        )
+        candidate.named_at = now
         candidate.addresses = record.addresses or candidate.addresses
         candidate.num_failures = 0
         # In the middle of what is left, and not all at once.
         wait = self._book.seconds_left(record) * random.uniform(0.4, 0.6)
-        candidate.due = trio.current_time() + wait
+        candidate.due = now + wait
         self._wake()
         if acceptance.is_new or acceptance.has_moved:
             self._on_sighting(Sighting(record.peer_id, record.addresses, "dht"))
@@ -175,12 +185,15 @@ class Members:
         return await exchange.ask(peer_id)
 
     def _note_failure(self, peer_id: str, candidate: _Candidate) -> None:
+        now = trio.current_time()
         candidate.num_failures += 1
-        if candidate.num_failures >= _MAX_FAILURES and peer_id not in self._book.members:
+        is_member = peer_id in self._book.members
+        if not is_member and now - candidate.named_at > _FORGET_TIME:
             self._candidates.pop(peer_id, None)
             return
-        wait = min(_FIRST_RETRY * 2 ** (candidate.num_failures - 1), _LAST_RETRY)
-        candidate.due = trio.current_time() + wait * random.uniform(0.8, 1.2)
+        longest = _LAST_RETRY if is_member else _LAST_RETRY_OF_OTHERS
+        wait = min(_FIRST_RETRY * 2 ** min(candidate.num_failures - 1, 16), longest)
+        candidate.due = now + wait * random.uniform(0.8, 1.2)
 
 
 def _reason(exc: NeuroGridError) -> str:
