@@ -241,6 +241,25 @@ def test_each_refusal_has_its_name(
     assert lines[0].startswith(f"refused {named.peer_id}: ")
 
 
+def test_a_worker_cannot_pose_as_a_coordinator(
+    over: Runner, scene: Scene, ours: Identity, theirs: Identity, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever its Hello would say, and whoever it admits itself."""
+
+    async def scenario(network: Network) -> None:
+        poser = (theirs, scene.member(theirs, WORKER, admits=WORKER))
+        async with pair(network, poser, (ours, scene.member(ours, WORKER))) as (one, other):
+            Protocol(one, role="coordinator")
+            Protocol(other, role="worker")
+            error = await refusal_of(network, one, other)
+            assert error.reason == Refusal.ROLE_NOT_ADMITTED
+            assert error.refused_by_peer
+
+    with caplog.at_level(logging.WARNING, "neurogrid"):
+        over.run(scenario)
+    assert f"refused {theirs.peer_id}: its role is worker" in caplog.text
+
+
 def test_who_is_not_on_the_list_is_refused(
     over: Runner, ours: Identity, theirs: Identity, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -189,3 +189,31 @@ def test_a_damaged_membership_says_so(cluster: Cluster, tmp_path: Path) -> None:
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(ConfigurationError):
             Membership.load(tmp_path)
+
+
+def test_a_host_with_the_key_enrols_itself(cluster: Cluster) -> None:
+    first = cluster.enrol(PEER, COORDINATOR, now=NOW).certificate
+    assert first is not None
+    assert (first.peer_id, first.role) == (PEER, COORDINATOR)
+    assert cluster.enrol(PEER, COORDINATOR, now=NOW + 86_400).certificate == first
+    assert Membership.load(cluster.directory).certificate == first
+    later = cluster.enrol(PEER, COORDINATOR, now=NOW + 16 * 86_400).certificate
+    assert later is not None
+    assert later.not_after > first.not_after
+    other = cluster.enrol(OTHER, WORKER, now=NOW + 16 * 86_400).certificate
+    assert other is not None
+    assert (other.peer_id, other.role) == (OTHER, WORKER)
+    cluster.revoke([PEER])
+    with pytest.raises(ConfigurationError, match="revoked"):
+        cluster.enrol(PEER, COORDINATOR)
+
+
+def test_a_membership_is_resumed_in_its_own_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    directory = tmp_path / "member"
+    wish = Membership.resume(directory, cluster.public_key)
+    assert wish.certificate is None
+    wish.take_certificate(cluster.issue(PEER, WORKER))
+    assert Membership.resume(directory, cluster.public_key).certificate == wish.certificate
+    other = Cluster.create(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="another directory"):
+        Membership.resume(directory, other.public_key)

@@ -1,7 +1,7 @@
 """Who may connect, and as what: clusters, certificates, tickets, allow lists, and the gate that holds to them.
 
     cluster = Cluster.create(directory)
-    membership = Membership(cluster.public_key, cluster.issue(identity.peer_id, COORDINATOR))
+    membership = cluster.enrol(identity.peer_id, COORDINATOR)
     admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
     async with open_host(identity=identity, admission=admission) as host:
         print(cluster.ticket(host.peer_id, host.addresses).text())

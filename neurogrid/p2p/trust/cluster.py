@@ -3,7 +3,8 @@
     DIR/cluster.key      the private key (PKCS #8, PEM), 0600; it is read by this module and by nothing else
     DIR/revocations      the newest revocation list, signed
     DIR/token-uses       how often limited tickets were used
-    DIR/lock             held while one of the two is changed
+    DIR/lock             held while one of these is changed
+    DIR/membership       what the host that runs with this directory shows (`Membership`)
 
 Who has this directory is the cluster: can make members of any role. Others hold a `Membership`.
 """
@@ -34,6 +35,7 @@ from neurogrid.p2p.trust.limits import (
     MAX_TOKEN_USES,
     TICKET_LIFETIME,
 )
+from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.names import WORKER, is_peer_id, is_role
 from neurogrid.p2p.trust.private_files import (
     locked,
@@ -143,6 +145,30 @@ class Cluster:
             )
         except RefusedError as exc:
             raise ConfigurationError(f"{peer_id} was revoked: reinstate it first") from exc
+
+    def enrol(
+        self,
+        peer_id: str,
+        role: str,
+        *,
+        lifetime: float = CERTIFICATE_LIFETIME,
+        now: float | None = None,
+    ) -> Membership:
+        """The membership of a host that runs with this directory, kept in it; as `issue`.
+
+        A certificate that is there already is kept if it is this peer's, in this role, and not half used up.
+        """
+        moment = time.time() if now is None else now
+        membership = Membership.resume(self.directory, self.public_key)
+        membership.take_revocations(self.revocations())
+        held = membership.certificate
+        if (
+            held is None
+            or (held.peer_id, held.role) != (peer_id, role)
+            or not held.not_before <= moment < (held.not_before + held.not_after) / 2
+        ):
+            membership.take_certificate(self.issue(peer_id, role, lifetime=lifetime, now=moment))
+        return membership
 
     def redeem(self, data: bytes, peer_id: str, *, now: float, lifetime: float) -> Certificate:
         """Make the certificate that a join token promises to whoever shows it.

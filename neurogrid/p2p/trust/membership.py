@@ -79,6 +79,23 @@ class Membership:
         except RemoteProtocolError as exc:
             raise ConfigurationError(f"{path} is damaged: {exc}") from exc
 
+    @classmethod
+    def resume(cls, directory: Path, cluster_key: bytes) -> Membership:
+        """The membership in `directory`, or the wish for one in this cluster, which is then kept there.
+
+        Raises:
+            ConfigurationError: as `load`, or the one there is of another cluster.
+        """
+        if not (directory / "membership").exists():
+            return cls(cluster_key, directory=directory)
+        membership = cls.load(directory)
+        if membership.cluster_key != cluster_key:
+            raise ConfigurationError(
+                f"{directory} has a membership in cluster {membership.cluster_id}, not in "
+                f"{cluster_id_of(cluster_key)}: name another directory"
+            )
+        return membership
+
     def save(self) -> None:
         """Write it to its directory (0700), if it has one.
 

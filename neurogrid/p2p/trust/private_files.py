@@ -71,12 +71,15 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: the lock cannot be had.
     """
+    descriptor = -1
     try:
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as exc:
+        if descriptor >= 0:
+            os.close(descriptor)
         raise ConfigurationError(f"cannot lock {directory}: {exc.strerror}") from exc
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
