@@ -25,6 +25,11 @@ class PeerChanges(AsyncIterator[PeerChange]):
         self._is_closed = False
         self._news = trio.Event()
 
+    @property
+    def num_waiting(self) -> int:
+        """How many changes can be read at once."""
+        return len(self._waiting)
+
     def put(self, change: PeerChange) -> None:
         """Add a change, in place of what waits for the same peer."""
         if isinstance(change, PeerLost) and change.peer_id not in self._shown:

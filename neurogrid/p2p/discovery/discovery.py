@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 import trio
@@ -23,11 +23,15 @@ import trio
 from neurogrid.errors import LocalProtocolError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.discovery.changes import PeerChanges
+from neurogrid.p2p.discovery.dht import Announcement, Dht, DhtTiming, open_dht
+from neurogrid.p2p.discovery.dht_mode import Mode
 from neurogrid.p2p.discovery.explanation import Attempts, Explanation, dial_outcome
 from neurogrid.p2p.discovery.known import KnownPeers, PeerFound
 from neurogrid.p2p.discovery.mdns import DEFAULT_EXPIRY, open_mdns
+from neurogrid.p2p.discovery.records_book import Verify
 from neurogrid.p2p.discovery.sighting import Attempt, Sighting
 from neurogrid.p2p.host import Host
+from neurogrid.p2p.libp2p_host import Libp2pHost
 
 __all__ = ["Discovery"]
 
@@ -104,6 +108,54 @@ class Discovery:
             ),
         )
 
+    async def setup_dht(
+        self,
+        *,
+        namespace: str | None,
+        record: Callable[[], Announcement] | None,
+        mode: Mode = "auto",
+        bootstrap: Sequence[str] = (),
+        verify: Verify | None = None,
+        is_reachable: Callable[[], bool | None] = lambda: None,
+        timing: DhtTiming | None = None,
+    ) -> Dht:
+        """Find the members of a cluster by Kademlia, and be found; it runs when this returns.
+
+        No network is joined but that of the bootstrap peers that are named. For the arguments see `open_dht`.
+
+        Raises:
+            ConfigurationError: a bootstrap address is no full multiaddr, or the arguments contradict each other.
+            LocalProtocolError: it runs already, outside of the `async with` block, or the host is not on libp2p.
+        """
+        if not isinstance(self._host, Libp2pHost):
+            raise LocalProtocolError("only a host on libp2p can speak Kademlia")
+        return await self._set_up(
+            "dht",
+            open_dht(
+                self._host,
+                namespace=namespace,
+                record=record,
+                mode=mode,
+                bootstrap=bootstrap,
+                verify=verify,
+                is_reachable=is_reachable,
+                timing=timing or DhtTiming(),
+                on_sighting=self.report,
+                on_attempt=self.note,
+            ),
+        )
+
+    def dht(self) -> Dht:
+        """What `setup_dht` returned.
+
+        Raises:
+            LocalProtocolError: it was not called.
+        """
+        dht = self._services.get("dht")
+        if dht is None:
+            raise LocalProtocolError("there is no DHT: setup_dht was not called")
+        return cast(Dht, dht)
+
     async def _set_up(self, name: str, service: AbstractAsyncContextManager[T]) -> T:
         if self._nursery is None or name in self._services:
             raise LocalProtocolError(
@@ -115,8 +167,7 @@ class Discovery:
         except BaseException:
             del self._services[name]
             raise
-        result: T = self._services[name]
-        return result
+        return cast(T, self._services[name])
 
     def report(self, sighting: Sighting) -> None:
         """Take in what a source says: those that were set up here, or one of the caller's."""
