@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 from neurogrid import p2p
 from neurogrid.errors import PeerUnreachableError, StreamBrokenError
@@ -34,6 +35,7 @@ from neurogrid.p2p.trust import (
     Refusal,
     Ticket,
 )
+from tests.conformance.cancellation import attempts
 from tests.conformance.networks import InMemory, Network, OverQuic, Runner, until
 from tests.conformance.streams import ECHO, check_echo, echo, serve_echo
 
@@ -350,11 +352,11 @@ def test_nothing_is_served_before(
             Protocol(other).on_message(None, lambda message: served.append("message"))
             other.on_connected(served.append)
             await one.connect(await network.address_of(other))
+            await until(lambda: one.peer_id in other.unadmitted_peers)
             for protocol_id in (PROTOCOL_V11, ECHO):
                 await check_refused(one, other, protocol_id)
-            await until(lambda: one.peer_id in other.unadmitted_peers)
             assert other.connected_peers == frozenset()
-            with pytest.raises(PeerUnreachableError, match="not admitted"):
+            with pytest.raises(PeerUnreachableError):
                 await other.open_stream(one.peer_id, [ECHO])
             await one.wait_disconnected(other.peer_id)
             assert not served
@@ -576,5 +578,70 @@ def test_a_tolerated_peer_is_kept_and_not_served(
             assert await stream.receive_some() == b"served"
             await stream.aclose()
             await check_refused(other, one, ECHO)
+
+    over.run(scenario)
+
+
+def test_members_who_dial_each_other_at_once_are_admitted(
+    over: Runner, scene: Scene, ours: Identity, theirs: Identity
+) -> None:
+    async def scenario(network: Network) -> None:
+        coordinator = (ours, scene.member(ours, COORDINATOR))
+        worker = (theirs, scene.member(theirs, WORKER))
+        async with pair(network, coordinator, worker) as (one, other):
+            for _ in range(3):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(network.connect, one, other)
+                    nursery.start_soon(network.connect, other, one)
+                await check_echo(one, other)
+                await check_echo(other, one)
+                assert one.role_of(other.peer_id) == WORKER
+                await one.disconnect(other.peer_id)
+                await one.wait_disconnected(other.peer_id)
+                await other.wait_disconnected(one.peer_id)
+
+    over.run(scenario)
+
+
+def test_a_member_that_comes_back_is_admitted_again(
+    over: Runner, scene: Scene, ours: Identity, theirs: Identity
+) -> None:
+    """The one that stays may not have noticed that the other was gone."""
+
+    async def scenario(network: Network) -> None:
+        told: list[str] = []
+        async with open_host(network, ours, scene.member(ours, COORDINATOR)) as stays:
+            serve_echo(stays)
+            stays.on_connected(told.append)
+            address = await network.address_of(stays)
+            for number in range(3):
+                policy = scene.member(theirs, WORKER)
+                async with open_host(network, theirs, policy) as comes_back:
+                    serve_echo(comes_back)
+                    await comes_back.connect(address)
+                    await until(lambda expected=number + 1: len(told) == expected)  # type: ignore[misc]
+                    await check_echo(comes_back, stays)
+                    await check_echo(stays, comes_back)
+            assert told == [theirs.peer_id] * 3
+
+    over.run(scenario)
+
+
+def test_a_call_that_is_cancelled_leaves_nothing_half_done(
+    over: Runner, scene: Scene, ours: Identity, theirs: Identity
+) -> None:
+    async def scenario(network: Network) -> None:
+        coordinator = (ours, scene.member(ours, COORDINATOR))
+        worker = (theirs, scene.member(theirs, WORKER))
+        async with pair(network, coordinator, worker) as (one, other):
+            address = await network.address_of(other)
+            for attempt in attempts():
+                await attempt.run(one.connect, address)
+                await network.connect(one, other)
+                await check_echo(one, other)
+                await check_echo(other, one)
+                await one.disconnect(other.peer_id)
+                await one.wait_disconnected(other.peer_id)
+                await other.wait_disconnected(one.peer_id)
 
     over.run(scenario)
