@@ -29,6 +29,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import (
     ConfigurationError,
+    PeerRefusedError,
     PeerUnreachableError,
     RemoteProtocolError,
     TransportError,
@@ -161,7 +162,7 @@ class RelayClient:
             while True:
                 try:
                     renew_in = await self._reserve(state, relay_id)
-                except (TransportError, RemoteProtocolError) as exc:
+                except (TransportError, RemoteProtocolError, PeerRefusedError) as exc:
                     num_failures += 1
                     self._note_lost(state, str(exc))
                     await trio.sleep(backoff.delay(num_failures, draw))
@@ -197,7 +198,11 @@ class RelayClient:
             return
         self._host.tolerate(relay_id, [HOP_PROTOCOL, STOP_PROTOCOL])
         self._observed.pop(relay_id, None)
-        if await dial_from_own_port(self._host, address):
+        is_own_port = await dial_from_own_port(self._host, address)
+        if self._host.gate is not None:
+            # A relay that belongs to the cluster serves us once it has admitted us.
+            await self._host.gate.wait_admitted(relay_id)
+        if is_own_port:
             seen = await observed_address(self._host, relay_id)
             if seen is not None and len(self._observed) < MAX_OBSERVED:
                 self._observed[relay_id] = seen
@@ -272,13 +277,14 @@ class RelayClient:
         Raises:
             ConfigurationError: `address` is no such address, or leads to this host.
             PeerUnreachableError: the relay cannot be reached or refuses, or the peer does not answer.
+            PeerRefusedError: the relay or the peer does not admit us.
 
         After cancellation as `Host.connect`.
         """
         relay_address, peer_id = split_circuit(address)
         if peer_id == self._host.peer_id:
             raise ConfigurationError(f"{address} is this peer's own address")
-        if peer_id in self._host.connected_peers:
+        if peer_id in linked_peers(self._host):
             return peer_id
         dial = self._dials.get(address)
         if dial is None:
@@ -286,6 +292,8 @@ class RelayClient:
             self._dials[address] = dial
             self._host.start_soon(dial.run)
         await dial.wait()
+        if self._host.gate is not None:
+            await self._host.gate.wait_admitted(peer_id)
         return peer_id
 
     async def _dial(self, address: str, relay_address: str, peer_id: str) -> None:
