@@ -19,7 +19,7 @@ import trio
 
 from neurogrid import p2p
 from neurogrid.errors import PeerUnreachableError, StreamBrokenError
-from neurogrid.p2p import PROTOCOL_V11, Host, Identity, Protocol
+from neurogrid.p2p import PROTOCOL_V11, Host, Identity, Protocol, Stream
 from neurogrid.p2p.trust import (
     COORDINATOR,
     TRUST_PROTOCOL,
@@ -35,6 +35,7 @@ from neurogrid.p2p.trust import (
     Refusal,
     Ticket,
 )
+from neurogrid.p2p.trust.messages import Verdict, read_frame, write_frames
 from tests.conformance.cancellation import attempts
 from tests.conformance.networks import InMemory, Network, OverQuic, Runner, until
 from tests.conformance.streams import ECHO, check_echo, echo, serve_echo
@@ -643,5 +644,50 @@ def test_a_call_that_is_cancelled_leaves_nothing_half_done(
                 await one.disconnect(other.peer_id)
                 await one.wait_disconnected(other.peer_id)
                 await other.wait_disconnected(one.peer_id)
+
+    over.run(scenario)
+
+
+def test_a_peer_that_does_not_answer_again_stays_admitted(
+    over: Runner,
+    scene: Scene,
+    ours: Identity,
+    theirs: Identity,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until its certificate ends: a network that hangs for a while is no refusal."""
+    if over.name != "memory":
+        monkeypatch.setattr("neurogrid.p2p.trust.gate.ADMISSION_TIMEOUT", 2.0)
+
+    async def scenario(network: Network) -> None:
+        policy = scene.member(theirs, WORKER)
+        num_asked = 0
+
+        async def answer_once(stream: Stream) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            await read_frame(stream)
+            if num_asked == 1:
+                await write_frames(stream, Verdict(), policy.credentials(ours.peer_id))
+                assert not Verdict.decode(await read_frame(stream)).reason
+                await stream.aclose()
+            else:
+                with suppress(StreamBrokenError):
+                    await stream.receive_some()  # and never say anything
+
+        async with pair(network, (ours, scene.issuer(ours)), (theirs, None)) as (one, other):
+            other.set_stream_handler(TRUST_PROTOCOL, answer_once)
+            await network.connect(one, other)
+            scene.cluster.revoke([Identity.generate().peer_id])
+            assert one.gate is not None
+            one.gate.wake()
+            await until(lambda: num_asked == 2)
+            one.gate.wake()  # one exchange at a time: the next follows when this one is given up
+            await until(lambda: num_asked == 3)
+            assert one.role_of(other.peer_id) == WORKER
+            await check_echo(one, other)
+            scene.clock.now += 31 * DAY
+            one.gate.wake()
+            await one.wait_disconnected(other.peer_id)
 
     over.run(scenario)

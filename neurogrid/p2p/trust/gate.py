@@ -149,7 +149,7 @@ class Gate:
     def role_of(self, peer_id: str) -> str | None:
         """The role of a connected peer that is admitted; None for any other."""
         peer = self._peers.get(peer_id)
-        if peer is None or peer.admitted is None or not peer.settled.is_set():
+        if peer is None or peer.admitted is None or not peer.is_admitted:
             return None
         return peer.admitted.role
 
@@ -171,6 +171,9 @@ class Gate:
         peer = self._peers.setdefault(peer_id, _Peer())
         is_first = not peer.is_connected
         peer.is_connected = peer.is_news = True
+        if peer.settled.is_set() and not peer.is_admitted:
+            # Refused, and back before the connection that was refused is gone.
+            peer.settled, peer.error = trio.Event(), None
         if is_dialler:
             peer.num_exchanges += 1
             self._host.start_soon(self._introduce, peer_id, peer)
@@ -239,7 +242,7 @@ class Gate:
             self._changed = trio.Event()
             asks_renewal = self._admission.refresh()
             for peer_id, peer in tuple(self._peers.items()):
-                if peer.admitted is None or not peer.settled.is_set():
+                if peer.admitted is None or not peer.is_admitted:
                     continue
                 try:
                     self._admission.recheck(peer.admitted)
@@ -320,7 +323,7 @@ class Gate:
             error = exc
         if self._peers.get(peer_id) is not peer:
             return  # the connection is gone, and who waited knows
-        if peer.is_admitted and isinstance(error, TransportError):
+        if peer.is_admitted and _is_silence(error):
             logger.debug("the exchange with %s came to nothing: %s", peer_id, error)
             return
         self._refuse(peer_id, peer, error)
@@ -500,6 +503,14 @@ async def _say_no(stream: Stream, refused: RefusedError) -> None:
         await stream.send_eof()
         while await stream.receive_some():
             pass
+
+
+def _is_silence(error: NeuroGridError) -> bool:
+    """Whether a peer has said nothing, rather than something that is refused: no reason to give up one that is
+    admitted."""
+    if isinstance(error, RefusedError):
+        return error.reason in (Refusal.TIMED_OUT, Refusal.NOT_SPOKEN)
+    return isinstance(error, TransportError)
 
 
 def _as_refused(exc: RemoteProtocolError) -> RefusedError:
