@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,13 +40,14 @@ logger = logging.getLogger(__name__)
 
 AUTONAT_PROTOCOL: Final = "/libp2p/autonat/1.0.0"
 MAX_ADDRESSES: Final = 16
+MAX_ASKED: Final = 8  # peers that are asked for one check
 # All in seconds.
 ASK_TIMEOUT: Final = 30.0  # a server may try several addresses
 DIAL_TIMEOUT: Final = 8.0  # for one of them
 REQUEST_TIMEOUT: Final = 15.0
 CLOSE_TIMEOUT: Final = 1.0
 CHECK_INTERVAL: Final = 900.0
-FIRST_CHECKS: Final = (1.0, 5.0, 15.0, 60.0)  # pauses at the beginning, when little is known
+FIRST_CHECKS: Final = (1.0, 10.0, 60.0)  # pauses at the beginning, when little is known
 # What the server does for others, within a minute.
 PERIOD: Final = 60.0
 MAX_DIALS: Final = 30
@@ -95,6 +97,7 @@ class AutoNat:
     ) -> None:
         self._host = host
         self._own_addresses = own_addresses
+        self._draw = random.SystemRandom()
         self._dials: deque[tuple[float, str]] = deque()
         self._state = ReachabilityState(Reachability.UNKNOWN, None, 0, "nobody was asked yet")
         if is_serving:
@@ -112,7 +115,8 @@ class AutoNat:
         pauses = iter(FIRST_CHECKS)
         while True:
             await trio.sleep(next(pauses, CHECK_INTERVAL))
-            await self.check(sorted(linked_peers(self._host)))
+            peers = sorted(linked_peers(self._host))
+            await self.check(self._draw.sample(peers, min(MAX_ASKED, len(peers))))
 
     async def check(self, peers: Iterable[str]) -> ReachabilityState:
         """Ask connected peers one by one, until one gets through; those that cannot be asked do not count."""
