@@ -168,6 +168,28 @@ def test_a_directory_that_cannot_be_read_refuses_the_token(
     assert "does not count uses" in caplog.text
 
 
+def test_what_members_signed_can_be_verified_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+    policy = policy_of(cluster, issuer=cluster)
+    good = cluster.issue(PEER, WORKER, now=NOW).data
+    policy.verify(PEER, good)
+    stranger = Cluster.create(tmp_path / "stranger").issue(PEER, WORKER, now=NOW).data
+    old = cluster.issue(PEER, WORKER, now=NOW - 31 * 86_400).data
+    for peer_id, certificate, reason in (
+        (PEER, b"", Refusal.CERTIFICATE_REQUIRED),
+        (OTHER, good, Refusal.WRONG_PEER),
+        (PEER, stranger, Refusal.WRONG_CLUSTER),
+        (PEER, old, Refusal.EXPIRED),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            policy.verify(peer_id, certificate)
+        assert caught.value.reason is reason
+    cluster.revoke([PEER])
+    policy.refresh()
+    with pytest.raises(RefusedError) as caught:
+        policy.verify(PEER, good)
+    assert caught.value.reason is Refusal.REVOKED
+
+
 def test_only_what_is_half_used_up_is_renewed(cluster: Cluster) -> None:
     issuer = policy_of(cluster, issuer=cluster)
     for age, is_renewed in ((0.0, False), (14.0, False), (15.0, True)):

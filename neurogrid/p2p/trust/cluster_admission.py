@@ -130,6 +130,20 @@ class ClusterAdmission(Admission):
         logger.info("renewed the certificate of %s (%s)", peer_id, certificate.role)
         return _admitted(renewed, is_issuer=shown.is_issuer, is_new=True)
 
+    def verify(self, peer_id: str, certificate: bytes) -> None:
+        """Check that a peer is a member, in whatever role: for what it signed and others hand on.
+
+        Args:
+            peer_id: who signed (base58).
+            certificate: the signed form that came with it.
+
+        Raises:
+            RefusedError: it is no member, or no more.
+        """
+        if not certificate:
+            raise RefusedError(Refusal.CERTIFICATE_REQUIRED, "no certificate came with it")
+        self._check(peer_id, Certificate.decode(certificate, self.membership.cluster_key))
+
     def recheck(self, admitted: Admitted) -> None:
         if admitted.not_after is None or admitted.serial is None:
             return
