@@ -2,6 +2,7 @@
 
     python -m tests.e2e.namespaces.discovery_peer '{"listen": [...], "interfaces": [...], "expiry": 120}'
 
+With `"bootstrap": [...]` it asks Kademlia too, as a server of it.
 First `{"peer": ID, "addresses": [...]}`, when it is on the network; then `{"found": ID, "addresses": [...],
 "sources": [...]}` and `{"lost": ID}`. A line `explain` on its standard input is answered by `{"explain": TABLE}`;
 `dial ADDRESS` by `{"dialled": true or false}`. It leaves in order when its standard input ends.
@@ -18,6 +19,7 @@ import trio
 from neurogrid.errors import NeuroGridError
 from neurogrid.p2p import open_host
 from neurogrid.p2p.discovery import Discovery, PeerFound
+from neurogrid.p2p.discovery.dht import Announcement
 
 
 def say(**content: Any) -> None:
@@ -34,8 +36,16 @@ async def tell_changes(discovery: Discovery) -> None:
 
 
 async def main(options: dict[str, Any]) -> None:
+    bootstrap = options.pop("bootstrap", None)
     async with open_host(listen=options.pop("listen")) as host, Discovery(host) as discovery:
         await discovery.setup_mdns(**options)
+        if bootstrap is not None:
+            await discovery.setup_dht(
+                namespace="test",
+                record=lambda: Announcement("peer"),
+                mode="server",
+                bootstrap=bootstrap,
+            )
         say(peer=host.peer_id, addresses=host.addresses)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell_changes, discovery)

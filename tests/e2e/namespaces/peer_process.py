@@ -30,6 +30,7 @@ class PeerProcess:
     Attributes:
         process: the process.
         found: the addresses of the peers that it has now, by peer id, as far as its lines have been read.
+        sources: who says so, by peer id.
         times: when the last line about a peer was printed, by peer id; of `time.monotonic`.
     """
 
@@ -37,6 +38,7 @@ class PeerProcess:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = machine.popen(command, cwd=ROOT, **pipes)
         self.found: dict[str, list[str]] = {}
+        self.sources: dict[str, list[str]] = {}
         self.times: dict[str, float] = {}
         self.ready_at = 0.0
         self._ready: Line = {}
@@ -122,6 +124,7 @@ class PeerProcess:
     def _take(self, at: float, line: Line) -> None:
         if "found" in line:
             self.found[line["found"]] = line["addresses"]
+            self.sources[line["found"]] = line.get("sources", [])
             self.times[line["found"]] = at
         elif "lost" in line:
             self.found.pop(line["lost"], None)
