@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 import trio
 
-from neurogrid.errors import ConfigurationError, NeuroGridError, StreamBrokenError
+from neurogrid.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    NeuroGridError,
+    StreamBrokenError,
+)
 from neurogrid.p2p import Identity, open_host
 from neurogrid.p2p.discovery.dht import Announcement, Dht, DhtTiming, open_dht
 from neurogrid.p2p.discovery.dht_key import cluster_key
@@ -322,6 +327,9 @@ def test_what_cannot_be_right_is_the_callers_mistake() -> None:
     async def main() -> None:
         with pytest.raises(ConfigurationError, match="no peer id"):
             async with seat("one", "/ip4/127.0.0.1/tcp/1"):
+                raise AssertionError("not reached")
+        with pytest.raises(LocalProtocolError, match="role"):
+            async with seat("one", announcement=Announcement("king")):
                 raise AssertionError("not reached")
 
     trio.run(main)

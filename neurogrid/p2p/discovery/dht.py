@@ -186,6 +186,7 @@ class Dht:
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Start everything in `nursery`; returns when the mode is set."""
+        self._own_record()  # what cannot be signed is found out now
         await self._set_mode()
         self._host.on_connected(self._note_connected)
         for peer_id, addresses in self._bootstrap.items():
@@ -382,7 +383,7 @@ async def open_dht(
     Raises:
         ConfigurationError: an address is no full multiaddr (a line of text for each), or the arguments contradict
             each other.
-        LocalProtocolError: the host has one of these already.
+        LocalProtocolError: the host has one of these already, or had one; or what `record` says is out of its range.
     """
     dht = Dht(
         host,

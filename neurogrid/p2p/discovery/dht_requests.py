@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import Final, Protocol
 
 import trio
-import varint  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
+from libp2p.utils.varint import decode_uvarint, encode_varint_prefixed
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
@@ -111,7 +111,7 @@ async def ask(host: OpensStreams, peer_id: str, protocol_id: str, question: Mess
             stream = await host.open_stream(peer_id, [protocol_id])
             try:
                 body = question.SerializeToString()
-                await stream.send_all(varint.encode(len(body)) + body)
+                await stream.send_all(encode_varint_prefixed(body))
                 await stream.send_eof()
                 if question.type == Message.MessageType.ADD_PROVIDER:
                     await _wait_for_end(stream)
@@ -137,7 +137,7 @@ async def _receive_message(stream: Stream) -> bytes:
     received = bytearray()
     while (start := _end_of_varint(received)) is None:
         received += await _some(stream)
-    length = int(varint.decode_bytes(bytes(received[:start])))
+    length = decode_uvarint(bytes(received[:start]))
     if length > MAX_ANSWER_BYTES:
         raise RemoteProtocolError(f"an answer of {length} bytes; {MAX_ANSWER_BYTES} is the limit")
     while len(received) < start + length:
