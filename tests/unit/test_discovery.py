@@ -214,4 +214,4 @@ def test_the_table_is_bounded() -> None:
     for number in range(1000):
         attempts.put(Attempt("dial", f"dial {number} {'x' * 500}", "refused", False))
     assert len(list(attempts)) == MAX_ATTEMPTS_OF_SOURCE
-    assert max(map(len, str(Explanation(tuple(attempts))).splitlines())) < 400
+    assert max(map(len, str(Explanation(tuple(attempts))).splitlines())) < 600

@@ -14,7 +14,7 @@ __all__ = ["Attempts", "Explanation", "dial_outcome"]
 
 # What a source tried last; a coordinator of some dozens of peers tries less.
 MAX_ATTEMPTS_OF_SOURCE = 256
-MAX_CELL = 160  # characters
+MAX_CELL = 240  # characters
 
 _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL})
 

@@ -44,8 +44,8 @@ GOODBYE_GAP = (
 NAME_LENGTH = 32  # what the specification asks for at least
 
 NOTHING_TO_ANNOUNCE = (
-    "nothing to announce: the host listens on loopback alone, where nobody else is. Listen on an address of the"
-    " network, or on all: /ip4/0.0.0.0/tcp/0 (the commands do so with --cluster, --allow or --insecure)"
+    "nothing to announce: this host has addresses on loopback alone, where nobody else is. Listen on an address of"
+    " the network, or on all: /ip4/0.0.0.0/tcp/0 (the commands do so with --cluster, --allow or --insecure)"
 )
 
 
@@ -120,14 +120,17 @@ class _Service:
         self._nursery = nursery
         self._sockets: dict[tuple[Interface, int], GroupSocket] = {}
         self._changed = trio.Event()
+        self._failing: set[str] = set()
 
     async def scan(self) -> None:
         """Look which interfaces there are, and use those that can be used."""
         choice = choose_interfaces(await _list_interfaces(), self._host.addresses, self._named)
         for name, reason in choice.unused:
             self._report(f"interface {name}", f"not used: {reason}")
-        if not choice.used and not choice.unused:
-            self._report("announce this host", NOTHING_TO_ANNOUNCE)
+        places = ", ".join(str(interface) for interface, _ in choice.used)
+        if places or not choice.unused:
+            outcome = f"on {places}" if places else NOTHING_TO_ANNOUNCE
+            self._report("announce this host", outcome, is_good=bool(places))
         wanted = {
             (interface, version): addresses
             for interface, addresses in choice.used
@@ -206,13 +209,19 @@ class _Service:
         for (interface, version), socket in list(self._sockets.items()):
             if interface.index != packet.index:
                 continue
+            what = f"send on {interface}, IPv{version}"
             try:
                 await socket.send(packet.data)
             except trio.ClosedResourceError:
                 continue
             except OSError as exc:
                 # A cable may be out. The engine asks again, and less and less often.
-                self._report(f"send on {interface}, IPv{version}", _reason(exc))
+                self._failing.add(what)
+                self._report(what, _reason(exc))
+            else:
+                if what in self._failing:
+                    self._failing.remove(what)
+                    self._report(what, "done, after it had failed", is_good=True)
 
     def _notify(self) -> None:
         self._changed.set()
