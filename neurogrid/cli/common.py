@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import trio
-from multiaddr import Multiaddr
 
+from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 
@@ -47,6 +47,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 9000
+TO_OPEN = (
+    "--cluster DIR (neurogrid-coordinator --new-cluster DIR makes one), --join TICKET (a worker; the "
+    "coordinator prints it), --allow PEER_ID=ROLE, or, if everybody on the network may use it, --insecure"
+)
 _UNITS = {
     "": 1,
     "b": 1,
@@ -137,7 +141,7 @@ def _port(text: str) -> int:
     return value
 
 
-def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str) -> None:
+def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_worker: bool) -> None:
     """Options of both commands that say who we are and where we listen."""
     network = parser.add_argument_group("network")
     network.add_argument(
@@ -163,8 +167,10 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str) -> No
         "--identity",
         type=Path,
         metavar="FILE",
-        help="private key of this peer, made if missing (default: a new key each time)",
+        help="private key of this peer, made if missing (default: a new key each time; with --cluster DIR "
+        "the one in DIR)",
     )
+    add_trust_options(network, is_worker=is_worker)
     network.add_argument(
         "--disable-mdns",
         action="store_true",
@@ -202,18 +208,18 @@ def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
     """
     from neurogrid.p2p.libp2p_host import check_listen_address
 
+    is_open = is_checked(options) or options.insecure
     if options.listen:
         if options.port is not None:
             raise ConfigurationError(f"give either {port_flag} or --listen, not both")
         for address in options.listen:
             check_listen_address(address)
-            if not _is_loopback(address) and not options.insecure:
+            if not is_loopback(address) and not is_open:
                 raise ConfigurationError(
-                    f"{address} is not loopback, and connections are not checked for who may use this "
-                    "peer: add --insecure if everybody on that network may"
+                    f"{address} is not loopback, and nothing says who may use this peer: add {TO_OPEN}"
                 )
         return Listening(tuple(options.listen))
-    ip = "0.0.0.0" if options.insecure else "127.0.0.1"
+    ip = "0.0.0.0" if is_open else "127.0.0.1"
     if options.port is not None:
         check_listen_address(f"/ip4/{ip}/tcp/{options.port}")
     if options.port is not None:
@@ -231,11 +237,11 @@ def finding(options: argparse.Namespace, where: Listening) -> FindingSettings:
 
     if options.mdns_interface and options.disable_mdns:
         raise ConfigurationError("give either --mdns-interface or --disable-mdns, not both")
-    is_reachable = not all(_is_loopback(address) for address in where.addresses)
+    is_reachable = not all(is_loopback(address) for address in where.addresses)
     if options.mdns_interface and not is_reachable:
         raise ConfigurationError(
-            "--mdns-interface has nothing to announce: this peer listens on loopback only. On a network "
-            "that you trust, add --insecure"
+            "--mdns-interface has nothing to announce: this peer listens on loopback only. For others "
+            f"add {TO_OPEN}"
         )
     return FindingSettings(
         mdns=is_reachable and not options.disable_mdns,
@@ -243,19 +249,11 @@ def finding(options: argparse.Namespace, where: Listening) -> FindingSettings:
     )
 
 
-def warn_of_loopback(where: Listening) -> None:
-    """Log that other machines cannot reach this peer, if they cannot, and what to type."""
-    if all(_is_loopback(address) for address in where.addresses):
-        logger.info(
-            "listening on loopback only: other machines cannot reach this peer. On a network that "
-            "you trust, add --insecure"
-        )
-
-
-def _is_loopback(address: str) -> bool:
-    multiaddr = Multiaddr(address)
-    host = str(multiaddr.value_for_protocol(next(iter(multiaddr.protocols())).name))
-    return host.startswith("127.") or host == "::1"
+def warn_of_loopback(where: Listening, *, is_chosen: bool) -> None:
+    """Log that other machines cannot reach this peer, if they cannot, and, unless it was chosen, what to type."""
+    if all(is_loopback(address) for address in where.addresses):
+        remedy = "" if is_chosen else f". For others add {TO_OPEN}"
+        logger.info("listening on loopback only: other machines cannot reach this peer%s", remedy)
 
 
 def set_up_logging(level: str) -> None:

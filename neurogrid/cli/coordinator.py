@@ -29,6 +29,7 @@ from neurogrid.cli.common import (
     set_up_logging,
     warn_of_loopback,
 )
+from neurogrid.cli.trust import Trust, trust_of
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="sample among the likeliest that make up P (default: all)",
     )
     generation.add_argument("--seed", type=int, metavar="S", help="makes sampling repeatable")
-    add_common_options(parser, port_flag="--p2p-port")
+    add_common_options(parser, port_flag="--p2p-port", is_worker=False)
     return parser
 
 
@@ -189,8 +190,9 @@ async def _generate(options: argparse.Namespace) -> int:
     else:
         prompt = _decode_prompt(os.fsencode(options.prompt), "the command line")
     where = listening(options, port_flag="--p2p-port")
+    trust = trust_of(options, is_worker=False)
     if options.min_peers is not None:
-        warn_of_loopback(where)
+        warn_of_loopback(where, is_chosen=bool(options.listen))
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
     from rich.console import Console
@@ -198,7 +200,8 @@ async def _generate(options: argparse.Namespace) -> int:
     from neurogrid.cli.show import TerminalProgress
 
     console = Console(stderr=True)
-    with TerminalProgress(console) as progress:
+    ticket_for = trust.ticket if trust.cluster is not None else None
+    with TerminalProgress(console, ticket_for=ticket_for) as progress:
         progress.working("reading the model")
         from neurogrid.inference.coordinator import load_model, open_coordinator
         from neurogrid.inference.sampling import SamplingParams
@@ -209,7 +212,7 @@ async def _generate(options: argparse.Namespace) -> int:
             top_p=options.top_p,
             seed=options.seed,
         )
-        settings = _settings(options, where)
+        settings = _settings(options, where, trust)
         model = await load_model(settings)
         progress.model_name = model.name
         token_ids = model.tokenizer.encode(prompt)
@@ -222,16 +225,20 @@ async def _generate(options: argparse.Namespace) -> int:
 async def _diagnose(options: argparse.Namespace) -> int:
     """Print which workers are there, and what was tried to find them; a failure if there are too few."""
     where = listening(options, port_flag="--p2p-port")
-    warn_of_loopback(where)
+    trust = trust_of(options, is_worker=False)
+    warn_of_loopback(where, is_chosen=bool(options.listen))
     how = finding(options, where)
 
     from neurogrid.inference.finding import open_discovery
     from neurogrid.inference.gathering import look_for_workers
     from neurogrid.p2p import Identity, Protocol, open_host
 
-    identity = Identity.load(options.identity) if options.identity else None
+    identity = Identity.load(trust.identity_file) if trust.identity_file else None
     async with open_host(
-        listen=where.addresses, listen_fallback=where.fallback, identity=identity
+        listen=where.addresses,
+        listen_fallback=where.fallback,
+        identity=identity,
+        admission=trust.admission,
     ) as host:
         protocol = Protocol(host, role="coordinator")
         async with open_discovery(host, how) as discovery:
@@ -246,7 +253,7 @@ async def _diagnose(options: argparse.Namespace) -> int:
     return ExitStatus.OK if len(workers) >= (options.min_peers or 1) else ExitStatus.FAILURE
 
 
-def _settings(options: argparse.Namespace, where: Listening) -> CoordinatorSettings:
+def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> CoordinatorSettings:
     from neurogrid.inference.coordinator import CoordinatorSettings
 
     return CoordinatorSettings(
@@ -261,7 +268,8 @@ def _settings(options: argparse.Namespace, where: Listening) -> CoordinatorSetti
         wait=options.wait or WAIT,
         listen=where.addresses,
         listen_fallback=where.fallback,
-        identity_file=options.identity,
+        identity_file=trust.identity_file,
+        admission=trust.admission,
         skip_weight_transfer=options.skip_weight_transfer,
         max_seq_len=options.max_seq_len,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),

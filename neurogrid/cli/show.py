@@ -6,7 +6,7 @@ All of it goes to stderr, readable without colour; on a pipe the bar becomes a l
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import (
@@ -47,10 +47,16 @@ class TerminalProgress(Progress):
 
     Attributes:
         model_name: how the plan calls the model; set once it is known.
+
+    Args:
+        ticket_for: makes the ticket by which a worker joins, given our peer id and addresses.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(
+        self, console: Console, *, ticket_for: Callable[[str, Sequence[str]], str] | None = None
+    ) -> None:
         self._console = console
+        self._ticket_for = ticket_for
         self.model_name = "the model"
         self._status: Status | None = None
         self._bar: ProgressBar | None = None
@@ -66,6 +72,12 @@ class TerminalProgress(Progress):
     def __exit__(self, *exc_info: object) -> None:
         self._stop_status()
         self._stop_bar()
+
+    def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
+        if self._ticket_for is not None:
+            self._stop_status()
+            # As it is to be typed elsewhere: one line, however narrow the terminal.
+            self._say(f"neurogrid-worker --join {self._ticket_for(peer_id, addresses)}")
 
     def working(self, what: str) -> None:
         self._stop_status()

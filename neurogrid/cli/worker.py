@@ -25,6 +25,7 @@ from neurogrid.cli.common import (
     size_in_bytes,
     warn_of_loopback,
 )
+from neurogrid.cli.trust import trust_of
 
 __all__ = ["build_parser", "main"]
 
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Hold some layers of a model and compute with them. Without --model nothing is "
         "needed on disk: config and weights come from the coordinator.",
     )
-    add_common_options(parser, port_flag="--port")
+    add_common_options(parser, port_flag="--port", is_worker=True)
     parser.add_argument(
         "--bootstrap",
         action="append",
@@ -94,19 +95,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     async def serve() -> int:
         where = listening(options, port_flag="--port")
-        warn_of_loopback(where)
+        trust = trust_of(options, is_worker=True)
+        warn_of_loopback(where, is_chosen=bool(options.listen))
         # Here, not above: torch and transformers take seconds, and --help needs neither.
         from neurogrid.inference.worker import WorkerSettings, open_worker
 
         settings = WorkerSettings(
             listen=where.addresses,
             listen_fallback=where.fallback,
-            identity_file=options.identity,
+            identity_file=trust.identity_file,
+            admission=trust.admission,
             device=f"cuda:{options.gpu}" if options.gpu is not None else options.device,
             memory_limit=options.memory_limit,
             model=options.model,
             wait_for_assignment=options.wait_for_assignment,
-            bootstrap=tuple(options.bootstrap),
+            bootstrap=(*options.bootstrap, *trust.bootstrap),
             finding=finding(options, where),
             max_seq_len=options.max_seq_len,
         )

@@ -47,6 +47,7 @@ from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
 __all__ = ["Coordinator", "CoordinatorSettings", "load_model", "open_coordinator"]
@@ -80,6 +81,7 @@ class CoordinatorSettings:
         listen: multiaddrs to listen on.
         listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
+        admission: who is served and used; None for whoever reaches a listen address.
         skip_weight_transfer: workers must hold their layers already.
         max_seq_len: tokens of the longest session.
         peer_memory_bytes: assumed for workers that do not tell.
@@ -100,6 +102,7 @@ class CoordinatorSettings:
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     listen_fallback: tuple[str, ...] = ()
     identity_file: Path | None = None
+    admission: Admission | None = None
     skip_weight_transfer: bool = False
     max_seq_len: int = 4096
     peer_memory_bytes: int = 8 * GIB
@@ -217,9 +220,13 @@ async def open_coordinator(
         identity = Identity.load(settings.identity_file) if settings.identity_file else None
         host = await stack.enter_async_context(
             open_host(
-                listen=settings.listen, listen_fallback=settings.listen_fallback, identity=identity
+                listen=settings.listen,
+                listen_fallback=settings.listen_fallback,
+                identity=identity,
+                admission=settings.admission,
             )
         )
+        progress.listening(host.peer_id, host.addresses)
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
         protocol = Protocol(host, role="coordinator", versions=versions)
         addresses = list(settings.peers)
@@ -285,6 +292,11 @@ def _num_awaited(settings: CoordinatorSettings) -> int:
         raise ConfigurationError(
             "there is no worker to run on: name some with --peer, start some here with "
             "--local-workers, or wait for some to be found or to dial in with --min-peers"
+        )
+    if settings.admission is not None and settings.local_workers:
+        raise ConfigurationError(
+            "--local-workers are members of no cluster and on no list: leave them out, or start them "
+            "yourself with neurogrid-worker --join TICKET"
         )
     if settings.stages is not None and settings.stages > num_awaited:
         raise ConfigurationError(

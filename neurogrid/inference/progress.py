@@ -36,6 +36,9 @@ class WorkerInfo:
 class Progress:
     """Does nothing; subclasses show what happens."""
 
+    def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Workers can dial us, at these full multiaddrs."""
+
     def working(self, what: str) -> None:
         """Something begins that takes a while; it ends when anything else is told."""
 

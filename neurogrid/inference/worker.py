@@ -108,7 +108,10 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         )
     with unwrap_errors():
         async with open_host(
-            listen=settings.listen, listen_fallback=settings.listen_fallback, identity=identity
+            listen=settings.listen,
+            listen_fallback=settings.listen_fallback,
+            identity=identity,
+            admission=settings.admission,
         ) as host:
             versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
             protocol = Protocol(host, role="worker", versions=versions)

@@ -19,6 +19,7 @@ from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
 from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Assignment", "WorkerSettings", "WorkerState", "name_layers", "sender_of"]
@@ -39,6 +40,7 @@ class WorkerSettings:
         listen: multiaddrs to listen on.
         listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
+        admission: who is served; None for whoever reaches a listen address.
         device: `cpu`, `cuda:0`; None for the best there is.
         memory_limit: bytes that weights and caches may take; None for what the device has.
         model: a checkpoint directory of its own; None for a stateless worker.
@@ -54,6 +56,7 @@ class WorkerSettings:
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     listen_fallback: tuple[str, ...] = ()
     identity_file: Path | None = None
+    admission: Admission | None = None
     device: str | None = None
     memory_limit: int | None = None
     model: Path | None = None

@@ -1,0 +1,172 @@
+"""Who may use this peer: from `--cluster`, `--join`, `--allow` or `--insecure` to an admission.
+
+A cluster's directory holds all that a member needs: its identity, its certificate, and, where the cluster was made,
+the cluster's key.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multiaddr import Multiaddr
+
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from neurogrid.p2p.trust import Admission, Cluster
+
+__all__ = ["Trust", "add_trust_options", "is_checked", "is_loopback", "trust_of"]
+
+IDENTITY_FILE = "identity.key"
+MAX_TICKET_ADDRESSES = 8
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the options come to.
+
+    Attributes:
+        admission: who is admitted; None for whoever reaches the port.
+        identity_file: where the key pair of this peer lives; None for a new one each time.
+        bootstrap: where the ticket says that its coordinator is.
+        cluster: the cluster, where its key is at hand.
+    """
+
+    admission: Admission | None = None
+    identity_file: Path | None = None
+    bootstrap: tuple[str, ...] = ()
+    cluster: Cluster | None = None
+
+    def ticket(self, peer_id: str, addresses: Sequence[str]) -> str:
+        """The ticket to this peer, which has the cluster's key."""
+        assert self.cluster is not None
+        # Elsewhere our loopback is nobody, and it is all there is when nobody else can come.
+        reachable = [address for address in addresses if not is_loopback(address)] or addresses
+        return self.cluster.ticket(peer_id, reachable[:MAX_TICKET_ADDRESSES]).text()
+
+
+def add_trust_options(group: argparse._ArgumentGroup, *, is_worker: bool) -> None:
+    """The options of both commands, and those of one."""
+    group.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="DIR",
+        help="be a member of the cluster whose membership is kept in DIR",
+    )
+    if is_worker:
+        group.add_argument(
+            "--join",
+            metavar="TICKET",
+            help="join the cluster of the coordinator that printed this ticket; - reads it from standard "
+            "input, @FILE from a file",
+        )
+    else:
+        group.add_argument(
+            "--new-cluster",
+            type=Path,
+            metavar="DIR",
+            help="make a cluster in DIR and use it; later runs say --cluster DIR",
+        )
+    group.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PEER_ID=ROLE",
+        help=f"admit this peer as {'coordinator' if is_worker else 'worker'}, and nobody who is not named; "
+        "may be given again",
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a multiaddr is reached from this machine alone."""
+    multiaddr = Multiaddr(address)
+    host = str(multiaddr.value_for_protocol(next(iter(multiaddr.protocols())).name))
+    return host.startswith("127.") or host == "::1"
+
+
+def is_checked(options: argparse.Namespace) -> bool:
+    """Whether peers are checked before they are served, so that it may listen beyond loopback.
+
+    Raises:
+        ConfigurationError: contradicting options.
+    """
+    ways = {
+        "--insecure": options.insecure,
+        "--allow": bool(options.allow),
+        "--cluster, --new-cluster or --join": bool(
+            options.cluster
+            or getattr(options, "new_cluster", None)
+            or getattr(options, "join", None)
+        ),
+    }
+    chosen = [name for name, is_chosen in ways.items() if is_chosen]
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"give one of {', '.join(chosen)}: each says alone who is admitted"
+        )
+    if options.cluster and getattr(options, "new_cluster", None):
+        raise ConfigurationError("give either --cluster or --new-cluster, not both")
+    return bool(chosen) and not options.insecure
+
+
+def trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
+    """Read or make what the options name.
+
+    Raises:
+        ConfigurationError: it is not there, damaged, or of another cluster.
+    """
+    from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
+
+    admits = {COORDINATOR if is_worker else WORKER}
+    if options.allow:
+        return Trust(AllowList.parse(options.allow, admits=admits), options.identity)
+    if not is_checked(options):
+        return Trust(None, options.identity)
+    return _as_worker(options, admits) if is_worker else _as_coordinator(options, admits)
+
+
+def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
+    from neurogrid.p2p.trust import ClusterAdmission, Membership, read_ticket
+
+    directory: Path | None = options.cluster
+    ticket = read_ticket(options.join) if options.join else None
+    if ticket is not None and not (directory and (directory / "membership").exists()):
+        membership = Membership(ticket.cluster_key, directory=directory)
+    else:
+        assert directory is not None
+        membership = Membership.load(directory)
+    return Trust(
+        ClusterAdmission(membership, admits=admits, ticket=ticket),
+        _identity_file(options, directory),
+        bootstrap=ticket.addresses if ticket else (),
+    )
+
+
+def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
+    from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.trust import COORDINATOR, Cluster, ClusterAdmission, Membership
+
+    directory: Path = options.new_cluster or options.cluster
+    cluster = Cluster.create(directory) if options.new_cluster else Cluster.load(directory)
+    identity_file = _identity_file(options, directory)
+    assert identity_file is not None
+    peer_id = Identity.load(identity_file).peer_id
+    membership = Membership(
+        cluster.public_key,
+        cluster.issue(peer_id, COORDINATOR),
+        revocations=cluster.revocations(),
+        directory=directory,
+    )
+    membership.save()
+    admission = ClusterAdmission(membership, admits=admits, issuer=cluster)
+    return Trust(admission, identity_file, cluster=cluster)
+
+
+def _identity_file(options: argparse.Namespace, directory: Path | None) -> Path | None:
+    """A certificate is made for one key, so the key is kept with it."""
+    file: Path | None = options.identity
+    return file or (directory / IDENTITY_FILE if directory else None)
