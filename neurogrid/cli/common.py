@@ -245,6 +245,9 @@ def finding(options: argparse.Namespace, where: Listening) -> FindingSettings:
         )
     return FindingSettings(
         mdns=is_reachable and not options.disable_mdns,
+        why_no_mdns="--disable-mdns"
+        if options.disable_mdns
+        else "this peer listens on loopback only (--help, --insecure and --cluster)",
         mdns_interfaces=tuple(options.mdns_interface),
     )
 

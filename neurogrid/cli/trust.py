@@ -134,10 +134,12 @@ def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
 
     directory: Path | None = options.cluster
     ticket = read_ticket(options.join) if options.join else None
-    if ticket is not None and not (directory and (directory / "membership").exists()):
-        membership = Membership(ticket.cluster_key, directory=directory)
+    if directory is None:
+        assert ticket is not None
+        membership = Membership(ticket.cluster_key)
+    elif ticket is not None:
+        membership = Membership.resume(directory, ticket.cluster_key)
     else:
-        assert directory is not None
         membership = Membership.load(directory)
     return Trust(
         ClusterAdmission(membership, admits=admits, ticket=ticket),
@@ -148,20 +150,14 @@ def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
 
 def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
     from neurogrid.p2p.identity import Identity
-    from neurogrid.p2p.trust import COORDINATOR, Cluster, ClusterAdmission, Membership
+    from neurogrid.p2p.trust import COORDINATOR, Cluster, ClusterAdmission
 
     directory: Path = options.new_cluster or options.cluster
     cluster = Cluster.create(directory) if options.new_cluster else Cluster.load(directory)
     identity_file = _identity_file(options, directory)
     assert identity_file is not None
     peer_id = Identity.load(identity_file).peer_id
-    membership = Membership(
-        cluster.public_key,
-        cluster.issue(peer_id, COORDINATOR),
-        revocations=cluster.revocations(),
-        directory=directory,
-    )
-    membership.save()
+    membership = cluster.enrol(peer_id, COORDINATOR)
     admission = ClusterAdmission(membership, admits=admits, issuer=cluster)
     return Trust(admission, identity_file, cluster=cluster)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from neurogrid.p2p.discovery.discovery import Discovery
+from neurogrid.p2p.discovery import Attempt, Discovery
 from neurogrid.p2p.host import Host
 
 __all__ = ["FindingSettings", "open_discovery"]
@@ -18,10 +18,12 @@ class FindingSettings:
 
     Attributes:
         mdns: announce this peer on its local networks, and find those that do; never on loopback alone.
+        why_no_mdns: what to say where it is not used.
         mdns_interfaces: names or addresses of the interfaces to keep to; empty for all that are listened on.
     """
 
     mdns: bool = False
+    why_no_mdns: str = ""
     mdns_interfaces: tuple[str, ...] = ()
 
 
@@ -35,4 +37,7 @@ async def open_discovery(host: Host, settings: FindingSettings) -> AsyncIterator
     async with Discovery(host) as discovery:
         if settings.mdns:
             await discovery.setup_mdns(interfaces=settings.mdns_interfaces)
+        elif settings.why_no_mdns:
+            what = "ask the local network"
+            discovery.note(Attempt("mdns", what, f"not tried: {settings.why_no_mdns}", False))
         yield discovery

@@ -51,6 +51,8 @@ _PLACES = frozenset({"tcp", "quic-v1", "memory"})
 def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
     """Split `/ip4/.../tcp/.../p2p/ID` or `/ip4/.../udp/.../quic-v1/p2p/ID` into the multiaddr and the peer id.
 
+    An address through a relay, `.../p2p/RELAY/p2p-circuit/p2p/ID`, is that of whom it leads to.
+
     Raises:
         ConfigurationError: not a multiaddr, neither a TCP nor a QUIC part, or no `/p2p/` part.
     """
@@ -58,14 +60,14 @@ def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
     try:
         multiaddr = Multiaddr(address)
         protocols = {protocol.name for protocol in multiaddr.protocols()}
-        peer_id = multiaddr.value_for_protocol("p2p") if "p2p" in protocols else None
+        ids = [value for protocol, value in multiaddr.items() if protocol.name == "p2p"]
     except (MultiaddrError, ValueError) as exc:
         raise ConfigurationError(f"{address!r} is not a multiaddr: {example}") from exc
-    if peer_id is None:
+    if not ids:
         raise ConfigurationError(f"{address!r} names no peer id: {example}")
     if not protocols & _PLACES:
         raise ConfigurationError(f"{address!r} has no TCP port: {example}")
-    return multiaddr, str(peer_id)
+    return multiaddr, str(ids[-1])
 
 
 class Host(ABC):

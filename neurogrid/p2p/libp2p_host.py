@@ -157,6 +157,10 @@ class Libp2pHost(Host):
         multiaddr, peer_id = parse_peer_address(address)
         if peer_id == self.peer_id:
             raise ConfigurationError(f"{address} is this peer's own address")
+        if "/p2p-circuit/" in address:
+            raise PeerUnreachableError(
+                f"{address} leads through a relay, and this host uses none: connect with `Reach`"
+            )
         if peer_id not in self._linked_peers:
             dial = self._dials.get(address)
             if dial is None:

@@ -38,6 +38,8 @@ TRANSPORT = frozenset(
         "trio",
         "msgpack",
         "zeroconf",
+        "ifaddr",
+        "miniupnpc",
         "opentelemetry",
         "cryptography",
         "qh3",

@@ -206,6 +206,7 @@ class Discovery:
             PeerUnreachableError: nobody answers there, or somebody else does.
         """
         what = f"dial {address}"
+        before = self._attempts.get("dial", what)
         self.note(Attempt("dial", what, "", False))
         try:
             peer_id = await self._connect(address)
@@ -213,7 +214,8 @@ class Discovery:
             self.note(Attempt("dial", what, dial_outcome(exc), False))
             raise
         except trio.Cancelled:
-            self.note(Attempt("dial", what, "given up: another address was faster", False))
+            # Of several attempts at an address, the last that had an outcome says more than one that was cut short.
+            self.note(before or Attempt("dial", what, "no answer until it was given up", False))
             raise
         self.note(Attempt("dial", what, "connected", True))
         return peer_id
@@ -229,7 +231,7 @@ class Discovery:
         untried = [
             Attempt(name, way, "not tried: it is switched off", False)
             for name, way in _WAYS.items()
-            if name not in self._services
+            if name not in self._services and not self._attempts.has(name)
         ]
         return Explanation((*self._attempts, *untried))
 

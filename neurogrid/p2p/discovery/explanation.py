@@ -57,6 +57,15 @@ class Attempts:
         if len(attempts) > MAX_ATTEMPTS_OF_SOURCE:
             attempts.popitem(last=False)
 
+    def get(self, source: str, what: str) -> Attempt | None:
+        """What is noted of this attempt."""
+        attempts = self._by_source.get(source)
+        return None if attempts is None else attempts.get(what)
+
+    def has(self, source: str) -> bool:
+        """Whether a source has tried anything."""
+        return source in self._by_source
+
     def __iter__(self) -> Iterator[Attempt]:
         for attempts in self._by_source.values():
             yield from attempts.values()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
-import miniupnpc  # type: ignore[import-not-found]
+import miniupnpc
 import trio
 from multiaddr import Multiaddr
 

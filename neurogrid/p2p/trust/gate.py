@@ -163,7 +163,8 @@ class Gate:
 
     def may_ask(self, peer_id: str, protocol_ids: Sequence[str]) -> bool:
         """Whether this host may open a stream to a peer."""
-        return self.is_admitted(peer_id) or OPEN_PROTOCOLS.issuperset(protocol_ids)
+        allowed = OPEN_PROTOCOLS | self._tolerated.get(peer_id, frozenset())
+        return self.is_admitted(peer_id) or allowed.issuperset(protocol_ids)
 
     def connected(self, peer_id: str, *, is_dialler: bool) -> None:
         """There is a new connection."""
