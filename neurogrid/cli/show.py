@@ -91,6 +91,11 @@ class TerminalProgress(Progress):
         if found < wanted:
             self.working(f"waiting for workers: {found} of {wanted} found")
 
+    def explained(self, table: str) -> None:
+        self._stop_status()
+        for line in table.splitlines():
+            self._say(line)
+
     def planned(
         self, stages: Sequence[PlannedStage], workers: Sequence[WorkerInfo], num_layers: int
     ) -> None:

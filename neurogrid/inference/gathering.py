@@ -51,16 +51,17 @@ async def gather_workers(
 
     Raises:
         ConfigurationError: an address is malformed or our own.
-        NoRouteError: fewer workers were there after `wait` seconds; says what was tried, and what came of it.
+        NoRouteError: fewer workers were there after `wait` seconds; `progress` is told what was tried.
     """
     gathering = _Gathering(protocol, discovery, timeouts, progress, min_peers)
     await gathering.run(addresses, wait)
     found = gathering.workers
     if len(found) < min_peers:
+        progress.explained(str(discovery.explain()))
         reasons = "".join(f"; {reason}" for reason in gathering.failures.values())
         raise NoRouteError(
             f"{len(found)} of {min_peers} workers were there after {wait:g} s{reasons}. Start "
-            f"neurogrid-worker on the other machines and name its address with --peer\n{discovery.explain()}"
+            "neurogrid-worker on the other machines and name its address with --peer"
         )
     named = [parse_peer_address(address)[1] for address in addresses]
     order = {peer_id: index for index, peer_id in enumerate(named)}

@@ -45,6 +45,9 @@ class Progress:
     def waiting(self, found: int, wanted: int) -> None:
         """`found` of `wanted` workers are there."""
 
+    def explained(self, table: str) -> None:
+        """Too few workers are there: what was tried to find them, a line each."""
+
     def planned(
         self, stages: Sequence[PlannedStage], workers: Sequence[WorkerInfo], num_layers: int
     ) -> None:

@@ -67,7 +67,7 @@ PROMPT = ("--prompt", "x")
         ),
         (
             [*PROMPT, "--listen", "/ip4/0.0.0.0/tcp/0"],
-            "0.0.0.0/tcp/0 is not loopback.*add --insecure",
+            "0.0.0.0/tcp/0 is not loopback.*add --cluster.*--insecure",
         ),
         (
             [*PROMPT, "--listen", "/ip4/192.0.2.1/tcp/0"],
@@ -110,7 +110,7 @@ def test_what_cannot_be_done_however_long_one_waits(args: list[str], says: str) 
         (["--max-seq-len", "x"], "--max-seq-len: 'x' is no whole number"),
         (["--gpu", "-1"], "there is no GPU -1"),
         (["--gpu", "0", "--device", "cpu"], "--device: not allowed with argument --gpu"),
-        (["--listen", "/ip4/0.0.0.0/tcp/0"], "is not loopback.*add --insecure"),
+        (["--listen", "/ip4/0.0.0.0/tcp/0"], "is not loopback.*add --cluster.*--insecure"),
         (["--listen", "/ip4/127.0.0.1/tcp/0", "--port", "1"], "give either --port or --listen"),
         (["--model", "/nowhere/m", "--port", "0"], "/nowhere/m does not exist; give the directory"),
     ],
