@@ -207,6 +207,7 @@ def fuzz(num_frames: int, seed: int) -> tuple[Outcomes, float]:
                 payload = data[wire.header_bytes(frame.msg_type) :]
                 outcome = run_payload(PAYLOADS[frame.msg_type], payload)
                 outcomes.payloads[frame.msg_type.name][outcome] += 1
+        # Whatever is not the remote protocol error ends the run, and is told with the frame that caused it.
         except Exception as error:
             raise SystemExit(
                 f"frame {number} of seed {seed}, {frame.msg_type!r}: {data.hex()}\n{error!r}"

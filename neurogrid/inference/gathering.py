@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # Between attempts at an address where nobody answers yet. Seconds.
 RETRY_DELAY = 0.5
+# What that grows to for a peer that nobody named: it may be no concern of ours.
+MAX_RETRY_DELAY = 8.0
 
 
 async def gather_workers(
@@ -137,21 +139,28 @@ class _Gathering:
             await trio.sleep(RETRY_DELAY)
 
     async def follow(self) -> None:
-        """Dial whoever is found. Each once: who cannot be reached is announced again when something changes."""
+        """Dial whoever is found."""
         assert self.nursery is not None
         async for change in self._discovery.peers():
             if isinstance(change, PeerFound):
                 self.nursery.start_soon(self._dial_found, change)
 
     async def _dial_found(self, found: PeerFound) -> None:
-        if found.peer_id in self._protocol.host.connected_peers:
-            return
-        try:
-            await connect_any(
-                self._discovery.connect, found.addresses
-            )  # and `on_connected` asks what it is
-        except NeuroGridError as exc:
-            logger.info("found %s, and could not connect: %s", found.peer_id, exc)
+        """Try a peer until it is connected, says no, or is known in another way; `on_connected` asks what it is."""
+        delay = RETRY_DELAY
+        while (
+            self._discovery.known.get(found.peer_id) == found
+            and found.peer_id not in self._protocol.host.connected_peers
+        ):
+            try:
+                await connect_any(self._discovery.connect, found.addresses)
+            except TransportError as exc:
+                logger.info("found %s, and could not connect: %s", found.peer_id, exc)
+                await trio.sleep(delay)
+                delay = min(2 * delay, MAX_RETRY_DELAY)
+            except NeuroGridError as exc:
+                logger.warning("found %s, and will not use it: %s", found.peer_id, exc)
+                return
 
     def on_connected(self, peer_id: str) -> None:
         """Somebody connected; ask what they are."""

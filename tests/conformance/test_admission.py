@@ -1,4 +1,7 @@
-"""Who is admitted, over every network: each refusal with its name, and nothing served before."""
+"""Who is admitted, over every network: each refusal with its name, and nothing served before.
+
+Long, and one file: every refusal is shown on the same cluster of hosts, which is made at its top.
+"""
 
 from __future__ import annotations
 

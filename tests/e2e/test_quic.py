@@ -1,4 +1,7 @@
-"""QUIC between real hosts: bytes both ways, slow readers, idle times, ends, peers that are not who they should be."""
+"""QUIC between real hosts: bytes both ways, slow readers, idle times, ends, peers that are not who they should be.
+
+Long, and one file: all of it stands on the same hosts, floods and foreign peers that are made at its top.
+"""
 
 from __future__ import annotations
 

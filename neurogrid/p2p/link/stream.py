@@ -239,7 +239,8 @@ class LinkStream(IMuxedStream):
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_writable()
         connection = self._connection
-        views = [memoryview(buffer).cast("B") for buffer in data if len(buffer)]
+        # A view without elements cannot be cast.
+        views = [memoryview(buffer).cast("B") for buffer in data if memoryview(buffer).nbytes]
         if not views:
             return
         queued = [connection.core.queue(self.state, view) for view in views]
