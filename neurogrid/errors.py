@@ -125,11 +125,19 @@ class ResponseTimeout(TransportError):
 
 
 class NoRouteError(NeuroGridError):
-    """Some layers are held by no reachable peer. `layers` names them."""
+    """Some layers are held by no reachable peer.
 
-    def __init__(self, message: str, *, layers: Sequence[int] = ()) -> None:
+    Attributes:
+        layers: which layers.
+        peer_id: the peer that held them, and is gone or failed; None where nobody did.
+    """
+
+    def __init__(
+        self, message: str, *, layers: Sequence[int] = (), peer_id: str | None = None
+    ) -> None:
         super().__init__(message)
         self.layers = tuple(layers)
+        self.peer_id = peer_id
 
 
 class CapacityError(NeuroGridError):

@@ -47,7 +47,9 @@ class PipelineStage:
         start, stop = self.stage.start, self.stage.stop
         layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
         return NoRouteError(
-            f"lost {layers} on worker {self.worker.peer_id}: {exc}", layers=range(start, stop)
+            f"lost {layers} on worker {self.worker.peer_id}: {exc}",
+            layers=range(start, stop),
+            peer_id=self.worker.peer_id,
         )
 
 
