@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.serialization import deserialize_private_key
@@ -19,10 +20,13 @@ from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "signing_key"]
 
 # A serialised Ed25519 key is 68 B; RSA keys of other programs take a few KiB.
 MAX_IDENTITY_BYTES = 64 * 1024
+
+# A peer id of an Ed25519 key is that key: identity multihash of 36 bytes, protobuf of type Ed25519, 32 bytes.
+_ED25519_PEER_ID = b"\x00\x24\x08\x01\x12\x20"
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,18 @@ class Identity:
     @classmethod
     def _of(cls, key_pair: KeyPair) -> Identity:
         return cls(key_pair=key_pair, peer_id=ID.from_pubkey(key_pair.public_key).to_base58())
+
+
+def signing_key(peer_id: str) -> Ed25519PublicKey:
+    """The key that a peer id is, to check what that peer has signed.
+
+    Raises:
+        ConfigurationError: it is the id of another kind of key, or none at all.
+    """
+    try:
+        encoded = ID.from_base58(peer_id).to_bytes()
+    except ValueError as exc:
+        raise ConfigurationError(f"{peer_id!r} is not a peer id") from exc
+    if len(encoded) != 38 or not encoded.startswith(_ED25519_PEER_ID):
+        raise ConfigurationError(f"{peer_id} is not the id of an Ed25519 key")
+    return Ed25519PublicKey.from_public_bytes(encoded[len(_ED25519_PEER_ID) :])

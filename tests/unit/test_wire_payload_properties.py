@@ -83,8 +83,20 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
         wire.TransferAccept, LAYER, st.booleans(), st.binary(max_size=200)
     ),
     "ready": SPAN.map(lambda span: wire.Ready(*span)),
-    "session_open": st.tuples(U64, SPAN, TOKENS).map(
-        lambda t: wire.SessionOpen(t[0], *t[1], max_length=t[2])
+    "session_open": st.tuples(
+        U64,
+        SPAN,
+        TOKENS,
+        st.just(b"") | st.binary(min_size=65, max_size=200),
+        st.sampled_from(["", *sorted(wire.SESSION_DTYPES)]),
+    ).map(lambda t: wire.SessionOpen(t[0], *t[1], max_length=t[2], route=t[3], wire=t[4])),
+    "route": st.builds(
+        wire.Route,
+        st.integers(1, 2**64 - 1),
+        st.integers(0, 2**40 - 1),
+        st.just(("a", "b")),
+        st.lists(LAYER, min_size=3, max_size=3, unique=True).map(lambda x: tuple(sorted(x))),
+        st.lists(st.sampled_from(["/x/p2p/a", "/y/p2p/b"]), max_size=8).map(tuple),
     ),
     "session_close": st.builds(wire.SessionClose, U64),
     "session_ack": st.builds(wire.SessionAck, U64),
@@ -105,6 +117,7 @@ PAYLOAD_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "transfer_accept": wire.TransferAccept.decode,
     "ready": wire.Ready.decode,
     "session_open": wire.SessionOpen.decode,
+    "route": wire.Route.decode,
     "session_close": wire.SessionClose.decode,
     "session_ack": wire.SessionAck.decode,
     "envelope": wire.decode_envelope,

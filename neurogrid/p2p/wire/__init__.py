@@ -32,7 +32,10 @@ from neurogrid.p2p.wire.limits import (
     MAX_ERROR_CHARS,
     MAX_LAYERS,
     MAX_RANK,
+    MAX_ROUTE_BYTES,
     MAX_SESSIONS,
+    MAX_STAGE_ADDRESSES,
+    MAX_STAGES,
     Limits,
 )
 from neurogrid.p2p.wire.messages import Data, TensorEnvelope, TensorMessage, TraceContext
@@ -46,7 +49,8 @@ from neurogrid.p2p.wire.placement import (
     Ready,
     config_fingerprint,
 )
-from neurogrid.p2p.wire.session_control import SessionAck, SessionClose, SessionOpen
+from neurogrid.p2p.wire.route import Route
+from neurogrid.p2p.wire.session_control import SESSION_DTYPES, SessionAck, SessionClose, SessionOpen
 from neurogrid.p2p.wire.transfers import (
     TransferAccept,
     TransferOffer,
@@ -99,6 +103,9 @@ __all__ = [
     "MAX_BITMAP_BYTES",
     "MAX_LAYERS",
     "MAX_SESSIONS",
+    "MAX_STAGES",
+    "MAX_STAGE_ADDRESSES",
+    "MAX_ROUTE_BYTES",
     "MAX_RANK",
     "MAX_ERROR_CHARS",
     "WeightsChunk",
@@ -133,6 +140,8 @@ __all__ = [
     "encode_bitmap",
     "decode_bitmap",
     "Ready",
+    "Route",
+    "SESSION_DTYPES",
     "SessionOpen",
     "SessionClose",
     "SessionAck",

@@ -22,6 +22,11 @@ __all__ = [
     "MAX_RANK",
     "MAX_MAP_BYTES",
     "MAX_NAME_BYTES",
+    "MAX_PEER_ID_CHARS",
+    "MAX_ADDRESS_CHARS",
+    "MAX_STAGES",
+    "MAX_STAGE_ADDRESSES",
+    "MAX_ROUTE_BYTES",
     "MAX_AGENT_CHARS",
     "MAX_VERSIONS",
     "MAX_ERROR_CHARS",
@@ -57,10 +62,25 @@ MAX_RANK: Final = 8
 """Dimensions of a tensor: activations have three; PyTorch's own kernels seldom go past eight."""
 
 MAX_MAP_BYTES: Final = 64 * KIB
-"""Bytes of the map that opens an envelope: today's keys need 80; a route of 1,000 peers fits."""
+"""Bytes of the map that opens an envelope: today's keys need 80."""
 
 MAX_NAME_BYTES: Final = 1024
 """UTF-8 bytes in the name of a GPU and in the name of a model: product names have some tens."""
+
+MAX_PEER_ID_CHARS: Final = 128
+"""Characters of a peer id: those of Ed25519 keys have 52, of hashed RSA keys 46."""
+
+MAX_ADDRESS_CHARS: Final = 512
+"""Characters of a multiaddr in a route: one through a relay that has a long name has under 300."""
+
+MAX_STAGES: Final = 256
+"""Workers in a route: more than the deepest model known has layers."""
+
+MAX_STAGE_ADDRESSES: Final = 8
+"""Addresses of one worker in a route: some interfaces, each over TCP and QUIC; more are never dialled."""
+
+MAX_ROUTE_BYTES: Final = 64 * KIB
+"""Bytes of a signed route: 256 workers with two addresses each."""
 
 MAX_AGENT_CHARS: Final = 256
 """Characters in the agent and in each version of a Hello."""

@@ -176,9 +176,23 @@ class Fields:
             raise _violation(f"{key} of {self._what} must be at most {max_bytes} bytes")
         return value
 
-    def optional_binary(self, key: str, max_bytes: int) -> bytes:
-        """A byte string of at most `max_bytes` bytes; empty where the entry is absent or nil."""
-        return b"" if self._values.get(key) is None else self.binary_up_to(key, max_bytes)
+    def optional_binary(self, key: str, max_bytes: int, *, smallest: int = 0) -> bytes:
+        """A byte string of `smallest` to `max_bytes` bytes; empty where the entry is absent or nil."""
+        if self._values.get(key) is None:
+            return b""
+        value = self.binary_up_to(key, max_bytes)
+        if len(value) < smallest:
+            raise _violation(f"{key} of {self._what} must be at least {smallest} bytes")
+        return value
+
+    def optional_text(self, key: str, max_chars: int) -> str:
+        """A string of 1 to `max_chars` characters; empty where the entry is absent or nil."""
+        if self._values.get(key) is None:
+            return ""
+        value = self.text(key, max_chars)
+        if not value:
+            raise _violation(f"{key} of {self._what} must not be empty")
+        return value
 
     def boolean(self, key: str) -> bool:
         """A boolean."""

@@ -6,13 +6,21 @@ A session's caches, and its life, are not known here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
+from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.limits import MAX_LAYERS
+from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_ROUTE_BYTES
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, Fields
+from neurogrid.p2p.wire.types import ErrorCode
 
-__all__ = ["SessionOpen", "SessionClose", "SessionAck"]
+__all__ = ["SESSION_DTYPES", "SessionOpen", "SessionClose", "SessionAck"]
+
+SESSION_DTYPES: Final = frozenset({"F32", "F16", "BF16", "I8"})
+"""In what the activations of a session may travel."""
+
+# A signature and at least one byte.
+_MIN_ROUTE_BYTES: Final = 65
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +31,52 @@ class SessionOpen(ControlPayload):
         session_id: u64, chosen at random by the sender.
         start_layer, stop_layer: 0 <= start < stop <= `MAX_LAYERS`.
         max_length: tokens that the session may come to hold, 1 to 2**32 - 1.
+        route: the signed form of a `Route`, at most `MAX_ROUTE_BYTES`; empty for activations that come from this
+            peer and go back to it.
+        wire: one of `SESSION_DTYPES`: in what activations and responses travel; empty for what the stage
+            computes in.
     """
 
     session_id: int
     start_layer: int
     stop_layer: int
     max_length: int
+    route: bytes = b""
+    wire: str = ""
 
     _name = "SessionOpen"
-    _keys = frozenset({"sid", "start", "stop", "max_length"})
+    _keys = frozenset({"sid", "start", "stop", "max_length", "route", "wire"})
+    _max_binary = MAX_ROUTE_BYTES
 
     def _entries(self) -> dict[str, object]:
-        return {
+        entries: dict[str, object] = {
             "sid": self.session_id,
             "start": self.start_layer,
             "stop": self.stop_layer,
             "max_length": self.max_length,
         }
+        if self.route:
+            entries["route"] = self.route
+        if self.wire:
+            entries["wire"] = self.wire
+        return entries
 
     @classmethod
     def _read(cls, fields: Fields) -> SessionOpen:
         start, stop = fields.span("start", "stop", MAX_LAYERS)
-        return cls(
-            fields.uint("sid", MAX_U64), start, stop, fields.uint("max_length", MAX_U32, smallest=1)
+        opened = cls(
+            fields.uint("sid", MAX_U64),
+            start,
+            stop,
+            fields.uint("max_length", MAX_U32, smallest=1),
+            route=fields.optional_binary("route", MAX_ROUTE_BYTES, smallest=_MIN_ROUTE_BYTES),
+            wire=fields.optional_text("wire", 16),
         )
+        if opened.wire and opened.wire not in SESSION_DTYPES:
+            raise RemoteProtocolError(
+                f"activations do not travel in {opened.wire!r}", code=ErrorCode.PROTOCOL_VIOLATION
+            )
+        return opened
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,8 @@ class ErrorCode(IntEnum):
     DEADLINE_EXCEEDED = 19
     NOT_SUPPORTED = 20
     BLOB_UNKNOWN = 21
+    PEER_UNREACHABLE = 22
+    NOT_FINITE = 23
 
 
 DTYPES: Final[Mapping[str, int]] = MappingProxyType(

@@ -1,0 +1,110 @@
+"""The way of a session through several workers: the body of a signed route (`protocol_spec/messages.md`).
+
+Who signs, and whether a route is believed, is not known here: `neurogrid.p2p.routes` does that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Final
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.limits import (
+    MAX_ADDRESS_CHARS,
+    MAX_LAYERS,
+    MAX_PEER_ID_CHARS,
+    MAX_ROUTE_BYTES,
+    MAX_STAGE_ADDRESSES,
+    MAX_STAGES,
+)
+from neurogrid.p2p.wire.maps import MAX_U64, Fields
+from neurogrid.p2p.wire.types import ErrorCode
+
+__all__ = ["Route"]
+
+_VERSION: Final = 1
+_MAX_TIME: Final = 2**40 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Route(ControlPayload):
+    """The workers that a session's activations go through, in order.
+
+    Attributes:
+        session_id: u64, not 0.
+        until: Unix time in whole seconds from which on it is no good.
+        peers: 1 to `MAX_STAGES` peer ids (base58), none twice.
+        bounds: one number more than `peers`, rising, at most `MAX_LAYERS`: worker i computes layers
+            [bounds[i], bounds[i + 1]).
+        addresses: multiaddrs of the workers, each ending in `/p2p/` and one of `peers`; at most
+            `MAX_STAGE_ADDRESSES` of each.
+    """
+
+    session_id: int
+    until: int
+    peers: tuple[str, ...]
+    bounds: tuple[int, ...]
+    addresses: tuple[str, ...] = ()
+
+    _name = "a route"
+    _keys = frozenset({"v", "sid", "until", "peers", "bounds", "addresses"})
+    _arrays: ClassVar[Mapping[str, int]] = {
+        "peers": MAX_STAGES,
+        "bounds": MAX_STAGES + 1,
+        "addresses": MAX_STAGES * MAX_STAGE_ADDRESSES,
+    }
+    _max_bytes = MAX_ROUTE_BYTES
+
+    def layers_of(self, index: int) -> tuple[int, int]:
+        """The layers [start, stop) of worker `index`."""
+        return self.bounds[index], self.bounds[index + 1]
+
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        """Where a worker can be dialled."""
+        return tuple(a for a in self.addresses if a.rpartition("/p2p/")[2] == peer_id)
+
+    def _entries(self) -> dict[str, object]:
+        return {
+            "v": _VERSION,
+            "sid": self.session_id,
+            "until": self.until,
+            "peers": list(self.peers),
+            "bounds": list(self.bounds),
+            "addresses": list(self.addresses),
+        }
+
+    @classmethod
+    def _read(cls, fields: Fields) -> Route:
+        version = fields.uint("v", 2**32 - 1)
+        if version != _VERSION:
+            raise _violation(f"is of version {version}; this program reads version {_VERSION}")
+        route = cls(
+            session_id=fields.uint("sid", MAX_U64, smallest=1),
+            until=fields.uint("until", _MAX_TIME),
+            peers=fields.texts("peers", MAX_PEER_ID_CHARS),
+            bounds=fields.uints("bounds", MAX_LAYERS),
+            addresses=fields.texts("addresses", MAX_ADDRESS_CHARS),
+        )
+        peers = set(route.peers)
+        if not peers or "" in peers or len(peers) != len(route.peers):
+            raise _violation("names no worker, one without an id, or one twice")
+        rises = all(low < high for low, high in pairwise(route.bounds))
+        if len(route.bounds) != len(peers) + 1 or not rises:
+            raise _violation(f"does not give each of {len(peers)} workers a range of layers")
+        places = Counter(
+            at if separator else ""
+            for _, separator, at in (a.rpartition("/p2p/") for a in route.addresses)
+        )
+        if not peers.issuperset(places):
+            raise _violation("has an address of none of its workers")
+        if places and max(places.values()) > MAX_STAGE_ADDRESSES:
+            raise _violation(f"has more than {MAX_STAGE_ADDRESSES} addresses of one worker")
+        return route
+
+
+def _violation(text: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the route {text}", code=ErrorCode.PROTOCOL_VIOLATION)
