@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
 
 import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from neurogrid.errors import ConfigurationError, PeerUnreachableError
+from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreachableError
 from neurogrid.p2p.dialing import connect_any
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.stream import Stream
@@ -29,6 +30,7 @@ __all__ = [
     "ConnectionHandler",
     "DIAL_TIMEOUT",
     "Host",
+    "HostReach",
     "NEGOTIATE_TIMEOUT",
     "StreamHandler",
     "parse_peer_address",
@@ -70,6 +72,21 @@ def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
     return multiaddr, str(ids[-1])
 
 
+class HostReach(Protocol):
+    """How a host is reached beside its listening sockets, and reaches others through relays."""
+
+    @property
+    def announced_addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that are known to lead here, better than those that it listens at."""
+
+    @property
+    def more_addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that lead here besides: a router's, those through relays."""
+
+    async def connect_relayed(self, address: str) -> str:
+        """Dial `RELAY_ADDRESS/p2p-circuit/p2p/PEER_ID` and return the peer id; as `Host.connect`."""
+
+
 class Host(ABC):
     """A host that runs; whoever opened it ends it.
 
@@ -87,6 +104,7 @@ class Host(ABC):
         self._connected_handlers: list[ConnectionHandler] = []
         self._disconnected_handlers: list[ConnectionHandler] = []
         self._disconnected: dict[str, trio.Event] = {}
+        self._reach: HostReach | None = None
 
     @property
     def peer_id(self) -> str:
@@ -94,9 +112,20 @@ class Host(ABC):
         return self.identity.peer_id
 
     @property
-    @abstractmethod
     def addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs that this host can be dialled at: one for each interface it listens on."""
+        """Full multiaddrs at which this host can be dialled: those that it listens at, and what its `Reach` adds.
+
+        They change as mappings and slots at relays come and go.
+        """
+        if self._reach is None:
+            return self.listen_addresses
+        ours, reach = self.listen_addresses, self._reach
+        return tuple(dict.fromkeys((*reach.announced_addresses, *ours, *reach.more_addresses)))
+
+    @property
+    @abstractmethod
+    def listen_addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that this host listens at: one for each interface and transport."""
 
     @property
     def connected_peers(self) -> frozenset[str]:
@@ -133,6 +162,16 @@ class Host(ABC):
         if self.gate is not None:
             self.gate.tolerate(peer_id, protocol_ids)
 
+    def set_reach(self, reach: HostReach) -> None:
+        """Use what makes this host reachable and leads to others through relays; `Reach` calls it for itself.
+
+        Raises:
+            LocalProtocolError: there is one already.
+        """
+        if self._reach is not None:
+            raise LocalProtocolError("this host has its reach already")
+        self._reach = reach
+
     @abstractmethod
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run `function(*args)` in the host's nursery, until it ends or the host does."""
@@ -140,6 +179,8 @@ class Host(ABC):
     @abstractmethod
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr and return the peer id; an open connection is used again.
+
+        An address through a relay, `.../p2p/RELAY/p2p-circuit/p2p/ID`, takes a `Reach` of this host.
 
         Raises:
             ConfigurationError: `address` is not a full multiaddr, or is our own.
@@ -153,7 +194,8 @@ class Host(ABC):
         """Dial one peer at several addresses side by side and return its peer id.
 
         They are tried in their order, those of TCP before those of QUIC, each 250 ms after the one before or as
-        soon as that fails; the first connection is kept.
+        soon as that fails; those through relays when the others have failed, or after a second. The first
+        connection is kept.
 
         Raises:
             ConfigurationError: there is no address, one is not a full multiaddr, or they name several peers.

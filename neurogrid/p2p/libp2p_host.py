@@ -138,7 +138,7 @@ class Libp2pHost(Host):
         self._dials: dict[str, Errand[None]] = {}
 
     @property
-    def addresses(self) -> tuple[str, ...]:
+    def listen_addresses(self) -> tuple[str, ...]:
         concrete = (
             interface
             for address in self.libp2p.get_transport_addrs()
@@ -158,9 +158,11 @@ class Libp2pHost(Host):
         if peer_id == self.peer_id:
             raise ConfigurationError(f"{address} is this peer's own address")
         if "/p2p-circuit/" in address:
-            raise PeerUnreachableError(
-                f"{address} leads through a relay, and this host uses none: connect with `Reach`"
-            )
+            if self._reach is None:
+                raise PeerUnreachableError(
+                    f"{address} leads through a relay, and this host uses none: it takes a `Reach`"
+                )
+            return await self._reach.connect_relayed(address)
         if peer_id not in self._linked_peers:
             dial = self._dials.get(address)
             if dial is None:
@@ -294,7 +296,7 @@ async def open_host(
             host = Libp2pHost(libp2p, identity, nursery, admission)
             hosts.append(host)
             host._start_gate()
-            if len(host.addresses) < len(listen_addrs):
+            if len(host.listen_addresses) < len(listen_addrs):
                 raise ConfigurationError(f"cannot listen on {', '.join(map(str, listen_addrs))}")
             libp2p.get_network().register_notifee(_Notifee(host))
             await host._swarm.auto_connector.stop()

@@ -190,7 +190,7 @@ class MemoryHost(Host):
         self._ends: dict[str, ConnectionEnd] = {}
 
     @property
-    def addresses(self) -> tuple[str, ...]:
+    def listen_addresses(self) -> tuple[str, ...]:
         return (f"{self._address}/p2p/{self.peer_id}",)
 
     @property

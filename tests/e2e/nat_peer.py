@@ -75,7 +75,7 @@ async def run_insider(outsider: str, maps_ports: str) -> None:
     async with open_host(listen=LISTEN) as host:
         reach = Reach(host, options)
         while options.port_mapping and all(
-            address in host.addresses for address in reach.addresses
+            address in host.listen_addresses for address in reach.addresses
         ):
             await trio.sleep(0.05)
         peer_id = await reach.connect(outsider)

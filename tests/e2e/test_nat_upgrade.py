@@ -56,7 +56,7 @@ def test_a_caller_that_can_be_dialled_after_all_is_dialled() -> None:
         Reach(relay, ReachOptions(relay_service=RelayLimits()))
         called = Reach(server, ReachOptions(relays=[relay.addresses[0]]))
         calling = Reach(client)
-        await until(lambda: len(called.addresses) > len(server.addresses))
+        await until(lambda: len(called.addresses) > len(server.listen_addresses))
         (address,) = [a for a in called.addresses if "/p2p-circuit/" in a]
         await calling.connect(address)
         for reach in (called, calling):

@@ -9,10 +9,17 @@ import trio
 from trio.testing import MockClock
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
-from neurogrid.p2p.dialing import MAX_ADDRESSES, STAGGER, connect_any, dial_order
+from neurogrid.p2p.dialing import (
+    MAX_ADDRESSES,
+    RELAYED_AFTER,
+    STAGGER,
+    connect_any,
+    dial_order,
+)
 
 TCP = [f"/ip4/10.0.0.{n}/tcp/1/p2p/X" for n in range(4)]
 QUIC = [f"/ip4/10.0.0.{n}/udp/1/quic-v1/p2p/X" for n in range(2)]
+RELAYED = [f"/ip4/10.0.0.{n}/udp/1/quic-v1/p2p/R/p2p-circuit/p2p/X" for n in range(2)]
 
 
 class Network:
@@ -50,6 +57,7 @@ def dial(answers: Mapping[str, float]) -> tuple[str, Network, float]:
 
 
 def test_the_order_has_tcp_first_and_each_address_once() -> None:
+    assert dial_order([RELAYED[0], QUIC[0], TCP[0]]) == [TCP[0], QUIC[0], RELAYED[0]]
     assert dial_order([QUIC[0], TCP[0], QUIC[1], TCP[1], TCP[0]]) == [*TCP[:2], *QUIC]
     assert len(dial_order([f"/ip4/10.0.0.{n}/tcp/1" for n in range(100)])) == MAX_ADDRESSES
 
@@ -97,3 +105,23 @@ def test_when_all_fail_each_is_named() -> None:
 def test_no_address_is_the_callers_mistake() -> None:
     with pytest.raises(ConfigurationError):
         dial({})
+
+
+def test_a_relay_is_tried_beside_addresses_that_are_silent() -> None:
+    result, network, seconds = dial({TCP[0]: 60, QUIC[0]: 60, RELAYED[0]: 0.1})
+    assert result == RELAYED[0]
+    assert network.cancelled == [TCP[0]]
+    assert seconds == pytest.approx(RELAYED_AFTER + 0.1)
+
+
+def test_a_relay_is_tried_at_once_when_all_others_failed_or_there_is_none() -> None:
+    result, _, seconds = dial({TCP[0]: -0.1, QUIC[0]: -0.1, RELAYED[0]: -0.1, RELAYED[1]: 0.1})
+    assert result == RELAYED[1]
+    assert seconds == pytest.approx(0.4)
+    assert dial({RELAYED[0]: 0.1})[2] == pytest.approx(0.1)
+
+
+def test_a_direct_address_that_answers_in_time_is_used() -> None:
+    result, network, _ = dial({TCP[0]: 0.9, RELAYED[0]: 0.1})
+    assert result == TCP[0]
+    assert list(network.dialled) == [TCP[0]]

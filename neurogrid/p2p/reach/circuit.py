@@ -10,7 +10,13 @@ from typing import Final
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.host import parse_peer_address
 
-__all__ = ["circuit_address", "is_relayed_address", "parse_any_address", "split_circuit"]
+__all__ = [
+    "circuit_address",
+    "is_loopback_address",
+    "is_relayed_address",
+    "parse_any_address",
+    "split_circuit",
+]
 
 CIRCUIT: Final = "/p2p-circuit"
 
@@ -18,6 +24,11 @@ CIRCUIT: Final = "/p2p-circuit"
 def is_relayed_address(address: str) -> bool:
     """Whether the way leads through a relay."""
     return f"{CIRCUIT}/" in f"{address}/"
+
+
+def is_loopback_address(address: str) -> bool:
+    """Whether the first hop stays on this machine."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
 def circuit_address(relay_address: str, peer_id: str) -> str:

@@ -2,8 +2,8 @@
 
     async with open_host(listen=["/ip4/0.0.0.0/tcp/4001"]) as host:
         reach = Reach(host, ReachOptions(relays=[relay_address]))
-        await reach.connect(address)      # direct, or through a relay
-        reach.addresses                   # where others can reach us now
+        await host.connect(address)       # direct, or through a relay
+        host.addresses                    # where others can reach us now
 
 Everything runs in the host's own tasks and ends with it.
 """
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from multiaddr import Multiaddr
 
+from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.autonat import AutoNat, ReachabilityState
 from neurogrid.p2p.reach.circuit import is_relayed_address
@@ -37,6 +39,8 @@ class ReachOptions:
     """What a host does to be reached.
 
     Attributes:
+        announce: multiaddrs that are known to lead here, with or without `/p2p/` and our peer id: the port that a
+            router was told to forward.
         relays: full multiaddrs of relays to be reachable through; for hosts without a public address.
         relay_service: what to relay for others; None is nothing. Only of use where others can reach this host.
         may_use_relay: whom to relay for; None is everybody.
@@ -45,6 +49,7 @@ class ReachOptions:
         hole_punching: whether to try for direct connections to peers that are connected through a relay.
     """
 
+    announce: Sequence[str] = ()
     relays: Sequence[str] = ()
     relay_service: RelayLimits | None = None
     may_use_relay: MayUseRelay | None = None
@@ -58,7 +63,8 @@ class ReachState:
     """How a host can be reached now.
 
     Attributes:
-        addresses: where others can dial it, direct addresses first.
+        addresses: where others can dial it: those announced, those that it listens at, the router's, those through
+            relays.
         observed: its own addresses as relays see them.
         reachability: whether peers got through when they were asked to try.
         port_mapping: how it stands with the router; None where it is not asked.
@@ -80,12 +86,16 @@ class Reach:
     """The reachability of one host, from its making on until the host ends.
 
     Raises:
-        ConfigurationError: an address of a relay is malformed, or is this host's own.
+        ConfigurationError: an address of a relay is malformed, or is this host's own; or one that is announced is
+            malformed, or another peer's.
+        LocalProtocolError: the host has its reach already.
     """
 
     def __init__(self, host: Libp2pHost, options: ReachOptions | None = None) -> None:
         options = options or ReachOptions()
         self._host = host
+        self._announced = tuple(own_address(address, host.peer_id) for address in options.announce)
+        host.set_reach(self)
         self._relay_client = RelayClient(host, on_relayed=self._relayed)
         self._hole_puncher: HolePuncher | None = None
         self._relay_service: RelayService | None = None
@@ -111,10 +121,19 @@ class Reach:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs at which this host can be dialled: its own, the router's, those through relays."""
+        """Full multiaddrs at which this host can be dialled now; as `Host.addresses`."""
+        return self._host.addresses
+
+    @property
+    def announced_addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that are known to lead here."""
+        return self._announced
+
+    @property
+    def more_addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs of ours at the router, and through relays."""
         mapped = self._port_mapper.addresses if self._port_mapper else ()
         return (
-            *self._host.addresses,
             *(f"{address}/p2p/{self._host.peer_id}" for address in mapped),
             *self._relay_client.addresses,
         )
@@ -134,9 +153,11 @@ class Reach:
 
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr, direct or through a relay, and return the peer id. As `Host.connect`."""
-        if is_relayed_address(address):
-            return await self._relay_client.connect(address)
         return await self._host.connect(address)
+
+    async def connect_relayed(self, address: str) -> str:
+        """Dial a peer through a relay and return its peer id; for the host."""
+        return await self._relay_client.connect(address)
 
     def state(self) -> ReachState:
         """How this host can be reached now."""
@@ -158,10 +179,31 @@ class Reach:
         return self._relay_client.observed_addresses
 
     def _dialled_addresses(self) -> list[str]:
-        """Where a peer might get through to us: the router's ports, what relays see, our own interfaces."""
+        """Where a peer might get through to us: what is announced, the router's ports, what relays see, our own
+        interfaces."""
         mapped = self._port_mapper.addresses if self._port_mapper else ()
-        own = [address.partition("/p2p/")[0] for address in self._host.addresses]
-        return [*filter(_is_tcp, mapped), *self._observed(), *filter(_is_tcp, own)]
+        announced, own = (
+            [address.partition("/p2p/")[0] for address in addresses]
+            for addresses in (self._announced, self._host.listen_addresses)
+        )
+        known = [*announced, *mapped]
+        return [*filter(_is_tcp, known), *self._observed(), *filter(_is_tcp, own)]
+
+
+def own_address(address: str, peer_id: str) -> str:
+    """A multiaddr that somebody typed as one of ours, with our peer id.
+
+    Raises:
+        ConfigurationError: malformed, another peer's, or through a relay.
+    """
+    full = address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
+    if is_relayed_address(full):
+        raise ConfigurationError(
+            f"{address!r} leads through a relay: name the relay instead (--relay), which gives us a slot"
+        )
+    if parse_peer_address(full)[1] != peer_id:
+        raise ConfigurationError(f"{address!r} is the address of another peer, not of {peer_id}")
+    return full
 
 
 def _is_tcp(address: str) -> bool:

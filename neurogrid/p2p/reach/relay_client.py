@@ -38,7 +38,12 @@ from neurogrid.p2p.errand import Errand
 from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
-from neurogrid.p2p.reach.circuit import circuit_address, split_circuit
+from neurogrid.p2p.reach.circuit import (
+    circuit_address,
+    is_loopback_address,
+    is_relayed_address,
+    split_circuit,
+)
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.observed import observed_address
@@ -102,6 +107,7 @@ class RelayClient:
         self._on_relayed = on_relayed or (lambda peer_id: None)
         self._wanted: dict[str, _Wanted] = {}
         self._dials: dict[str, Errand[None]] = {}
+        self._joining: dict[str, trio.Lock] = {}
         self._relayed: dict[str, RelayedConnection] = {}  # the newest to each peer
         self._observed: dict[str, str] = {}  # our address, by the relay that sees it
         self._num_inbound = 0
@@ -180,7 +186,7 @@ class RelayClient:
             answer = await self._ask(stream, HopMessage(type=HopMessage.RESERVE))
         finally:
             await stream.aclose()
-        relays = dict.fromkeys([state.address, *_addresses(answer, relay_id)])
+        relays = dict.fromkeys([state.address, *_addresses(answer, relay_id, state.address)])
         state.addresses = tuple(
             circuit_address(address, self._host.peer_id)
             for address in list(relays)[:MAX_RELAY_ADDRESSES]
@@ -284,14 +290,13 @@ class RelayClient:
         relay_address, peer_id = split_circuit(address)
         if peer_id == self._host.peer_id:
             raise ConfigurationError(f"{address} is this peer's own address")
-        if peer_id in linked_peers(self._host):
-            return peer_id
-        dial = self._dials.get(address)
-        if dial is None:
-            dial = Errand(partial(self._dial, address, relay_address, peer_id))
-            self._dials[address] = dial
-            self._host.start_soon(dial.run)
-        await dial.wait()
+        if peer_id not in linked_peers(self._host):
+            dial = self._dials.get(address)
+            if dial is None:
+                dial = Errand(partial(self._dial, address, relay_address, peer_id))
+                self._dials[address] = dial
+                self._host.start_soon(dial.run)
+            await dial.wait()
         if self._host.gate is not None:
             await self._host.gate.wait_admitted(peer_id)
         return peer_id
@@ -301,8 +306,7 @@ class RelayClient:
             with trio.fail_after(CIRCUIT_TIMEOUT):
                 relay_id = parse_peer_address(relay_address)[1]
                 await self._dial_relay(relay_address, relay_id)
-                stream = await self._host.open_stream(relay_id, [HOP_PROTOCOL])
-                await self._upgrade(stream, peer_id)
+                await self._join(relay_id, peer_id)
         except trio.TooSlowError as exc:
             raise PeerUnreachableError(
                 f"no answer from {address} in {CIRCUIT_TIMEOUT:g} s"
@@ -312,6 +316,18 @@ class RelayClient:
             raise PeerUnreachableError(f"cannot connect to {address}: {exc}") from exc
         finally:
             del self._dials[address]
+
+    async def _join(self, relay_id: str, peer_id: str) -> None:
+        """One at a time: a relay has several addresses, and a peer wants one connection through it."""
+        lock = self._joining.setdefault(peer_id, trio.Lock())
+        async with lock:
+            try:
+                if peer_id not in linked_peers(self._host):
+                    stream = await self._host.open_stream(relay_id, [HOP_PROTOCOL])
+                    await self._upgrade(stream, peer_id)
+            finally:
+                if not lock.statistics().tasks_waiting:
+                    del self._joining[peer_id]
 
     async def _upgrade(self, stream: Stream, peer_id: str) -> None:
         swarm: Any = self._host.libp2p.get_network()
@@ -348,13 +364,18 @@ _REFUSALS: Final[dict[int, str]] = {
 }
 
 
-def _addresses(answer: HopMessage, relay_id: str) -> list[str]:
-    """The addresses that a relay says it has, those that are what they should be."""
+def _addresses(answer: HopMessage, relay_id: str, known: str) -> list[str]:
+    """The addresses that a relay says it has, those that are what they should be.
+
+    Not its loopback, unless that is where we know it: elsewhere it is somebody else's.
+    """
     addresses = []
     for raw in answer.reservation.addrs[:MAX_RELAY_ADDRESSES]:
         try:
             address = str(Multiaddr(bytes(raw)))
-            if parse_peer_address(address)[1] == relay_id and "/p2p-circuit" not in address:
+            if parse_peer_address(address)[1] != relay_id or is_relayed_address(address):
+                continue
+            if is_loopback_address(known) or not is_loopback_address(address):
                 addresses.append(address)
         except (ConfigurationError, MultiaddrError, ValueError) as exc:
             logger.debug("the relay %s names a strange address: %s", relay_id, exc)

@@ -34,6 +34,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.p2p.host import Host
+from neurogrid.p2p.reach.circuit import is_relayed_address
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.relayed import is_relayed
@@ -205,10 +206,15 @@ class RelayService:
             limit=self._limit,
             reservation=Reservation(
                 expire=expires,
-                addrs=[Multiaddr(a).to_bytes() for a in self._host.addresses[:_MAX_ADDRESSES]],
+                addrs=[Multiaddr(a).to_bytes() for a in self._own_addresses()],
                 voucher=make_voucher(self._host.identity, peer_id, expires),
             ),
         )
+
+    def _own_addresses(self) -> list[str]:
+        """Where others can reach us: not through a relay, since a way leads through one relay only."""
+        direct = [a for a in self._host.addresses if not is_relayed_address(a)]
+        return direct[:_MAX_ADDRESSES]
 
     @property
     def _limit(self) -> Limit:

@@ -124,7 +124,9 @@ class _Service:
 
     async def scan(self) -> None:
         """Look which interfaces there are, and use those that can be used."""
-        choice = choose_interfaces(await _list_interfaces(), self._host.addresses, self._named)
+        choice = choose_interfaces(
+            await _list_interfaces(), self._host.listen_addresses, self._named
+        )
         for name, reason in choice.unused:
             self._report(f"interface {name}", f"not used: {reason}")
         places = ", ".join(str(interface) for interface, _ in choice.used)
