@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from neurogrid.cli.cluster import add_cluster_options, is_asked, manage_cluster
 from neurogrid.cli.common import (
     ArgumentParser,
     ExitStatus,
@@ -29,7 +30,7 @@ from neurogrid.cli.common import (
     set_up_logging,
     warn_of_loopback,
 )
-from neurogrid.cli.trust import Trust, trust_of
+from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     generation.add_argument("--seed", type=int, metavar="S", help="makes sampling repeatable")
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
+    add_cluster_options(parser)
     return parser
 
 
@@ -175,6 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = build_parser()
     options = parser.parse_args(argv)
+    try:
+        manages_cluster = is_asked(options)
+    except ConfigurationError as exc:
+        parser.error(str(exc))
+    if manages_cluster:
+        set_up_logging(options.log_level)
+        return run_command(NAME, lambda: _manage(options))
     if options.diagnose:
         set_up_logging(options.log_level)
         return run_command(NAME, lambda: _diagnose(options))
@@ -184,13 +193,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(NAME, lambda: _generate(options))
 
 
+async def _manage(options: argparse.Namespace) -> int:
+    manage_cluster(options)
+    return ExitStatus.OK
+
+
 async def _generate(options: argparse.Namespace) -> int:
     if options.prompt is None:
         prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
     else:
         prompt = _decode_prompt(os.fsencode(options.prompt), "the command line")
     where = listening(options, port_flag="--p2p-port")
-    trust = trust_of(options, is_worker=False)
+    trust = existing_trust(options)
     if options.min_peers is not None:
         warn_of_loopback(where, is_chosen=bool(options.listen))
 
@@ -200,8 +214,7 @@ async def _generate(options: argparse.Namespace) -> int:
     from neurogrid.cli.show import TerminalProgress
 
     console = Console(stderr=True)
-    ticket_for = trust.ticket if trust.cluster is not None else None
-    with TerminalProgress(console, ticket_for=ticket_for) as progress:
+    with TerminalProgress(console) as progress:
         progress.working("reading the model")
         from neurogrid.inference.coordinator import load_model, open_coordinator
         from neurogrid.inference.sampling import SamplingParams
@@ -212,11 +225,17 @@ async def _generate(options: argparse.Namespace) -> int:
             top_p=options.top_p,
             seed=options.seed,
         )
-        settings = _settings(options, where, trust)
+        settings = _settings(options, where, trust or Trust())
         model = await load_model(settings)
         progress.model_name = model.name
         token_ids = model.tokenizer.encode(prompt)
         model.check_prompt(token_ids)
+        if trust is None:
+            # Now that nothing else is known to be wrong.
+            trust = trust_of(options, is_worker=False)
+            settings = _settings(options, where, trust)
+        if trust.cluster is not None:
+            progress.ticket_for = trust.ticket
         async with open_coordinator(settings, model=model, progress=progress) as coordinator:
             await _write(coordinator, token_ids, sampling, options.max_tokens, console)
     return ExitStatus.OK
@@ -225,9 +244,9 @@ async def _generate(options: argparse.Namespace) -> int:
 async def _diagnose(options: argparse.Namespace) -> int:
     """Print which workers are there, and what was tried to find them; a failure if there are too few."""
     where = listening(options, port_flag="--p2p-port")
+    how = finding(options, where)
     trust = trust_of(options, is_worker=False)
     warn_of_loopback(where, is_chosen=bool(options.listen))
-    how = finding(options, where)
 
     from neurogrid.inference.finding import open_discovery
     from neurogrid.inference.gathering import look_for_workers

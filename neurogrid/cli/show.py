@@ -47,17 +47,14 @@ class TerminalProgress(Progress):
 
     Attributes:
         model_name: how the plan calls the model; set once it is known.
-
-    Args:
-        ticket_for: makes the ticket by which a worker joins, given our peer id and addresses.
+        ticket_for: makes the ticket by which a worker joins, given our peer id and addresses; None where there is
+            none to give.
     """
 
-    def __init__(
-        self, console: Console, *, ticket_for: Callable[[str, Sequence[str]], str] | None = None
-    ) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._ticket_for = ticket_for
         self.model_name = "the model"
+        self.ticket_for: Callable[[str, Sequence[str]], str] | None = None
         self._status: Status | None = None
         self._bar: ProgressBar | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -74,10 +71,10 @@ class TerminalProgress(Progress):
         self._stop_bar()
 
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
-        if self._ticket_for is not None:
+        if self.ticket_for is not None:
             self._stop_status()
             # As it is to be typed elsewhere: one line, however narrow the terminal.
-            self._say(f"neurogrid-worker --join {self._ticket_for(peer_id, addresses)}")
+            self._say(f"neurogrid-worker --join {self.ticket_for(peer_id, addresses)}")
 
     def working(self, what: str) -> None:
         self._stop_status()

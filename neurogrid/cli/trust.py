@@ -19,10 +19,17 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.p2p.trust import Admission, Cluster
 
-__all__ = ["Trust", "add_trust_options", "is_checked", "is_loopback", "trust_of"]
+__all__ = [
+    "Trust",
+    "add_trust_options",
+    "existing_trust",
+    "identity_file",
+    "is_checked",
+    "is_loopback",
+    "trust_of",
+]
 
 IDENTITY_FILE = "identity.key"
-MAX_TICKET_ADDRESSES = 8
 
 
 @dataclass(frozen=True)
@@ -34,19 +41,29 @@ class Trust:
         identity_file: where the key pair of this peer lives; None for a new one each time.
         bootstrap: where the ticket says that its coordinator is.
         cluster: the cluster, where its key is at hand.
+        ticket_lifetime: of the tickets to it, seconds.
     """
 
     admission: Admission | None = None
     identity_file: Path | None = None
     bootstrap: tuple[str, ...] = ()
     cluster: Cluster | None = None
+    ticket_lifetime: float | None = None
 
     def ticket(self, peer_id: str, addresses: Sequence[str]) -> str:
-        """The ticket to this peer, which has the cluster's key."""
+        """The ticket to this peer, which has the cluster's key; `--ticket` makes more that lead to the same place."""
+        from neurogrid.p2p.trust import Whereabouts
+        from neurogrid.p2p.trust.limits import TICKET_LIFETIME
+
         assert self.cluster is not None
         # Elsewhere our loopback is nobody, and it is all there is when nobody else can come.
         reachable = [address for address in addresses if not is_loopback(address)] or addresses
-        return self.cluster.ticket(peer_id, reachable[:MAX_TICKET_ADDRESSES]).text()
+        where = Whereabouts.of(peer_id, reachable)
+        self.cluster.note_whereabouts(where)
+        lifetime = self.ticket_lifetime or TICKET_LIFETIME
+        return self.cluster.ticket(
+            peer_id, where.addresses, relays=where.relays, lifetime=lifetime
+        ).text()
 
 
 def add_trust_options(group: argparse._ArgumentGroup, *, is_worker: bool) -> None:
@@ -108,8 +125,13 @@ def is_checked(options: argparse.Namespace) -> bool:
         raise ConfigurationError(
             f"give one of {', '.join(chosen)}: each says alone who is admitted"
         )
-    if options.cluster and getattr(options, "new_cluster", None):
+    new_cluster = getattr(options, "new_cluster", None)
+    if options.cluster and new_cluster:
         raise ConfigurationError("give either --cluster or --new-cluster, not both")
+    if getattr(options, "expires", None) and not (options.cluster or new_cluster):
+        raise ConfigurationError(
+            "--expires is of tickets, and there are none without --cluster DIR"
+        )
     return bool(chosen) and not options.insecure
 
 
@@ -129,6 +151,20 @@ def trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
     return _as_worker(options, admits) if is_worker else _as_coordinator(options, admits)
 
 
+def existing_trust(options: argparse.Namespace) -> Trust | None:
+    """As `trust_of`, of a coordinator; None for a cluster that has still to be made: `trust_of` makes it, last of all.
+
+    Raises:
+        ConfigurationError: as `trust_of`, or there is a cluster already where a new one was asked for.
+    """
+    if not options.new_cluster:
+        return trust_of(options, is_worker=False)
+    from neurogrid.p2p.trust import Cluster
+
+    Cluster.check_new(options.new_cluster)
+    return None
+
+
 def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
     from neurogrid.p2p.trust import ClusterAdmission, Membership, read_ticket
 
@@ -143,8 +179,8 @@ def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
         membership = Membership.load(directory)
     return Trust(
         ClusterAdmission(membership, admits=admits, ticket=ticket),
-        _identity_file(options, directory),
-        bootstrap=ticket.addresses if ticket else (),
+        identity_file(options, directory),
+        bootstrap=ticket.dial_addresses if ticket else (),
     )
 
 
@@ -154,15 +190,15 @@ def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
 
     directory: Path = options.new_cluster or options.cluster
     cluster = Cluster.create(directory) if options.new_cluster else Cluster.load(directory)
-    identity_file = _identity_file(options, directory)
-    assert identity_file is not None
-    peer_id = Identity.load(identity_file).peer_id
+    file = identity_file(options, directory)
+    assert file is not None
+    peer_id = Identity.load(file).peer_id
     membership = cluster.enrol(peer_id, COORDINATOR)
     admission = ClusterAdmission(membership, admits=admits, issuer=cluster)
-    return Trust(admission, identity_file, cluster=cluster)
+    return Trust(admission, file, cluster=cluster, ticket_lifetime=options.expires)
 
 
-def _identity_file(options: argparse.Namespace, directory: Path | None) -> Path | None:
-    """A certificate is made for one key, so the key is kept with it."""
+def identity_file(options: argparse.Namespace, directory: Path | None) -> Path | None:
+    """Where the key pair of this peer lives: a certificate is made for one key, so the key is kept with it."""
     file: Path | None = options.identity
     return file or (directory / IDENTITY_FILE if directory else None)

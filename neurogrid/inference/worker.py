@@ -30,6 +30,7 @@ from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.trust import NotAdmittedError, Refusal
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
 __all__ = ["Worker", "WorkerSettings", "open_worker"]
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 # Between attempts to reach a coordinator that is not there yet. Seconds.
 FIRST_RETRY_DELAY = 0.5
 MAX_RETRY_DELAY = 15.0
+# What a worker that wants to join cannot mend by waiting: somebody has to give it another ticket.
+_TICKET_REFUSED = (Refusal.TOKEN_INVALID, Refusal.TOKEN_EXPIRED, Refusal.TOKEN_USED_UP)
 
 
 class Worker:
@@ -156,6 +159,12 @@ async def _keep_connected(host: Host, protocol: Protocol, address: str) -> None:
             logger.info("connected to the coordinator %s", peer_id)
             delay = FIRST_RETRY_DELAY
             await host.wait_disconnected(peer_id)
+        except NotAdmittedError as exc:
+            if exc.reason in _TICKET_REFUSED:
+                raise
+            # It may be reinstated, or its coordinator started again with the right cluster.
+            delay = MAX_RETRY_DELAY
+            logger.warning("%s; trying again in %.1f s", exc, delay)
         except TransportError as exc:
             logger.warning("%s; trying again in %.1f s", exc, delay)
         await trio.sleep(delay)

@@ -6,12 +6,16 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from neurogrid.cli.coordinator import main
 from neurogrid.p2p.identity import Identity
-from tests.e2e.support import DEADLINE, ENVIRONMENT, start_worker
+from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
 
 COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -104,6 +108,107 @@ def test_a_worker_joins_by_ticket_and_is_a_member_from_then_on(tmp_path: Path) -
         status, again = coordinator.wait_end()
         assert (status, again) == (0, text), coordinator.lines
         assert "serves embedded" not in stranger.log
+
+
+def coordinator_command(*args: str) -> tuple[int, str, str]:
+    """Run the command to its end: status, stdout, stderr."""
+    ended = subprocess.run(
+        [*COORDINATOR, *args], capture_output=True, text=True, timeout=DEADLINE, env=ENVIRONMENT
+    )
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_tickets_and_revocations_while_a_coordinator_runs(tmp_path: Path) -> None:
+    """Nothing is typed on a worker but the line that `--ticket` prints; who is revoked goes at once, and may return."""
+    cluster = ("--cluster", str(tmp_path / "cluster"))
+    status, line, said = coordinator_command(*cluster, "--ticket")
+    assert (status, line) == (2, "")
+    new = ("--new-cluster", str(tmp_path / "cluster"), "--min-peers", "2", "--wait", str(DEADLINE))
+    with start_coordinator(*new) as coordinator:
+        ticket_of(coordinator)
+        status, line, said = coordinator_command(*cluster, "--ticket", "--expires", "7d")
+        assert (status, line[:29]) == (0, "neurogrid-worker --join ngt1a"), said
+        assert "listens on loopback only" in said
+        (tmp_path / "line").write_text(line)
+        join = (*LOOPBACK, "--join", f"@{tmp_path / 'line'}")
+        with start_worker(tmp_path, *join) as worker:
+            coordinator.wait_line(f"{worker.peer_id} has joined as worker, by a ticket")
+            assert coordinator_command(*cluster, "--revoke", worker.peer_id)[0] == 0
+            refused = coordinator.wait_line(f"refused {worker.peer_id}: ")
+            assert "was revoked by the cluster" in refused
+            # It goes on asking, and is told why not; a ticket is of no help.
+            wait_log(worker, "refused us: the certificate (serial ")
+            assert coordinator_command(*cluster, "--reinstate", worker.peer_id)[0] == 0
+            with start_worker(tmp_path, *join):
+                status, text = coordinator.wait_end()
+                assert (status, bool(text.strip())) == (0, True), coordinator.lines
+
+
+def test_a_ticket_that_has_expired_meanwhile_ends_the_worker(tmp_path: Path) -> None:
+    """The worker's clock lets it pass; the coordinator's decides."""
+    new = ("--new-cluster", str(tmp_path / "cluster"), "--min-peers", "1", "--wait", str(DEADLINE))
+    with start_coordinator(*new, "--expires", "1s") as coordinator:
+        line = ticket_of(coordinator)
+        behind = "import time; real = time.time; time.time = lambda: real() - 3600; "
+        ended = subprocess.run(
+            [
+                *(sys.executable, "-c"),
+                f"{behind} from neurogrid.cli.worker import main; raise SystemExit(main())",
+                *(*LOOPBACK, "--join", line),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            env=ENVIRONMENT,
+        )
+        assert ended.returncode == 1, ended.stderr
+        assert "refused us: the ticket expired at" in ended.stderr.splitlines()[-1]
+        coordinator.wait_line("the ticket expired at")
+
+
+def wait_log(worker: WorkerProcess, part: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while part not in worker.log:
+        assert time.monotonic() < deadline, worker.log
+        time.sleep(0.1)
+
+
+def test_a_cluster_is_made_last_of_all(tmp_path: Path) -> None:
+    """What is wrong with the rest is told first, and nothing is left that the next try would stumble over."""
+    new = ("--new-cluster", str(tmp_path / "cluster"))
+    for wrong in (
+        ("--model", str(tmp_path / "nothing")),
+        ("--prompt", "too long " * 20, "--max-seq-len", "8", "--min-peers", "1"),
+        ("--stages", "3", "--min-peers", "1"),
+    ):
+        status, text, said = coordinator_command(*PROMPT, *LOOPBACK, *new, *wrong)
+        assert (status in (1, 2), text) == (True, ""), said
+        assert not (tmp_path / "cluster").exists(), said
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--ticket"], "--ticket needs --cluster DIR"),
+        (["--revoke", "x", *PROMPT], "give --revoke or --prompt, not both"),
+        (["--ticket", "--cluster", ".", "--revoke", "x"], "give --ticket or --revoke"),
+        (["--ticket", "--cluster", "."], "make a cluster with neurogrid-coordinator --new-cluster"),
+        (["--ticket", "--expires", "24"], "'24' is no time span: try 30m, 24h or 7d"),
+        (["--ticket", "--expires", "0s"], "0s is not between 1s and 3650d"),
+        ([*PROMPT, "--expires", "24h"], "--expires is of tickets"),
+    ],
+)
+def test_what_is_wrong_with_the_options_is_said(
+    args: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(args)
+    except SystemExit as exc:
+        status = int(str(exc.code))
+    assert status == 2
+    said = capfd.readouterr()
+    assert says in said.err
+    assert said.out == ""
 
 
 def test_who_is_no_member_is_not_used(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.trust import WORKER, Cluster, Ticket, read_ticket
+from neurogrid.p2p.trust import WORKER, Cluster, Ticket, Whereabouts, read_ticket
 from tests.unit.test_trust_formats import KEY, OTHER, PEER
 
 ADDRESSES = [
@@ -122,3 +122,33 @@ def test_read_from_argument_file_and_standard_input(
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(ConfigurationError, match="no ticket"):
         read_ticket("-")
+
+
+def test_where_a_host_is_becomes_addresses_and_relays(tmp_path: Path) -> None:
+    cluster = Cluster.create(tmp_path / "cluster")
+    assert cluster.whereabouts() is None
+    direct = [f"/ip4/10.0.0.{number}/tcp/9000/p2p/{PEER}" for number in range(1, 12)]
+    relays = [f"/ip4/10.1.0.{number}/tcp/4001/p2p/{OTHER}" for number in range(1, 7)]
+    relayed = [f"{relay}/p2p-circuit/p2p/{PEER}" for relay in relays]
+    where = Whereabouts.of(PEER, [relayed[0], *direct, *relayed, *direct], now=NOW)
+    assert (where.addresses, where.relays) == (tuple(direct[:8]), tuple(relays[:4]))
+    cluster.note_whereabouts(where)
+    assert Cluster.load(cluster.directory).whereabouts() == where
+    ticket = cluster.ticket(PEER, where.addresses, relays=where.relays, now=NOW)
+    read = Ticket.parse(ticket.text(), now=NOW)
+    assert read.dial_addresses == (*direct[:8], *relayed[:4])
+    (cluster.directory / "whereabouts").write_bytes(b"\x81")
+    with pytest.raises(ConfigurationError, match="whereabouts is damaged"):
+        cluster.whereabouts()
+
+
+@pytest.mark.parametrize("line", ["{}", " {}\n", "neurogrid-worker --join {}\n"])
+def test_the_whole_line_may_be_read(
+    tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster.create(tmp_path / "cluster")
+    text = cluster.ticket(PEER, [f"/ip4/10.0.0.1/tcp/9000/p2p/{PEER}"]).text()
+    (tmp_path / "line").write_text(line.format(text))
+    assert read_ticket(f"@{tmp_path / 'line'}").text() == text
+    monkeypatch.setattr("sys.stdin", io.StringIO(line.format(text)))
+    assert read_ticket("-").text() == text

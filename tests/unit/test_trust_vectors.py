@@ -143,6 +143,7 @@ def test_the_chapter_names_every_reason_protocol_and_bound() -> None:
         limits.MAX_RELAYS,
         limits.ADMISSION_TIMEOUT,
         limits.RECHECK_INTERVAL,
+        limits.ISSUER_RECHECK_INTERVAL,
         limits.CLOCK_SKEW,
         limits.GOODBYE_TIMEOUT,
         limits.CERTIFICATE_LIFETIME / 86_400,

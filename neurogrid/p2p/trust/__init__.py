@@ -28,6 +28,7 @@ from neurogrid.p2p.trust.names import ANY_ROLE, COORDINATOR, WORKER
 from neurogrid.p2p.trust.refusal import NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.ticket import Ticket, read_ticket
+from neurogrid.p2p.trust.whereabouts import Whereabouts
 
 __all__ = [
     # Clusters
@@ -38,6 +39,7 @@ __all__ = [
     "JoinToken",
     "Ticket",
     "read_ticket",
+    "Whereabouts",
     # Policies
     "Admission",
     "Admitted",

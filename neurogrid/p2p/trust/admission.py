@@ -15,6 +15,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.trust.limits import RECHECK_INTERVAL
 from neurogrid.p2p.trust.messages import Credentials
 from neurogrid.p2p.trust.names import ANY_ROLE, is_peer_id, is_role
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
@@ -97,8 +98,13 @@ class Admission(ABC):
             RefusedError: it would not.
         """
 
+    @property
+    def recheck_interval(self) -> float:
+        """Seconds from one `refresh` to the next."""
+        return RECHECK_INTERVAL
+
     def refresh(self) -> bool:
-        """Look at the clock and at the files, every half minute.
+        """Look at the clock and at the files, every `recheck_interval`.
 
         Returns:
             Whether an issuer is to be asked for a new certificate.

@@ -3,6 +3,7 @@
     DIR/cluster.key      the private key (PKCS #8, PEM), 0600; it is read by this module and by nothing else
     DIR/revocations      the newest revocation list, signed
     DIR/token-uses       how often limited tickets were used
+    DIR/whereabouts      where the host listens, or listened, that runs with this directory
     DIR/lock             held while one of these is changed
     DIR/membership       what the host that runs with this directory shows (`Membership`)
 
@@ -48,6 +49,7 @@ from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.signing import cluster_id_of
 from neurogrid.p2p.trust.ticket import Ticket
 from neurogrid.p2p.trust.token_uses import TokenUses
+from neurogrid.p2p.trust.whereabouts import Whereabouts
 
 __all__ = ["Cluster"]
 
@@ -77,17 +79,27 @@ class Cluster:
         Raises:
             ConfigurationError: there is a cluster in it already, or it cannot be written to.
         """
+        cls.check_new(directory)
         make_private_directory(directory)
         key = Ed25519PrivateKey.generate()
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         with locked(directory):
-            path = directory / "cluster.key"
-            if path.exists():
-                raise ConfigurationError(
-                    f"{path} is there already: use it (--cluster {directory}), or name another directory"
-                )
-            write_private(path, pem)
+            cls.check_new(directory)
+            write_private(directory / "cluster.key", pem)
         return cls(directory, key)
+
+    @staticmethod
+    def check_new(directory: Path) -> None:
+        """Check that there is no cluster in `directory` yet; makes nothing.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        path = directory / "cluster.key"
+        if path.exists():
+            raise ConfigurationError(
+                f"{path} is there already: use it (--cluster {directory}), or name another directory"
+            )
 
     @classmethod
     def load(cls, directory: Path) -> Cluster:
@@ -217,7 +229,7 @@ class Cluster:
         """Make a ticket that leads to a host which holds this cluster.
 
         Args:
-            peer_id, addresses, relays: as in `Ticket`.
+            peer_id, addresses, relays: as in `Ticket`; `Whereabouts.of` sorts a host's addresses so.
             role: of the certificates that it gives.
             lifetime: seconds until it expires.
             max_uses: how many certificates it gives, up to 4,096; 0 is any number.
@@ -239,6 +251,22 @@ class Cluster:
             max_uses=max_uses,
         )
         return Ticket(self.public_key, peer_id, tuple(addresses), tuple(relays), token)
+
+    def whereabouts(self) -> Whereabouts | None:
+        """Where the host that runs with this directory was reached last; None if none has run yet.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
+        return Whereabouts.read(self.directory)
+
+    def note_whereabouts(self, whereabouts: Whereabouts) -> None:
+        """Keep where the host is that runs with this directory: for tickets that another process makes.
+
+        Raises:
+            ConfigurationError: the file cannot be written.
+        """
+        whereabouts.write(self.directory)
 
     # Revocations
 

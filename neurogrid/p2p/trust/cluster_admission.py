@@ -16,7 +16,12 @@ from neurogrid.p2p.trust.admission import Admission, Admitted, check_role
 from neurogrid.p2p.trust.certificate import Certificate, format_time
 from neurogrid.p2p.trust.cluster import Cluster
 from neurogrid.p2p.trust.join_token import JoinToken
-from neurogrid.p2p.trust.limits import CERTIFICATE_LIFETIME, CLOCK_SKEW
+from neurogrid.p2p.trust.limits import (
+    CERTIFICATE_LIFETIME,
+    CLOCK_SKEW,
+    ISSUER_RECHECK_INTERVAL,
+    RECHECK_INTERVAL,
+)
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.messages import Credentials
 from neurogrid.p2p.trust.names import is_role
@@ -67,6 +72,7 @@ class ClusterAdmission(Admission):
         self._clock = clock
         self._clock_skew = clock_skew
         self._peer_id = ""
+        self._complaint = ""
         if not self._admits or not all(map(is_role, self._admits)):
             raise ConfigurationError(f"no roles: {', '.join(self._admits) or 'none are admitted'}")
         for part in (issuer, ticket):
@@ -201,16 +207,26 @@ class ClusterAdmission(Admission):
         )
         self._changed()
 
+    @property
+    def recheck_interval(self) -> float:
+        return RECHECK_INTERVAL if self._issuer is None else ISSUER_RECHECK_INTERVAL
+
     def refresh(self) -> bool:
+        complaint, asks_renewal = "", False
         try:
-            return self._refresh()
+            asks_renewal = self._refresh()
         except (ConfigurationError, RefusedError) as exc:
-            logger.warning("cannot keep up this host's membership: %s", exc)
-            return False
+            complaint = str(exc)
+            if complaint != self._complaint:
+                logger.warning("cannot keep up this host's membership: %s", complaint)
+        self._complaint = complaint
+        return asks_renewal
 
     def _refresh(self) -> bool:
         if self._issuer is not None:
-            self.membership.take_revocations(self._issuer.revocations())
+            revocations = self._issuer.revocations()
+            if self.membership.take_revocations(revocations):
+                _log_news(revocations)
         certificate = self.membership.certificate
         if certificate is None or not self._wants_renewal(certificate):
             return False
@@ -230,8 +246,12 @@ class ClusterAdmission(Admission):
         """Take a list of revocations that a peer showed, if it is newer."""
         revocations = RevocationList.decode(data, self.membership.cluster_key)
         if self.membership.take_revocations(revocations):
-            logger.info("revocations of the cluster: version %d", revocations.version)
+            _log_news(revocations)
             self._changed()
+
+
+def _log_news(revocations: RevocationList) -> None:
+    logger.info("revocations of the cluster: list %d is new", revocations.version)
 
 
 def _admitted(certificate: Certificate, *, is_issuer: bool, is_new: bool = False) -> Admitted:

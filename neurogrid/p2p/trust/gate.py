@@ -3,8 +3,9 @@
 Strategy: who dialled a connection opens a stream of `/neurogrid/trust/1` on it and shows its credentials; the other
 side judges, shows its own, and is judged. Either refuses by closing the connection, after it said why. A peer that
 has shown nothing after `ADMISSION_TIMEOUT` is disconnected. What an admission rests on ends with the last connection
-to the peer. Every half minute, and when something changed, those who are admitted are judged again; own certificates
-that were renewed, and revocations that were learned, are shown by a new exchange on the open connection.
+to the peer. Every half minute, more often where the cluster's key is, and when something changed, those who are
+admitted are judged again; own certificates that were renewed, and revocations that were learned, are shown by a new
+exchange on the open connection.
 
 A stream that comes while its peer's exchange is under way waits for the end of it, so that neither side need know
 when exactly the other has made up its mind.
@@ -38,7 +39,6 @@ from neurogrid.p2p.trust.limits import (
     MAX_EXCHANGES_PER_PEER,
     MAX_HELD_STREAMS,
     MAX_UNADMITTED,
-    RECHECK_INTERVAL,
 )
 from neurogrid.p2p.trust.messages import (
     TRUST_PROTOCOL,
@@ -256,7 +256,7 @@ class Gate:
                 if asks_here or is_outdated:
                     asks_renewal = asks_renewal and not asks_here  # one certificate is enough
                     self._host.start_soon(self._show_again, peer_id, peer)
-            with trio.move_on_after(RECHECK_INTERVAL):
+            with trio.move_on_after(self._admission.recheck_interval):
                 await self._changed.wait()
 
     async def serve(self, stream: Stream) -> None:

@@ -9,6 +9,7 @@ __all__ = [
     "CERTIFICATE_LIFETIME",
     "CLOCK_SKEW",
     "GOODBYE_TIMEOUT",
+    "ISSUER_RECHECK_INTERVAL",
     "MAX_ADDRESS_BYTES",
     "MAX_ADDRESSES",
     "MAX_CERTIFICATE_BYTES",
@@ -73,6 +74,8 @@ ADMISSION_TIMEOUT: Final = 10.0
 GOODBYE_TIMEOUT: Final = 2.0
 # Wall clocks jump and machines sleep: so expiry is looked at again and again, not waited for.
 RECHECK_INTERVAL: Final = 30.0
+# Where the cluster's key is: who revokes a peer there, by another process, waits to see it gone.
+ISSUER_RECHECK_INTERVAL: Final = 2.0
 
 # Peers
 

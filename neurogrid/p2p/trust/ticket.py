@@ -41,6 +41,7 @@ __all__ = ["Ticket", "read_ticket"]
 
 PREFIX: Final = "ngt1"
 CHECKSUM_BYTES: Final = 4
+TO_TYPE: Final = "neurogrid-worker --join"
 _AGAIN = "copy the whole line that the coordinator printed"
 
 
@@ -66,6 +67,12 @@ class Ticket:
     def cluster_id(self) -> str:
         """The cluster that it leads to."""
         return cluster_id_of(self.cluster_key)
+
+    @property
+    def dial_addresses(self) -> tuple[str, ...]:
+        """Where to dial the coordinator: directly, and then through each relay."""
+        relayed = (f"{relay}/p2p-circuit/p2p/{self.peer_id}" for relay in self.relays)
+        return (*self.addresses, *relayed)
 
     def text(self) -> str:
         """The printable line.
@@ -130,20 +137,27 @@ class Ticket:
 def read_ticket(argument: str) -> Ticket:
     """The ticket that `--join` names: `-` is standard input, `@FILE` a file, anything else the ticket.
 
+    What is read may be the whole line to be typed, `neurogrid-worker --join TICKET`.
+
     Raises:
         ConfigurationError: the file cannot be read, or as `Ticket.parse`.
     """
     if argument == "-":
-        return Ticket.parse(sys.stdin.read(2 * MAX_TICKET_CHARS))
+        return Ticket.parse(_argument_of(sys.stdin.read(2 * MAX_TICKET_CHARS)))
     if not argument.startswith("@"):
         return Ticket.parse(argument)
     try:
         with Path(argument[1:]).open(encoding="ascii", errors="replace") as file:
-            return Ticket.parse(file.read(2 * MAX_TICKET_CHARS))
+            return Ticket.parse(_argument_of(file.read(2 * MAX_TICKET_CHARS)))
     except OSError as exc:
         raise ConfigurationError(
             f"cannot read the ticket in {argument[1:]}: {exc.strerror}"
         ) from exc
+
+
+def _argument_of(text: str) -> str:
+    """The ticket of a line that was printed to be typed."""
+    return text.strip().removeprefix(TO_TYPE)
 
 
 def _body_of(text: str) -> bytes:

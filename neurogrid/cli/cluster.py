@@ -1,0 +1,186 @@
+"""What `neurogrid-coordinator --cluster DIR` does for a cluster instead of generating: tickets and revocations.
+
+Each changes or reads files in DIR and ends. A coordinator that runs with the same DIR need not be stopped: it leaves
+its addresses there, and sees within seconds what was revoked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import TYPE_CHECKING, Final
+
+from neurogrid.cli.trust import identity_file, is_loopback
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from neurogrid.p2p.trust import Cluster, Whereabouts
+
+__all__ = ["add_cluster_options", "duration", "is_asked", "manage_cluster"]
+
+logger = logging.getLogger(__name__)
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAX_DURATION: Final = 3650 * 86_400  # seconds; who asks for more has mistyped
+
+
+def duration(text: str) -> float:
+    """An argparse type: seconds, from a number and its unit (30m, 24h, 7d)."""
+    number, unit = text.strip()[:-1], text.strip()[-1:].lower()
+    try:
+        value = float(number) * _SECONDS[unit]
+    except (ValueError, KeyError, OverflowError) as exc:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time span: try 30m, 24h or 7d (s, m, h, d)"
+        ) from exc
+    if not 1 <= value <= MAX_DURATION:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1s and 3650d")
+    return value
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """The options that look after a cluster."""
+    group = parser.add_argument_group("cluster", "with --cluster DIR, on the machine that made it")
+    group.add_argument(
+        "--ticket",
+        action="store_true",
+        help="print the line by which a worker joins, and end; a coordinator that runs goes on",
+    )
+    group.add_argument(
+        "--expires",
+        type=duration,
+        metavar="SPAN",
+        help="how long tickets are good for: 30m, 24h, 7d (default 24h)",
+    )
+    group.add_argument(
+        "--revoke",
+        action="append",
+        default=[],
+        metavar="PEER_ID",
+        help="take this peer's membership away, and end; may be given again",
+    )
+    group.add_argument(
+        "--reinstate",
+        action="append",
+        default=[],
+        metavar="PEER_ID",
+        help="let a peer that was revoked join again, and end; may be given again",
+    )
+
+
+def is_asked(options: argparse.Namespace) -> bool:
+    """Whether the command is to look after its cluster, and not to generate.
+
+    Raises:
+        ConfigurationError: contradicting options.
+    """
+    asked = [name for name in ("ticket", "revoke", "reinstate") if getattr(options, name)]
+    if not asked:
+        return False
+    others = ("prompt", "prompt_file", "diagnose", "new_cluster", "insecure", "allow")
+    for name in (*asked[1:], *others):
+        if getattr(options, name) not in (None, False, []):
+            raise ConfigurationError(
+                f"give --{asked[0]} or --{name.replace('_', '-')}, not both: --{asked[0]} ends when it is done"
+            )
+    if options.cluster is None:
+        raise ConfigurationError(
+            f"--{asked[0]} needs --cluster DIR: the directory that --new-cluster DIR made"
+        )
+    return True
+
+
+def manage_cluster(options: argparse.Namespace) -> None:
+    """Do what `is_asked`.
+
+    Raises:
+        ConfigurationError: it cannot be done; says what to do.
+    """
+    from neurogrid.p2p.trust import Cluster
+
+    cluster = Cluster.load(options.cluster)
+    if options.ticket:
+        _print_ticket(cluster, options)
+    elif options.revoke:
+        _revoke(cluster, options)
+    else:
+        unknown = set(options.reinstate) - cluster.revocations().peer_ids
+        if unknown:
+            raise ConfigurationError(f"never revoked: {', '.join(sorted(unknown))}")
+        version = cluster.reinstate(options.reinstate).version
+        logger.info("reinstated %s (list %d)", ", ".join(options.reinstate), version)
+
+
+def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
+    from neurogrid.p2p.trust.certificate import format_time
+    from neurogrid.p2p.trust.limits import TICKET_LIFETIME
+
+    where = _whereabouts(cluster, options)
+    ticket = cluster.ticket(
+        where.peer_id,
+        where.addresses,
+        relays=where.relays,
+        lifetime=options.expires or TICKET_LIFETIME,
+    )
+    if all(is_loopback(address) for address in (*where.addresses, *where.relays)):
+        logger.warning("the coordinator listens on loopback only: no other machine reaches it")
+    logger.info(
+        "good until %s; leads to %s",
+        format_time(ticket.token.not_after),
+        ", ".join(ticket.dial_addresses),
+    )
+    print(f"neurogrid-worker --join {ticket.text()}")
+
+
+def _whereabouts(cluster: Cluster, options: argparse.Namespace) -> Whereabouts:
+    """Where the coordinator is: as the options say, else as it left word itself."""
+    from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.trust import Whereabouts
+
+    named = [*getattr(options, "announce", ()), *options.listen]
+    if not named:
+        where = cluster.whereabouts()
+        if where is None:
+            raise ConfigurationError(
+                f"no coordinator has run with --cluster {cluster.directory} yet, so nobody knows where it "
+                "will be: start it first, or add --listen MULTIADDR as you will start it"
+            )
+        return where
+    file = identity_file(options, cluster.directory)
+    assert file is not None
+    peer_id = Identity.load(file).peer_id
+    suffix = f"/p2p/{peer_id}"
+    return Whereabouts.of(
+        peer_id, [address.removesuffix(suffix) + suffix for address in map(_dialable, named)]
+    )
+
+
+def _dialable(address: str) -> str:
+    """An address to listen at, if others can dial it as it stands."""
+    parts = address.split("/")
+    if "0.0.0.0" in parts or "::" in parts or "0" in parts[4:5]:
+        raise ConfigurationError(
+            f"{address} says not yet where others will find the coordinator: name its IP address and port"
+        )
+    return address
+
+
+def _revoke(cluster: Cluster, options: argparse.Namespace) -> None:
+    membership = _own_peer_ids(cluster, options)
+    if own := membership & set(options.revoke):
+        raise ConfigurationError(
+            f"{', '.join(own)} is this cluster's own coordinator: make a new cluster instead"
+        )
+    version = cluster.revoke(options.revoke).version
+    logger.info("revoked %s (list %d)", ", ".join(options.revoke), version)
+    if len(options.revoke) == 1:
+        logger.info("until --reinstate %s it gets no certificate, by no ticket", options.revoke[0])
+
+
+def _own_peer_ids(cluster: Cluster, options: argparse.Namespace) -> set[str]:
+    from neurogrid.p2p.identity import Identity
+
+    file = identity_file(options, cluster.directory)
+    where = cluster.whereabouts()
+    known = {where.peer_id} if where is not None else set()
+    return known | ({Identity.load(file).peer_id} if file is not None and file.exists() else set())

@@ -1,0 +1,103 @@
+"""Where an issuer was last reached: a file beside the cluster's key, so that tickets can be made while it runs.
+
+DIR/whereabouts      a msgpack map, 0600; whoever makes a ticket reads it, the issuer writes it when it listens
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from neurogrid.errors import ConfigurationError, RemoteProtocolError
+from neurogrid.p2p.trust.limits import MAX_ADDRESSES, MAX_PEER_ID_CHARS, MAX_RELAYS, MAX_TIME
+from neurogrid.p2p.trust.private_files import read_private, write_private
+from neurogrid.p2p.wire.maps import decode_map, encode_map
+
+__all__ = ["Whereabouts", "sort_addresses"]
+
+FILE: Final = "whereabouts"
+CIRCUIT: Final = "/p2p-circuit/"
+# Characters. A ticket's 255 bytes are fewer than that as text.
+MAX_ADDRESS_CHARS: Final = 1024
+MAX_FILE_BYTES: Final = (MAX_ADDRESSES + MAX_RELAYS) * (MAX_ADDRESS_CHARS + 8) + 256
+_KEYS = frozenset({"peer", "addrs", "relays", "at"})
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where one host is, or was.
+
+    Attributes:
+        peer_id: which (base58).
+        addresses: full multiaddrs at which it was dialled directly, at most 8.
+        relays: full multiaddrs of relays through which it can be reached, at most 4.
+        at: when that was so, seconds of the Unix epoch.
+    """
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    relays: tuple[str, ...]
+    at: int
+
+    @classmethod
+    def of(cls, peer_id: str, addresses: Iterable[str], *, now: float | None = None) -> Whereabouts:
+        """Those of a host that can be dialled at `addresses`, direct and through relays; the first of them if
+        there are more than a ticket holds."""
+        direct, relays = sort_addresses(addresses)
+        moment = int(time.time() if now is None else now)
+        return cls(peer_id, direct[:MAX_ADDRESSES], relays[:MAX_RELAYS], moment)
+
+    @classmethod
+    def read(cls, directory: Path) -> Whereabouts | None:
+        """What `write` left in a directory; None if nobody did.
+
+        Raises:
+            ConfigurationError: it cannot be read, or is not what was written.
+        """
+        path = directory / FILE
+        data = read_private(path, MAX_FILE_BYTES)
+        if data is None:
+            return None
+        try:
+            fields, _ = decode_map(
+                data,
+                what=FILE,
+                max_bytes=MAX_FILE_BYTES,
+                arrays={"addrs": MAX_ADDRESSES, "relays": MAX_RELAYS},
+                known=_KEYS,
+            )
+            return cls(
+                peer_id=fields.text("peer", MAX_PEER_ID_CHARS),
+                addresses=fields.texts("addrs", MAX_ADDRESS_CHARS),
+                relays=fields.texts("relays", MAX_ADDRESS_CHARS),
+                at=fields.uint("at", MAX_TIME),
+            )
+        except RemoteProtocolError as exc:
+            raise ConfigurationError(f"{path} is damaged: {exc}; delete it") from exc
+
+    def write(self, directory: Path) -> None:
+        """Keep it in a directory, in place of what is there.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        entries: dict[str, object] = {
+            "peer": self.peer_id,
+            "addrs": list(self.addresses),
+            "relays": list(self.relays),
+            "at": self.at,
+        }
+        write_private(directory / FILE, encode_map(entries))
+
+
+def sort_addresses(addresses: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The direct ones of a peer's addresses, and the relays of the others; each once, in their order."""
+    direct: dict[str, None] = {}
+    relays: dict[str, None] = {}
+    for address in addresses:
+        relay, is_relayed, _ = address.partition(CIRCUIT)
+        (relays if is_relayed else direct).setdefault(relay)
+    return tuple(direct), tuple(relays)
