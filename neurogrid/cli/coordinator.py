@@ -74,6 +74,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens of the longest session (default %(default)s, or the model's bound if less)",
     )
+    model.add_argument(
+        "--max-sessions",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="sessions at once that workers set memory aside for (default %(default)s)",
+    )
     workers = parser.add_argument_group("workers")
     workers.add_argument(
         "--peer",
@@ -291,6 +298,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         admission=trust.admission,
         skip_weight_transfer=options.skip_weight_transfer,
         max_seq_len=options.max_seq_len,
+        max_sessions=options.max_sessions,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
     )

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.status import Status
 
-from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 
 __all__ = ["TerminalProgress", "format_bytes", "short_peer_id"]
@@ -93,11 +93,10 @@ class TerminalProgress(Progress):
         for line in table.splitlines():
             self._say(line)
 
-    def planned(
-        self, stages: Sequence[PlannedStage], workers: Sequence[WorkerInfo], num_layers: int
-    ) -> None:
+    def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         self._stop_status()
         by_peer = {worker.peer_id: worker for worker in workers}
+        stages = plan.stages
         self._say(
             f"plan: {self.model_name}, {num_layers} layers in {len(stages)} stage"
             f"{'s' if len(stages) != 1 else ''}"

@@ -35,7 +35,7 @@ from neurogrid.inference.gathering import gather_workers
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.pipeline import PipelineStage, open_session
-from neurogrid.inference.planner import PeerCapacity, PlannedStage, plan_stages
+from neurogrid.inference.planner import PeerCapacity, Plan, make_plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts
 from neurogrid.inference.sampling import Sampler, SamplingParams
@@ -57,8 +57,6 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Sessions that the plan reserves memory for. One generation runs at a time until sessions are batched.
-MAX_SESSIONS = 1
 # Of the machine's free memory, what local workers get; the rest is the coordinator's own.
 LOCAL_WORKERS_FRACTION = 0.8
 GIB = 1024**3
@@ -84,6 +82,7 @@ class CoordinatorSettings:
         admission: who is served and used; None for whoever reaches a listen address.
         skip_weight_transfer: workers must hold their layers already.
         max_seq_len: tokens of the longest session.
+        max_sessions: sessions at once that memory is set aside for on the workers.
         peer_memory_bytes: assumed for workers that do not tell.
         dtype: to compute in; None for the checkpoint's own.
         timeouts: deadlines towards workers.
@@ -105,6 +104,7 @@ class CoordinatorSettings:
     admission: Admission | None = None
     skip_weight_transfer: bool = False
     max_seq_len: int = 4096
+    max_sessions: int = 1
     peer_memory_bytes: int = 8 * GIB
     dtype: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -253,10 +253,10 @@ async def open_coordinator(
         )
         progress.working("asking the workers what they have")
         infos = await _describe(remote, settings)
-        planned = _plan(model, infos, settings)
-        progress.planned(planned, infos, len(model.costs))
+        plan = _plan(model, infos, settings)
+        progress.planned(plan, infos, len(model.costs))
         by_peer = {worker.peer_id: worker for worker in remote}
-        stages = [PipelineStage(stage, by_peer[stage.peer_id]) for stage in planned]
+        stages = [PipelineStage(stage, by_peer[stage.peer_id]) for stage in plan.stages]
         await _place(model, stages, settings, progress)
         progress.ready()
         yield Coordinator(protocol, model, stages, infos)
@@ -324,13 +324,12 @@ async def _describe(
     return [infos[worker.peer_id] for worker in workers]
 
 
-def _plan(
-    model: LoadedModel, infos: Sequence[WorkerInfo], settings: CoordinatorSettings
-) -> list[PlannedStage]:
-    num_stages = settings.stages or settings.local_workers or None
-    sizes = model.layer_sizes(num_sessions=MAX_SESSIONS)
-    capacities = [PeerCapacity(info.peer_id, info.free_bytes) for info in infos]
-    return plan_stages(sizes, capacities, num_stages=num_stages)
+def _plan(model: LoadedModel, infos: Sequence[WorkerInfo], settings: CoordinatorSettings) -> Plan:
+    return make_plan(
+        model.size(num_sessions=settings.max_sessions),
+        [PeerCapacity(info.peer_id, info.free_bytes) for info in infos],
+        num_stages=settings.stages or settings.local_workers or None,
+    )
 
 
 async def _place(
@@ -355,7 +354,7 @@ async def _place(
             stage=stage,
             blobs=blobs,
             max_length=model.max_seq_len,
-            max_sessions=MAX_SESSIONS,
+            max_sessions=settings.max_sessions,
             dtype=model.dtype,
             skip_weight_transfer=settings.skip_weight_transfer,
         )

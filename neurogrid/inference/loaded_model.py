@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference.planner import LayerSize
+from neurogrid.inference.planner import LayerSize, ModelSize
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import PreTrainedConfig, build_config, eos_token_ids, resolve_dtype
 from neurogrid.model.cost import LayerCost, layer_cost
@@ -94,12 +94,15 @@ class LoadedModel:
         """
         return Tokenizer.open(self.checkpoint.path)
 
-    def layer_sizes(self, *, num_sessions: int) -> list[LayerSize]:
-        """What each layer takes on a worker, with the caches of so many sessions."""
-        return [
-            LayerSize(cost.weight_bytes, num_sessions * cost.cache_bytes(self.max_seq_len))
-            for cost in self.costs
-        ]
+    def size(self, *, num_sessions: int) -> ModelSize:
+        """What the planner has to know, with the caches of so many sessions."""
+        return ModelSize(
+            tuple(
+                LayerSize(cost.weight_bytes, num_sessions * cost.cache_bytes(self.max_seq_len))
+                for cost in self.costs
+            ),
+            activation_bytes=self.ends.hidden_size * self.dtype.itemsize,
+        )
 
     def check_prompt(self, token_ids: Sequence[int]) -> None:
         """Refuse a prompt that cannot be served.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.planner import Plan
 
 __all__ = ["Progress", "WorkerInfo"]
 
@@ -48,9 +48,7 @@ class Progress:
     def explained(self, table: str) -> None:
         """Too few workers are there: what was tried to find them, a line each."""
 
-    def planned(
-        self, stages: Sequence[PlannedStage], workers: Sequence[WorkerInfo], num_layers: int
-    ) -> None:
+    def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         """The layers have been placed."""
 
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:

@@ -1,0 +1,37 @@
+"""Which worker computes which layers: pure functions from a model, peers and links to a plan.
+
+Nothing here knows torch, the network or time. `world` is what goes in, `plan` what comes out.
+
+    problem   memory and seconds as prefix sums: how far a peer gets from a layer
+    cuts      where to cut, once the order of the peers is known (exact)
+    search    which peers, in which order (exact where it can be afforded)
+    moving    peers keep the layers that they have, where that costs little
+    replicas  what the left-over peers stand by with
+    planning  all of these, in this order
+"""
+
+from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
+from neurogrid.inference.planner.planning import make_plan
+from neurogrid.inference.planner.world import (
+    KeptLayers,
+    LayerSize,
+    Link,
+    Links,
+    ModelSize,
+    PeerCapacity,
+    PeerSpeed,
+)
+
+__all__ = [
+    "KeptLayers",
+    "LayerSize",
+    "Link",
+    "Links",
+    "ModelSize",
+    "PeerCapacity",
+    "PeerSpeed",
+    "Plan",
+    "PlannedStage",
+    "Replica",
+    "make_plan",
+]

@@ -1,0 +1,59 @@
+"""What comes out: stages, replicas, and which generation of plans they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Plan", "PlannedStage", "Replica"]
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """Layers [start, stop) on one worker, and the bytes that they take there, caches included."""
+
+    peer_id: str
+    start: int
+    stop: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A worker that stands by with layers [start, stop): one or more whole stages of the plan."""
+
+    peer_id: str
+    start: int
+    stop: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who holds what.
+
+    Attributes:
+        stages: in order; every layer is in exactly one.
+        replicas: of whole stages, on workers that have none.
+        generation: counts the plans of one coordinator. Sessions stay with the generation that they were
+            opened in; a worker keeps the layers of an older one until its last session has ended.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    replicas: tuple[Replica, ...] = ()
+    generation: int = 1
+
+    def stage_of(self, peer_id: str) -> PlannedStage | None:
+        """The stage of this peer, if it has one."""
+        return next((stage for stage in self.stages if stage.peer_id == peer_id), None)
+
+    def replica_of(self, peer_id: str) -> Replica | None:
+        """What this peer stands by with, if it does."""
+        return next((replica for replica in self.replicas if replica.peer_id == peer_id), None)
+
+    def replicas_of(self, stage: PlannedStage) -> tuple[Replica, ...]:
+        """Those that could take the stage over."""
+        return tuple(
+            replica
+            for replica in self.replicas
+            if replica.start <= stage.start and stage.stop <= replica.stop
+        )

@@ -1,0 +1,56 @@
+"""What the left-over peers stand by with: whole stages, the ones with the least redundancy first.
+
+The least roomy peer chooses first, since it has the least choice. It begins with the stage that has the fewest
+replicas (of those the slowest, then the one that it holds most of) and goes on with neighbours that have as few,
+as long as it has room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from neurogrid.inference.planner.plan import PlannedStage, Replica
+from neurogrid.inference.planner.problem import Problem
+
+__all__ = ["place_replicas"]
+
+
+def place_replicas(problem: Problem, stages: Sequence[PlannedStage]) -> tuple[Replica, ...]:
+    """Replicas on all peers without a stage that can hold one, in the order of their layers."""
+    index_of = {peer.peer_id: index for index, peer in enumerate(problem.peers)}
+    busy = {index_of[stage.peer_id] for stage in stages}
+    counts = [0] * len(stages)
+    slowness = [
+        problem.seconds(None, index_of[stage.peer_id], stage.start, stage.stop) for stage in stages
+    ]
+    replicas = []
+    for peer in reversed(range(len(problem.peers))):
+        if peer in busy:
+            continue
+        fitting = [i for i, s in enumerate(stages) if problem.fits(peer, s.start, s.stop)]
+        if not fitting:
+            continue
+
+        def urgency(i: int, peer: int = peer) -> tuple[object, ...]:
+            stage = stages[i]
+            missing = problem.missing_bytes(peer, stage.start, stage.stop)
+            return counts[i], -slowness[i], missing, i
+
+        first = min(fitting, key=urgency)
+        last, fewest = first, counts[first]
+        while last + 1 < len(stages) and counts[last + 1] == fewest:
+            if not problem.fits(peer, stages[first].start, stages[last + 1].stop):
+                break
+            last += 1
+        while first > 0 and counts[first - 1] == fewest:
+            if not problem.fits(peer, stages[first - 1].start, stages[last].stop):
+                break
+            first -= 1
+        for i in range(first, last + 1):
+            counts[i] += 1
+        start, stop = stages[first].start, stages[last].stop
+        peer_id = problem.peers[peer].peer_id
+        replicas.append(Replica(peer_id, start, stop, problem.num_bytes(start, stop)))
+    return tuple(
+        sorted(replicas, key=lambda replica: (replica.start, replica.stop, replica.peer_id))
+    )
