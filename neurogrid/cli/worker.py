@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+from neurogrid.cli.cache import add_cache_options, cache_of
 from neurogrid.cli.common import (
     ArgumentParser,
     ExitStatus,
@@ -78,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --model: load only the layers that the coordinator asks for",
     )
+    add_cache_options(parser, "the layers that came", size=size_in_bytes)
     # For those who start workers as children: ends with the parent, however that ends.
     parser.add_argument("--stop-on-stdin-eof", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -112,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             bootstrap=(*options.bootstrap, *trust.bootstrap),
             finding=finding(options, where),
             max_seq_len=options.max_seq_len,
+            cache=cache_of(options),
         )
         async with open_worker(settings) as worker:
             for address in worker.addresses:

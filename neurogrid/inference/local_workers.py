@@ -45,6 +45,7 @@ async def start_local_workers(
     command = [
         *(sys.executable, "-m", "neurogrid.cli.worker"),
         *("--port", "0", "--stop-on-stdin-eof", "--log-level", "warning"),
+        "--no-cache",  # the model is on this machine's disk already
         *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),
         *extra_args,
     ]

@@ -129,6 +129,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             if checkpoint is not None and not settings.wait_for_assignment:
                 await _load_own(layers, checkpoint, settings)
             host.start_soon(transfers.expire, worker.forget)
+            host.start_soon(state.blobs.run)
             for address in settings.bootstrap:
                 host.start_soon(_keep_connected, host, protocol, address)
             # Last: whoever finds this worker may use it.

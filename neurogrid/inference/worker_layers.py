@@ -127,7 +127,10 @@ class LayerService:
                 request_id=message.request_id,
             )
             self._transfers.forget(sender_of(message))
-        on_disk = state.checkpoint.present_layers if state.checkpoint else frozenset()
+        state.note_held()
+        on_disk = await state.blobs.layers_on_disk(model.fingerprint.hex())
+        if state.checkpoint:
+            on_disk |= state.checkpoint.present_layers
         held = (set(model.held) | on_disk) & set(range(assign.start_layer, assign.stop_layer))
         ack = AssignAck(held=tuple(sorted(held)))
         await state.answer(message, MessageType.ASSIGN_ACK, ack.encode())

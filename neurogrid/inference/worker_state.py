@@ -14,8 +14,10 @@ import torch
 import trio
 
 from neurogrid.errors import CapacityError, RequestRefusedError
+from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings
 from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
 from neurogrid.p2p.protocol import Protocol
@@ -50,6 +52,7 @@ class WorkerSettings:
         max_seq_len: tokens; the longest session that is opened here.
         max_sessions: sessions that a coordinator may ask to have open at once.
         transfer_timeout: seconds without a chunk after which a transfer is given up.
+        cache: where layers that came are kept on disk; None for nowhere.
         protocol_versions: protocol ids to speak; None for all.
     """
 
@@ -66,6 +69,7 @@ class WorkerSettings:
     max_seq_len: int = 4096
     max_sessions: int = 64
     transfer_timeout: float = 60.0
+    cache: CacheSettings | None = None
     protocol_versions: tuple[str, ...] | None = None
 
 
@@ -98,6 +102,7 @@ class WorkerState:
 
     Attributes:
         checkpoint: the worker's own model directory, if it has one.
+        blobs: the bytes of layers that came, in memory and on disk.
         model: the model of the last config, with the layers that are held.
         assignment: the stage of the current coordinator, once assigned (1.1.0).
         coordinator: the peer that the worker serves now.
@@ -109,6 +114,7 @@ class WorkerState:
         self.protocol = protocol
         self.device = device
         self.checkpoint: Checkpoint | None = None
+        self.blobs = WorkerBlobs(settings.cache)
         self.model: ServedModel | None = None
         self.assignment: Assignment | None = None
         self.coordinator: str | None = None
@@ -195,6 +201,11 @@ class WorkerState:
             )
         except CapacityError as exc:
             raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
+
+    def note_held(self) -> None:
+        """Tell the cache which blobs the model is made of: they are not to go."""
+        held = self.model.held.values() if self.model else ()
+        self.blobs.use(layer.blob_id for layer in held)
 
     async def load_own_layer(
         self, model: ServedModel, layer_id: int, *, only: bytes | None = None

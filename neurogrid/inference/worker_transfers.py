@@ -21,6 +21,7 @@ from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import Assignment, WorkerState, sender_of
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
+    BlobSource,
     Held,
     MemoryStore,
     OfferedBlob,
@@ -100,6 +101,13 @@ class TransferService(TransferPolicy):
         """Only the coordinator that is served sends weights."""
         self._state.require_coordinator(peer_id)
 
+    def authorize_request(self, peer_id: str) -> None:
+        """Whoever is admitted and knows a blob's id may have the blob: other workers fetch theirs here."""
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        """A blob that is here, for another worker."""
+        return self._state.blobs.source(blob_id)
+
     async def decide(self, offered: OfferedBlob) -> Held | Wanted:
         """Take a layer that is assigned here and not held under this very id."""
         state, layer_id = self._state, offered.layer_id
@@ -116,7 +124,12 @@ class TransferService(TransferPolicy):
                 return Held()
             _require_size(model, layer_id, offered.info.num_bytes)
             self.forget(offered.peer_id, layer_id=layer_id)
-        return Wanted(MemoryStore(), partial(self._use, offered, model, assignment))
+        info = offered.info
+        stored = await state.blobs.load(info.blob_id, max_bytes=info.num_bytes)
+        if stored is None:
+            return Wanted(MemoryStore(), partial(self._take, offered, model, assignment))
+        await self._use(offered, model, assignment, stored)
+        return Held()
 
     async def acknowledged(self, offered: OfferedBlob) -> None:
         """Say Ready after the last layer."""
@@ -140,10 +153,18 @@ class TransferService(TransferPolicy):
             logger.warning("cannot use layer %d of the own model: %s", layer_id, exc)
             return False
 
+    async def _take(
+        self, offered: OfferedBlob, model: ServedModel, assignment: Assignment, stored: StoredBlob
+    ) -> None:
+        """Load a layer that came, and keep its bytes for the next start."""
+        await self._use(offered, model, assignment, stored)
+        name = model.fingerprint.hex()
+        await self._state.blobs.keep(stored, model=name, layer_id=offered.layer_id)
+
     async def _use(
         self, offered: OfferedBlob, model: ServedModel, assignment: Assignment, stored: StoredBlob
     ) -> None:
-        """Load a layer that came, for the assignment that it came for."""
+        """Load a layer that is here, for the assignment that it was offered for."""
         state, layer_id = self._state, offered.layer_id
         async with state.model_lock:
             if state.model is not model or state.assignment is not assignment:
@@ -255,6 +276,7 @@ class TransferService(TransferPolicy):
             await state.run_torch(model.drop, layer_id)
         state.require_layer_room(model, layer_id)
         await state.run_torch(model.load, layer_id, data, blob_id)
+        state.note_held()
 
     async def _announce_ready(self, assignment: Assignment) -> None:
         state = self._state

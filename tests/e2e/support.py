@@ -72,9 +72,11 @@ def start_worker(
     """Run a worker with these arguments until the block is left; on a free port unless told otherwise."""
     log_file = directory / f"worker-{len(list(directory.glob('worker-*.log')))}.log"
     where = () if {"--port", "--listen"} & set(args) else ("--port", "0")
+    # What one test sends must not be there in the next.
+    cache = () if "--cache-dir" in args else ("--no-cache",)
     with log_file.open("w") as log:
         process = subprocess.Popen(
-            [*command, *where, *args],
+            [*command, *where, *cache, *args],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

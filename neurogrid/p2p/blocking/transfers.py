@@ -57,8 +57,12 @@ class TransferPolicy:
     """
 
     def authorize(self, peer_id: str) -> None:
-        """Refuse a peer that may offer, send or ask for nothing now. Called in the loop for every message:
-        quick, and without a call of this API."""
+        """Refuse a peer that may offer or send nothing now. Called in the loop for every message, but for what
+        comes because we asked for it: quick, and without a call of this API."""
+
+    def authorize_request(self, peer_id: str) -> None:
+        """Refuse a peer that may ask for nothing now; unless told otherwise, whom `authorize` refuses. As that."""
+        self.authorize(peer_id)
 
     def decide(self, offered: OfferedBlob) -> Held | Wanted:
         """Whether a blob is wanted, and where."""
@@ -118,6 +122,9 @@ class _PolicyInThreads(AsyncPolicy):
 
     def authorize(self, peer_id: str) -> None:
         self._policy.authorize(peer_id)
+
+    def authorize_request(self, peer_id: str) -> None:
+        self._policy.authorize_request(peer_id)
 
     async def decide(self, offered: OfferedBlob) -> Held | neurogrid.p2p.transfer.Wanted:
         decision = await self._decide(offered)

@@ -6,6 +6,7 @@
 Source: protocol_spec/transfers.md.
 """
 
+from neurogrid.p2p.transfer.cache import BlobCache
 from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.directory_store import DirectoryStore
 from neurogrid.p2p.transfer.fetching import BlobUnavailableError, FetchedBlob
@@ -20,6 +21,7 @@ from neurogrid.p2p.transfer.transfers import Transfers
 
 __all__ = [
     "DEFAULT_TRANSFER_LIMITS",
+    "BlobCache",
     "BlobInfo",
     "BlobSource",
     "BlobStore",

@@ -8,7 +8,8 @@ Source: protocol_spec/transfers.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -70,6 +71,15 @@ class FetchedBlob:
     failures: Mapping[str, NeuroGridError] = field(default_factory=dict)
 
 
+@contextmanager
+def _noted(keys: set[tuple[str, int]], key: tuple[str, int]) -> Iterator[None]:
+    keys.add(key)
+    try:
+        yield
+    finally:
+        keys.remove(key)
+
+
 class Fetcher:
     """The fetches of one host."""
 
@@ -77,8 +87,13 @@ class Fetcher:
         self._protocol = protocol
         self._incoming = incoming
         self._asked: dict[tuple[str, int], Waiter] = {}
+        self._under_way: set[tuple[str, int]] = set()
         # Requests that nobody waits for any more; keys only, a dict keeps their order.
         self._given_up: dict[tuple[str, int], None] = {}
+
+    def is_awaited(self, peer_id: str, request_id: int) -> bool:
+        """Whether what comes under this id comes because we asked for it."""
+        return (peer_id, request_id) in self._under_way
 
     async def take_offer(self, message: TensorMessage) -> bool:
         """Whether an offer answers a request of ours; whoever asked gets it, if anybody still waits."""
@@ -151,7 +166,9 @@ class Fetcher:
             request_id=new_request_id(),
             data=TransferRequest(blob_id).encode(),
         )
+        key = (peer_id, request.request_id)
         with (
+            _noted(self._under_way, key),
             self._protocol.expect(
                 peer_id, MessageType.TRANSFER_OFFER, request_id=request.request_id
             ) as asked,

@@ -57,7 +57,12 @@ class TransferPolicy:
     """What `Transfers` asks. Every method may raise `RequestRefusedError`, which the peer gets."""
 
     def authorize(self, peer_id: str) -> None:
-        """Refuse a peer that may offer, send or ask for nothing now. Called for every message: quick."""
+        """Refuse a peer that may offer or send nothing now. Called for every message, but for what comes because
+        we asked for it: quick."""
+
+    def authorize_request(self, peer_id: str) -> None:
+        """Refuse a peer that may ask for nothing now; unless told otherwise, whom `authorize` refuses. Quick."""
+        self.authorize(peer_id)
 
     async def decide(self, offered: OfferedBlob) -> Held | Wanted:
         """Whether a blob is wanted, and where. Several are asked about at once."""

@@ -162,7 +162,9 @@ class Transfers:
     # Offers and chunks
 
     def _on_weights(self, message: TensorMessage) -> Awaitable[None] | None:
-        self._policy.authorize(_sender(message))
+        peer_id = _sender(message)
+        if not self._fetcher.is_awaited(peer_id, message.request_id):
+            self._policy.authorize(peer_id)
         return self._incoming.on_weights(message)
 
     def _on_offer(self, message: TensorMessage) -> Awaitable[None]:
@@ -223,7 +225,7 @@ class Transfers:
             raise RemoteProtocolError(
                 "a request for a blob without a request id", code=ErrorCode.PROTOCOL_VIOLATION
             )
-        self._policy.authorize(peer_id)
+        self._policy.authorize_request(peer_id)
         blob_id = TransferRequest.decode(message.data).blob_id
         limits = self._limits
         with (

@@ -1,0 +1,62 @@
+"""`--cache-dir`, `--cache-limit` and `--no-cache`: what is kept on disk between runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from neurogrid.inference.caching import CacheSettings
+
+__all__ = ["add_cache_options", "cache_of"]
+
+
+def add_cache_options(
+    parser: argparse.ArgumentParser, what: str, *, size: Callable[[str], int] | None
+) -> None:
+    """The options of a command that keeps `what`.
+
+    Args:
+        size: the type of `--cache-limit`, for a command that has it.
+    """
+    group = parser.add_argument_group("cache")
+    group.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help=f"keep {what} here between runs (default: neurogrid in $XDG_CACHE_HOME or ~/.cache)",
+    )
+    if size is not None:
+        group.add_argument(
+            "--cache-limit",
+            type=size,
+            metavar="BYTES",
+            help="what it may take, e.g. 50GiB (default: a fifth of what the disk has free); what was used "
+            "least recently goes first",
+        )
+    group.add_argument("--no-cache", action="store_true", help="keep nothing on disk")
+
+
+def cache_of(options: argparse.Namespace) -> CacheSettings | None:
+    """The cache that the options ask for; None for none.
+
+    Raises:
+        ConfigurationError: contradicting options.
+    """
+    from neurogrid.inference.caching import CacheSettings, default_cache_directory
+
+    limit: int | None = getattr(options, "cache_limit", None)
+    if options.no_cache:
+        if options.cache_dir is not None or limit is not None:
+            raise ConfigurationError(
+                "give either --no-cache, or --cache-dir and --cache-limit, not both"
+            )
+        return None
+    directory: Path | None = options.cache_dir
+    return CacheSettings(
+        directory or default_cache_directory(), limit, is_required=directory is not None
+    )

@@ -1,0 +1,180 @@
+"""The layers' bytes that a worker has: in memory as long as its model uses them, on disk for the next start.
+
+What has come is written to the cache while the next layer comes; what is in either place is served to whoever
+asks by its id. Which layer of which model is where on disk is noted, as a hint for the coordinator. Knows neither
+peers nor torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from neurogrid.inference.caching import CacheSettings, open_directory
+from neurogrid.p2p.transfer import BlobCache, BlobInfo, BlobSource, StoredBlob
+from neurogrid.p2p.wire import MAX_LAYERS
+
+__all__ = ["WorkerBlobs"]
+
+logger = logging.getLogger(__name__)
+
+# What may wait to be written to disk. On a CPU the model has the same memory anyway; on a GPU this much of the host's
+# is taken, and then whoever sends is kept waiting.
+MAX_WAITING_BYTES: Final = 4 * 1024**3
+
+
+class WorkerBlobs:
+    """The blobs of one worker. Keep `run` running.
+
+    Args:
+        cache: where they are kept on disk, and None for nowhere.
+
+    Raises:
+        ConfigurationError: the cache cannot be used, and must be.
+    """
+
+    def __init__(self, settings: CacheSettings | None) -> None:
+        self._cache: BlobCache | None = None
+        self._hints: Path | None = None
+        if settings is not None:
+            blobs, self._hints = (open_directory(settings, name) for name in ("blobs", "models"))
+            if blobs is not None:
+                self._cache = BlobCache(blobs, max_bytes=settings.max_bytes)
+        # As long as tensors lie in the pages of a blob, it can be served from there, at no cost.
+        self._in_memory: dict[bytes, tuple[BlobInfo, weakref.ref[mmap.mmap]]] = {}
+        self._on_disk: dict[bytes, BlobInfo] = {}
+        self._used: set[bytes] = set()
+        self._waiting: list[tuple[StoredBlob, str, int]] = []
+        self._waiting_bytes = 0
+        self._changed = trio.Event()
+
+    async def load(self, blob_id: bytes, *, max_bytes: int) -> StoredBlob | None:
+        """The blob from the disk, verified; None if it is not there, or no longer good.
+
+        Raises:
+            RequestRefusedError: there is no memory for it.
+        """
+        cache = self._cache
+        if cache is None or blob_id not in cache:
+            return None
+        stored = await trio.to_thread.run_sync(lambda: cache.load(blob_id, max_bytes=max_bytes))
+        if stored is not None:
+            self._on_disk[blob_id] = stored.info
+            self._remember(stored)
+        return stored
+
+    async def keep(self, stored: StoredBlob, *, model: str, layer_id: int) -> None:
+        """A blob has come for a layer of a model: serve it from now on, and write it to disk soon.
+
+        Waits while too much waits for the disk.
+        """
+        self._remember(stored)
+        if self._cache is None:
+            return
+        while self._waiting and self._waiting_bytes + stored.num_bytes > MAX_WAITING_BYTES:
+            await self._changed.wait()
+        self._waiting.append((stored, model, layer_id))
+        self._waiting_bytes += stored.num_bytes
+        self._note_change()
+
+    async def run(self) -> None:
+        """Write what has come, one blob at a time; runs as long as the worker. Afterwards nothing is in use."""
+        cache = self._cache
+        if cache is None:
+            return
+        try:
+            while True:
+                while not self._waiting:
+                    await self._changed.wait()
+                stored, model, layer_id = self._waiting[0]
+                if await trio.to_thread.run_sync(cache.store, stored):
+                    self._on_disk[stored.info.blob_id] = stored.info
+                    await trio.to_thread.run_sync(
+                        self._note_layer, model, layer_id, stored.info.blob_id
+                    )
+                self._pin()
+                self._waiting_bytes -= stored.num_bytes
+                del self._waiting[0], stored
+                self._note_change()
+        finally:
+            cache.close()
+
+    def use(self, blob_ids: Iterable[bytes]) -> None:
+        """These are the blobs that the model is made of now: they stay on disk, others may go."""
+        self._used = set(blob_ids)
+        self._pin()
+        for blob_id, (_, pages) in list(self._in_memory.items()):
+            if pages() is None:
+                del self._in_memory[blob_id]
+
+    def source(self, blob_id: bytes) -> BlobSource | None:
+        """A blob that this worker was sent or has read from its disk; None if it is gone."""
+        info, pages = self._in_memory.get(blob_id, (None, None))
+        data = pages() if pages is not None else None
+        if info is not None and data is not None:
+            return StoredBlob(info, memoryview(data)[: info.num_bytes])
+        if self._cache is not None and blob_id in self._on_disk:
+            return self._cache.source(self._on_disk[blob_id])
+        return None
+
+    async def layers_on_disk(self, model: str) -> frozenset[int]:
+        """The layers of a model that were written to disk once and are still there."""
+        if self._cache is None or self._hints is None:
+            return frozenset()
+        return await trio.to_thread.run_sync(self._layers_on_disk, model)
+
+    def _remember(self, stored: StoredBlob) -> None:
+        if isinstance(stored.data.obj, mmap.mmap):
+            pages = weakref.ref(stored.data.obj)
+            self._in_memory[stored.info.blob_id] = (stored.info, pages)
+
+    def _pin(self) -> None:
+        assert self._cache is not None or not self._on_disk
+        if self._cache is None:
+            return
+        for blob_id in self._cache.in_use - self._used:
+            self._cache.release(blob_id)
+        for blob_id in self._used:
+            self._cache.use(blob_id)
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # Hints: in threads
+
+    def _layers_on_disk(self, model: str) -> frozenset[int]:
+        assert self._cache is not None
+        return frozenset(
+            layer_id for layer_id, blob_id in self._noted(model).items() if blob_id in self._cache
+        )
+
+    def _note_layer(self, model: str, layer_id: int, blob_id: bytes) -> None:
+        if self._hints is None:
+            return
+        noted = {**self._noted(model), layer_id: blob_id}
+        try:
+            file, name = tempfile.mkstemp(dir=self._hints, suffix=".tmp")
+            with os.fdopen(file, "w") as writing:
+                json.dump({str(layer): blob.hex() for layer, blob in noted.items()}, writing)
+            os.replace(name, self._hints / f"{model}.json")
+        except OSError as exc:
+            logger.debug("cannot note layer %d: %s", layer_id, exc)
+
+    def _noted(self, model: str) -> dict[int, bytes]:
+        assert self._hints is not None
+        try:
+            table = json.loads((self._hints / f"{model}.json").read_text())
+            noted = {int(layer): bytes.fromhex(blob) for layer, blob in table.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}  # a hint that cannot be read is none
+        return {layer: blob for layer, blob in noted.items() if 0 <= layer < MAX_LAYERS}

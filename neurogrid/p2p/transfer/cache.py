@@ -1,0 +1,313 @@
+"""Whole blobs on disk, by their ids, within a limit: what a peer has had once it need not be sent again.
+
+    9f86d0...b8.blob            a whole blob
+    9f86d0...b8-x2k9.tmp        one that is being written
+
+A blob is written beside its place and renamed into it, so nobody sees half of one, and nothing that is read is
+believed before it is hashed: so nothing need be synced, and a file that a crash has torn or a disk has lost is
+dropped, said, and fetched anew. The least recently used goes first, and never one in use: whoever uses a blob holds
+a shared lock on its file, in whatever process, so several may share a directory. POSIX only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.transfer.chunks import BlobInfo
+from neurogrid.p2p.transfer.memory_store import reserve_pages
+from neurogrid.p2p.transfer.source import BlobSource
+from neurogrid.p2p.transfer.store import StoredBlob
+from neurogrid.p2p.wire import CHUNK_BYTES
+
+__all__ = ["BlobCache"]
+
+logger = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"([0-9a-f]{64})\.blob")
+# Of a file system's free room, what a cache may take unless told otherwise: a model or two, and the disk is still
+# its owner's.
+DEFAULT_SHARE: Final = 0.2
+
+
+class BlobCache:
+    """The blobs in one directory, which is made if need be, readable by its owner alone.
+
+    The methods block: they are called in threads. Several may run at once.
+
+    Args:
+        path: the directory.
+        max_bytes: what all blobs in it may take; None for a fifth of what the file system has free, what the cache
+            holds already counted as free.
+
+    Raises:
+        ConfigurationError: the directory cannot be made or written to.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int | None = None) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path = path.resolve()
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(0, "it is not writable")
+            self._drop_unfinished()
+            self.max_bytes = self._default_limit() if max_bytes is None else max_bytes
+        except OSError as exc:
+            raise ConfigurationError(
+                f"the cache directory {path} cannot be used: {exc.strerror or exc}; give another with "
+                "--cache-dir, or --no-cache"
+            ) from exc
+        self._in_use: dict[bytes, int] = {}
+
+    def __contains__(self, blob_id: bytes) -> bool:
+        """Whether there is a file for the blob. What is in it, `load` tells."""
+        return self._file(blob_id).exists()
+
+    @property
+    def num_bytes(self) -> int:
+        """What all blobs take."""
+        return sum(size for _, size, _ in self._blobs())
+
+    @property
+    def in_use(self) -> set[bytes]:
+        """What `use` keeps here."""
+        return set(self._in_use)
+
+    def load(self, blob_id: bytes, *, max_bytes: int | None = None) -> StoredBlob | None:
+        """Read a blob into memory and verify it; None if it is not here, too large, or damaged.
+
+        A damaged file is dropped, with a warning. One that is good counts as just used.
+
+        Raises:
+            RequestRefusedError: there is no memory for it (OUT_OF_MEMORY).
+        """
+        path = self._file(blob_id)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            logger.warning("the cached %s cannot be read: %s", path, exc.strerror)
+            return None
+        try:
+            num_bytes = os.fstat(file).st_size
+            if max_bytes is not None and num_bytes > max_bytes:
+                return None
+            data, digests = _read(file, num_bytes, path)
+            info = BlobInfo.of_digests(digests, num_bytes)
+            if info.blob_id == blob_id:
+                self._touch(path)
+                return StoredBlob(info, data)
+            logger.warning("the cached %s is damaged: it is dropped, and fetched anew", path)
+        except OSError as exc:
+            logger.warning(
+                "the cached %s cannot be read (%s): it is dropped, and fetched anew",
+                path,
+                exc.strerror,
+            )
+        finally:
+            os.close(file)
+        path.unlink(missing_ok=True)
+        return None
+
+    def store(self, blob: StoredBlob) -> bool:
+        """Keep a verified blob; False, with the reason logged, where there is no room for it."""
+        path = self._file(blob.info.blob_id)
+        try:
+            with self._turn():
+                if path.exists():
+                    self._touch(path)
+                elif not self._make_room(blob.num_bytes):
+                    logger.warning(
+                        "blob %s (%s B) is not cached: %s may have %s B, and the rest is in use",
+                        blob.info.short_id,
+                        f"{blob.num_bytes:,}",
+                        self.path,
+                        f"{self.max_bytes:,}",
+                    )
+                    return False
+                else:
+                    self._write(blob, path)
+        except OSError as exc:
+            logger.warning(
+                "blob %s cannot be cached in %s: %s", blob.info.short_id, self.path, exc.strerror
+            )
+            return False
+        return True
+
+    def use(self, blob_id: bytes) -> None:
+        """Keep a blob that is here until `release`, whoever needs the room; nothing if it is not here."""
+        if blob_id in self._in_use:
+            return
+        try:
+            file = os.open(self._file(blob_id), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # it is being dropped
+            os.close(file)
+            return
+        self._in_use[blob_id] = file
+
+    def release(self, blob_id: bytes) -> None:
+        """A blob is not needed any more: it may go when the room is needed."""
+        file = self._in_use.pop(blob_id, None)
+        if file is not None:
+            self._touch(self._file(blob_id))
+            os.close(file)
+
+    def source(self, info: BlobInfo) -> BlobSource | None:
+        """A blob that `load` or `store` has seen, to be served from its file; None if it is not here."""
+        try:
+            if self._file(info.blob_id).stat().st_size == info.num_bytes:
+                return _FileSource(info, self._file(info.blob_id))
+        except FileNotFoundError:
+            pass
+        return None
+
+    def close(self) -> None:
+        """Release all."""
+        for blob_id in list(self._in_use):
+            self.release(blob_id)
+
+    def _file(self, blob_id: bytes) -> Path:
+        return self.path / f"{blob_id.hex()}.blob"
+
+    def _touch(self, path: Path) -> None:
+        """Make it the most recently used; access times are often not kept by the system."""
+        try:
+            os.utime(path)
+        except OSError as exc:
+            logger.debug("cannot touch %s: %s", path, exc)
+
+    def _blobs(self) -> list[tuple[float, int, Path]]:
+        """When last used, bytes, and path of every blob, the least recently used first."""
+        found = []
+        for entry in os.scandir(self.path):
+            if not _NAME.fullmatch(entry.name):
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # another process dropped it
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime, status.st_size, Path(entry.path)))
+        return sorted(found)
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Drop what was used least recently until `num_bytes` more fit; whether they do."""
+        blobs = self._blobs()
+        excess = sum(size for _, size, _ in blobs) + num_bytes - self.max_bytes
+        chosen = []
+        for _, size, path in blobs if num_bytes <= self.max_bytes else ():
+            if excess <= 0:
+                break
+            if (file := _lock(path)) is not None:
+                chosen.append((file, size, path))
+                excess -= size
+        # Nothing is dropped in vain.
+        for file, size, path in chosen:
+            if excess <= 0:
+                logger.info("dropped %s (%s B) from the cache", path.name, f"{size:,}")
+                path.unlink(missing_ok=True)
+            os.close(file)
+        return excess <= 0
+
+    def _write(self, blob: StoredBlob, path: Path) -> None:
+        file, name = tempfile.mkstemp(
+            dir=self.path, prefix=f"{blob.info.blob_id.hex()}-", suffix=".tmp"
+        )
+        try:
+            # A sign for others that somebody still writes it.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for index in range(blob.info.num_chunks):
+                view = blob.chunk(index)
+                while view:
+                    view = view[os.write(file, view) :]
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One at a time makes room and writes, of all processes: else each would take the same room for free."""
+        file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    def _drop_unfinished(self) -> None:
+        for path in self.path.glob("*.tmp"):
+            if (file := _lock(path)) is not None:
+                path.unlink(missing_ok=True)
+                os.close(file)
+
+    def _default_limit(self) -> int:
+        system = os.statvfs(self.path)
+        return int(DEFAULT_SHARE * (system.f_bavail * system.f_frsize + self.num_bytes))
+
+
+class _FileSource:
+    """A blob that is read chunk by chunk. Who gets it verifies it, as always."""
+
+    def __init__(self, info: BlobInfo, path: Path) -> None:
+        self._info = info
+        self._path = path
+
+    @property
+    def num_bytes(self) -> int:
+        return self._info.num_bytes
+
+    def digests(self) -> bytes:
+        return self._info.digests
+
+    def chunk(self, index: int) -> bytes:
+        with self._path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), self._info.chunk_bytes(index), index * CHUNK_BYTES)
+
+
+def _lock(path: Path) -> int | None:
+    """The file, locked for us alone; None where it is gone or in use. Close it to give it back."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def _read(file: int, num_bytes: int, path: Path) -> tuple[memoryview, bytes]:
+    """All of a file in fresh memory, and the digests of its chunks, hashed while they are in the cache of the core."""
+    data = reserve_pages(num_bytes, path.name)
+    digests = bytearray()
+    for start in range(0, max(num_bytes, 1), CHUNK_BYTES):
+        chunk = data[start : start + CHUNK_BYTES]
+        filled = 0
+        while filled < len(chunk):
+            taken = os.preadv(file, [chunk[filled:]], start + filled)
+            if not taken:
+                raise OSError(0, "it has become shorter")
+            filled += taken
+        digests += hashlib.sha256(chunk).digest()
+    return data, bytes(digests)

@@ -1,0 +1,1 @@
+"""Weights between real processes: kept on disk, from worker to worker, resumed."""

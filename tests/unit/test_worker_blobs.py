@@ -1,0 +1,139 @@
+"""The bytes that a worker has: on disk soon after they came, in memory as long as somebody else holds them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.inference.caching import CacheSettings, default_cache_directory, open_directory
+from neurogrid.inference.worker_blobs import WorkerBlobs
+from neurogrid.p2p.transfer import BlobInfo, BytesSource, MemoryStore, StoredBlob
+
+MODEL = "ab" * 32
+
+
+def blob_of(seed: int) -> StoredBlob:
+    data = Random(seed).randbytes(100_000)
+    info = BlobInfo.of_digests(BytesSource(data).digests(), len(data))
+    partial = MemoryStore().open(info)
+    partial.write(0, data)
+    return partial.finish()
+
+
+def run(
+    settings: CacheSettings | None, main: Callable[[WorkerBlobs], Awaitable[None]]
+) -> WorkerBlobs:
+    blobs = WorkerBlobs(settings)
+
+    async def with_writer() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(blobs.run)
+                await main(blobs)
+                nursery.cancel_scope.cancel()
+
+    trio.run(with_writer)
+    return blobs
+
+
+async def until_written(blobs: WorkerBlobs, layer_id: int) -> None:
+    while layer_id not in await blobs.layers_on_disk(MODEL):
+        await trio.lowlevel.checkpoint()
+
+
+def test_what_came_is_on_disk_for_the_next_start(tmp_path: Path) -> None:
+    settings = CacheSettings(tmp_path / "cache")
+    one, two = blob_of(1), blob_of(2)
+
+    async def first(blobs: WorkerBlobs) -> None:
+        await blobs.keep(one, model=MODEL, layer_id=3)
+        await blobs.keep(two, model=MODEL, layer_id=5)
+        await until_written(blobs, 5)
+
+    async def second(blobs: WorkerBlobs) -> None:
+        assert await blobs.layers_on_disk(MODEL) == {3, 5}
+        assert await blobs.layers_on_disk("cd" * 32) == frozenset()
+        assert await blobs.load(one.info.blob_id, max_bytes=one.num_bytes - 1) is None
+        found = await blobs.load(one.info.blob_id, max_bytes=one.num_bytes)
+        assert found is not None
+        assert found.data == one.data
+        del found
+        source = blobs.source(one.info.blob_id)  # no longer in memory: from the file
+        assert source is not None
+        assert source.chunk(0) == bytes(one.data)
+
+    run(settings, first)
+    run(settings, second)
+
+
+def test_it_is_served_from_memory_only_while_that_is_somebody_elses() -> None:
+    one = blob_of(1)
+    blob_id, content = one.info.blob_id, bytes(one.data)
+
+    async def main(blobs: WorkerBlobs) -> None:
+        nonlocal one
+        await blobs.keep(one, model=MODEL, layer_id=0)
+        assert await blobs.load(blob_id, max_bytes=one.num_bytes) is None
+        source = blobs.source(blob_id)
+        assert source is not None
+        assert source.chunk(0) == content
+        assert source.digests() == one.digests()
+        del source, one
+        gc.collect()
+        assert blobs.source(blob_id) is None
+
+    run(None, main)
+
+
+def test_what_the_model_is_made_of_stays_on_disk(tmp_path: Path) -> None:
+    one, two = blob_of(1), blob_of(2)
+    settings = CacheSettings(tmp_path, max_bytes=150_000)
+
+    async def main(blobs: WorkerBlobs) -> None:
+        blobs.use([one.info.blob_id])
+        await blobs.keep(one, model=MODEL, layer_id=0)
+        await until_written(blobs, 0)
+        await blobs.keep(two, model=MODEL, layer_id=1)
+        await blobs.keep(one, model=MODEL, layer_id=2)  # written after the other was tried
+        await until_written(blobs, 2)
+        assert await blobs.layers_on_disk(MODEL) == {0, 2}
+        blobs.use([])
+        await blobs.keep(two, model=MODEL, layer_id=1)
+        await until_written(blobs, 1)
+        assert await blobs.layers_on_disk(MODEL) == {1}
+
+    run(settings, main)
+
+
+def test_hints_that_are_damaged_are_none(tmp_path: Path) -> None:
+    blobs = WorkerBlobs(CacheSettings(tmp_path))
+    for text in ("", "[]", '{"a": "b"}', '{"1": 2}', '{"-1": "00"}', "\xff"):
+        (tmp_path / "models" / f"{MODEL}.json").write_bytes(text.encode("latin-1"))
+
+        async def main() -> None:
+            assert await blobs.layers_on_disk(MODEL) == frozenset()
+
+        trio.run(main)
+
+
+def test_a_directory_that_cannot_be_had(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="give another with --cache-dir, or --no-cache"):
+        WorkerBlobs(CacheSettings(tmp_path / "file", is_required=True))
+    assert open_directory(CacheSettings(tmp_path / "file"), "blobs") is None
+    assert "there is no cache" in caplog.text
+
+
+def test_where_the_user_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_directory() == tmp_path / "neurogrid"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for other in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", other)
+        assert default_cache_directory() == tmp_path / "home" / ".cache" / "neurogrid"
