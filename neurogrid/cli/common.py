@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
+from neurogrid.cli.reach import add_reach_options
 from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
@@ -171,6 +172,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
         "the one in DIR)",
     )
     add_trust_options(network, is_worker=is_worker)
+    add_reach_options(network)
     network.add_argument(
         "--disable-mdns",
         action="store_true",

@@ -30,6 +30,7 @@ from neurogrid.cli.common import (
     set_up_logging,
     warn_of_loopback,
 )
+from neurogrid.cli.reach import explain_reach, reaching
 from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
@@ -251,12 +252,13 @@ async def _generate(options: argparse.Namespace) -> int:
 async def _diagnose(options: argparse.Namespace) -> int:
     """Print which workers are there, and what was tried to find them; a failure if there are too few."""
     where = listening(options, port_flag="--p2p-port")
-    how = finding(options, where)
+    how, how_reached = finding(options, where), reaching(options, where.addresses)
     trust = trust_of(options, is_worker=False)
     warn_of_loopback(where, is_chosen=bool(options.listen))
 
     from neurogrid.inference.finding import open_discovery
     from neurogrid.inference.gathering import look_for_workers
+    from neurogrid.inference.reaching import open_reach
     from neurogrid.p2p import Identity, Protocol, open_host
 
     identity = Identity.load(trust.identity_file) if trust.identity_file else None
@@ -267,6 +269,7 @@ async def _diagnose(options: argparse.Namespace) -> int:
         admission=trust.admission,
     ) as host:
         protocol = Protocol(host, role="coordinator")
+        reach = await open_reach(host, how_reached)
         async with open_discovery(host, how) as discovery:
             workers = await look_for_workers(
                 protocol,
@@ -274,6 +277,7 @@ async def _diagnose(options: argparse.Namespace) -> int:
                 addresses=[*options.peer, *options.bootstrap],
                 wait=options.wait or DIAGNOSE_WAIT,
             )
+            await explain_reach(reach, discovery)
             print(discovery.explain())
     print(f"\n{len(workers)} worker{'s' * (len(workers) != 1)} found", *workers, sep="\n  ")
     return ExitStatus.OK if len(workers) >= (options.min_peers or 1) else ExitStatus.FAILURE
@@ -288,6 +292,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         peers=tuple(options.peer),
         bootstrap=tuple(options.bootstrap),
         finding=finding(options, where),
+        reach=reaching(options, where.addresses),
         min_peers=options.min_peers,
         local_workers=options.local_workers,
         stages=options.stages,

@@ -26,6 +26,7 @@ from neurogrid.cli.common import (
     size_in_bytes,
     warn_of_loopback,
 )
+from neurogrid.cli.reach import reaching
 from neurogrid.cli.trust import trust_of
 
 __all__ = ["build_parser", "main"]
@@ -113,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             wait_for_assignment=options.wait_for_assignment,
             bootstrap=(*options.bootstrap, *trust.bootstrap),
             finding=finding(options, where),
+            reach=reaching(options, where.addresses),
             max_seq_len=options.max_seq_len,
             cache=cache_of(options),
         )

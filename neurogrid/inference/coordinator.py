@@ -37,6 +37,7 @@ from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.pipeline import PipelineStage, open_session
 from neurogrid.inference.planner import PeerCapacity, Plan, make_plan
 from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.inference.reaching import ReachSettings, open_reach
 from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts
 from neurogrid.inference.sampling import Sampler, SamplingParams
 from neurogrid.model.config import model_config_message
@@ -72,6 +73,7 @@ class CoordinatorSettings:
         peers: workers to dial, as full multiaddrs.
         bootstrap: other peers to dial; workers among them are used, but not waited for.
         finding: how workers are found that nobody named.
+        reach: how this host is reached, and reaches others, where neither can simply be dialled.
         min_peers: workers to wait for; None for as many as `peers` and local workers, or one that is found.
         local_workers: processes to start on this machine.
         stages: that many stages; None for the fewest that fit (one a local worker).
@@ -94,6 +96,7 @@ class CoordinatorSettings:
     peers: tuple[str, ...] = ()
     bootstrap: tuple[str, ...] = ()
     finding: FindingSettings = field(default_factory=FindingSettings)
+    reach: ReachSettings = field(default_factory=ReachSettings)
     min_peers: int | None = None
     local_workers: int = 0
     stages: int | None = None
@@ -226,6 +229,7 @@ async def open_coordinator(
                 admission=settings.admission,
             )
         )
+        await open_reach(host, settings.reach)
         progress.listening(host.peer_id, host.addresses)
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
         protocol = Protocol(host, role="coordinator", versions=versions)

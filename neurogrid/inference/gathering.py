@@ -153,7 +153,8 @@ class _Gathering:
             and found.peer_id not in self._protocol.host.connected_peers
         ):
             try:
-                await connect_any(self._discovery.connect, found.addresses)
+                ways = self._protocol.host.ways_to(found.peer_id, found.addresses)
+                await connect_any(self._discovery.connect, ways)
             except TransportError as exc:
                 logger.info("found %s, and could not connect: %s", found.peer_id, exc)
                 await trio.sleep(delay)

@@ -19,6 +19,7 @@ import trio
 from neurogrid.errors import NeuroGridError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.finding import open_discovery
+from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
@@ -130,6 +131,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
                 await _load_own(layers, checkpoint, settings)
             host.start_soon(transfers.expire, worker.forget)
             host.start_soon(state.blobs.run)
+            await open_reach(host, settings.reach)
             for address in settings.bootstrap:
                 host.start_soon(_keep_connected, host, protocol, address)
             # Last: whoever finds this worker may use it.

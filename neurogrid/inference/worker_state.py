@@ -16,6 +16,7 @@ import trio
 from neurogrid.errors import CapacityError, RequestRefusedError
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings
+from neurogrid.inference.reaching import ReachSettings
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.checkpoint import Checkpoint
@@ -49,6 +50,7 @@ class WorkerSettings:
         wait_for_assignment: load from `model` only what a coordinator assigns.
         bootstrap: coordinators to dial, as full multiaddrs.
         finding: how coordinators find this worker.
+        reach: how they reach it where they cannot simply dial it.
         max_seq_len: tokens; the longest session that is opened here.
         max_sessions: sessions that a coordinator may ask to have open at once.
         transfer_timeout: seconds without a chunk after which a transfer is given up.
@@ -66,6 +68,7 @@ class WorkerSettings:
     wait_for_assignment: bool = False
     bootstrap: tuple[str, ...] = ()
     finding: FindingSettings = field(default_factory=FindingSettings)
+    reach: ReachSettings = field(default_factory=ReachSettings)
     max_seq_len: int = 4096
     max_sessions: int = 64
     transfer_timeout: float = 60.0

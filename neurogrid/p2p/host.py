@@ -83,6 +83,9 @@ class HostReach(Protocol):
     def more_addresses(self) -> tuple[str, ...]:
         """Full multiaddrs that lead here besides: a router's, those through relays."""
 
+    def ways_to(self, peer_id: str) -> tuple[str, ...]:
+        """Addresses at which a peer may be reached although nobody said so: through our own relays."""
+
     async def connect_relayed(self, address: str) -> str:
         """Dial `RELAY_ADDRESS/p2p-circuit/p2p/PEER_ID` and return the peer id; as `Host.connect`."""
 
@@ -176,6 +179,11 @@ class Host(ABC):
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run `function(*args)` in the host's nursery, until it ends or the host does."""
 
+    def ways_to(self, peer_id: str, addresses: Iterable[str]) -> list[str]:
+        """The addresses that are known of a peer, and those at which it may be besides: for `connect_any`."""
+        known = list(addresses)
+        return known if self._reach is None else [*known, *self._reach.ways_to(peer_id)]
+
     @abstractmethod
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr and return the peer id; an open connection is used again.
@@ -206,7 +214,8 @@ class Host(ABC):
         peers = {parse_peer_address(address)[1] for address in addresses}
         if len(peers) > 1:
             raise ConfigurationError(f"the addresses are of {len(peers)} peers, not of one")
-        return await connect_any(self.connect, addresses)
+        ways = self.ways_to(next(iter(peers)), addresses) if peers else addresses
+        return await connect_any(self.connect, ways)
 
     @abstractmethod
     async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream:

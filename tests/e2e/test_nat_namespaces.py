@@ -1,16 +1,10 @@
 """Hosts that are hard to reach, in network namespaces: two behind two NATs, and two that a partition keeps apart.
 
 Those behind NATs are reached through a relay, then directly where the NATs let them.
-
-NATs are nftables' masquerade. It keeps the port of a connection where it can, whatever the destination, and lets
-nobody in who was not called first, as most routers at home do; `fully-random` gives each connection another port,
-as symmetric NATs do.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,47 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.namespaces.netns import Lan, Machine, Network, network, why_no_namespaces
+from tests.e2e.namespaces.nat import home, why_no_nat
+from tests.e2e.namespaces.netns import Lan, Machine, network
 from tests.e2e.nat_process import Peer
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("nft") is None, reason="NATs are made with `nft`: install nftables"
-)
-
-NAT = """
-table ip nat {
-    chain postrouting {
-        type nat hook postrouting priority srcnat;
-        oifname "eth1" masquerade%s
-    }
-}
-table ip filter {
-    chain input {
-        type filter hook input priority filter; policy accept;
-        iifname "eth1" ct state established,related accept
-        iifname "eth1" drop
-    }
-    chain forward {
-        type filter hook forward priority filter; policy accept;
-        iifname "eth1" ct state established,related accept
-        iifname "eth1" drop
-    }
-}
-"""
-
-
-def home(net: Network, internet: Lan, number: int, *, is_symmetric: bool = False) -> Machine:
-    """A machine behind a NAT of its own."""
-    lan = net.lan(1)
-    router = net.machine()
-    lan.plug(router, 254)
-    internet.plug(router, 100 + number)
-    router.set_system_control("net.ipv4.ip_forward", "1")
-    rules = NAT % (" fully-random" if is_symmetric else "")
-    subprocess.run(router.command(["nft", "-f", "-"]), input=rules, text=True, check=True)
-    (machine,) = lan.machines
-    machine.ip("route", "add", "default", "via", lan.address(254))
-    return machine
 
 
 class Pair:
@@ -85,7 +41,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    if reason := why_no_namespaces():
+    if reason := why_no_nat():
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("nat")
     with network() as net:

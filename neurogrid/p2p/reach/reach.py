@@ -11,7 +11,7 @@ Everything runs in the host's own tasks and ends with it.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from multiaddr import Multiaddr
@@ -19,9 +19,10 @@ from multiaddr import Multiaddr
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.libp2p_host import Libp2pHost
-from neurogrid.p2p.reach.autonat import AutoNat, ReachabilityState
-from neurogrid.p2p.reach.circuit import is_relayed_address
-from neurogrid.p2p.reach.hole_punching import HolePuncher, PeerPath
+from neurogrid.p2p.reach.autonat import MAX_ASKED, AutoNat, Reachability, ReachabilityState
+from neurogrid.p2p.reach.circuit import circuit_address, is_relayed_address
+from neurogrid.p2p.reach.hole_punching import HolePuncher, Path, PeerPath
+from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.port_mapping import PortMapper, PortMappingState
 from neurogrid.p2p.reach.relay_client import RelayClient, RelayState
 from neurogrid.p2p.reach.relay_service import (
@@ -43,7 +44,7 @@ class ReachOptions:
             router was told to forward.
         relays: full multiaddrs of relays to be reachable through; for hosts without a public address.
         relay_service: what to relay for others; None is nothing. Only of use where others can reach this host.
-        may_use_relay: whom to relay for; None is everybody.
+        may_use_relay: whom to relay for; None is everybody who is admitted.
         port_mapping: whether to ask the router, by UPnP, to let peers in.
         autonat: whether to find out by asking peers if this host can be dialled, and to try that for them.
         hole_punching: whether to try for direct connections to peers that are connected through a relay.
@@ -81,6 +82,36 @@ class ReachState:
     paths: tuple[PeerPath, ...]
     relay_service: RelayServiceState | None
 
+    def rows(self) -> Iterator[tuple[str, str, str, bool]]:
+        """For people: what, what it is for, how it stands, and whether that is well."""
+        for relay in self.relays:
+            where = f"reserved: {len(relay.addresses)} address{'es' * (len(relay.addresses) != 1)}"
+            outcome = where if relay.is_reserved else f"not reserved: {relay.last_error}"
+            yield "relay", f"be reached through {relay.address}", outcome, relay.is_reserved
+        if self.reachability is not None:
+            found = self.reachability
+            at = f" at {found.address}" if found.address else ""
+            outcome = f"{found.reachability.value}{at}: {found.reason}"
+            is_public = found.reachability is Reachability.PUBLIC
+            yield "nat", "have peers dial this host", outcome, is_public
+        if self.port_mapping is not None:
+            mapping = self.port_mapping
+            ports = ", ".join(
+                f"{mapping.external_ip}:{mapped.external_port} leads to {mapped.protocol} port {mapped.port}"
+                for mapped in mapping.mappings
+            )
+            yield "router", "have ports mapped by UPnP", ports or mapping.reason, bool(ports)
+        for path in self.paths:
+            what = f"reach {path.peer_id} without a relay"
+            yield "hole punch", what, f"{path.path.value}: {path.reason}", path.path is Path.DIRECT
+        if self.relay_service is not None:
+            given = self.relay_service
+            outcome = (
+                f"{len(given.reservations)} peers reserved, {len(given.circuits)} connections, "
+                f"{given.relayed_bytes} B"
+            )
+            yield "relay service", "relay for others", outcome, True
+
 
 class Reach:
     """The reachability of one host, from its making on until the host ends.
@@ -114,7 +145,9 @@ class Reach:
             )
         if options.relay_service is not None:
             self._relay_service = RelayService(
-                host, limits=options.relay_service, may_use=options.may_use_relay
+                host,
+                limits=options.relay_service,
+                may_use=options.may_use_relay or (lambda peer: host.role_of(peer) is not None),
             )
         for relay in options.relays:
             self.use_relay(relay)
@@ -150,6 +183,30 @@ class Reach:
             ConfigurationError: `address` is malformed, or is this host's own.
         """
         self._relay_client.use(address)
+
+    def ways_to(self, peer_id: str) -> tuple[str, ...]:
+        """Addresses of a peer through the relays at which we have a slot: it may have one there too."""
+        return tuple(
+            circuit_address(relay.address, peer_id)
+            for relay in self._relay_client.states()
+            if relay.is_reserved and parse_peer_address(relay.address)[1] != peer_id
+        )
+
+    async def wait_relays(self) -> None:
+        """Wait until each relay has given a slot, or the first attempt to get one has failed."""
+        while not all(state.was_asked for state in self._relay_client.states()):
+            await self._relay_client.wait_changed()
+
+    async def check_reachability(self) -> None:
+        """Ask the peers that are connected now whether they can dial this host; `state` has what they say."""
+        if self._autonat is not None:
+            await self._autonat.check(sorted(linked_peers(self._host))[:MAX_ASKED])
+
+    @property
+    def is_reachable(self) -> bool | None:
+        """Whether others can dial this host directly, as far as peers have tried it; None where that is not known."""
+        known = {Reachability.PUBLIC: True, Reachability.PRIVATE: False}
+        return known.get(self._autonat.state.reachability) if self._autonat else None
 
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr, direct or through a relay, and return the peer id. As `Host.connect`."""

@@ -78,12 +78,14 @@ class RelayState:
         is_reserved: whether we have a slot now.
         addresses: where we can be reached through it; none without a slot.
         last_error: why there is no slot; empty while there is one.
+        was_asked: whether there was an answer, or none in time.
     """
 
     address: str
     is_reserved: bool = False
     addresses: tuple[str, ...] = ()
     last_error: str = "not asked yet"
+    was_asked: bool = False
 
 
 @dataclass
@@ -193,7 +195,7 @@ class RelayClient:
         )
         if not state.is_reserved:
             logger.info("reachable through the relay %s", state.address)
-        state.is_reserved, state.last_error = True, ""
+        state.is_reserved, state.last_error, state.was_asked = True, "", True
         self._note_changed()
         remaining = answer.reservation.expire - time.time()
         return min(MAX_RENEWAL, max(MIN_RENEWAL, remaining / 2))
@@ -217,6 +219,7 @@ class RelayClient:
         if state.is_reserved or state.last_error != reason:
             logger.warning("not reachable through the relay %s: %s", state.address, reason)
         state.is_reserved, state.addresses, state.last_error = False, (), reason
+        state.was_asked = True
         self._note_changed()
 
     def _note_changed(self) -> None:
