@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from neurogrid.cli.cache import add_cache_options, cache_of
 from neurogrid.cli.cluster import add_cluster_options, is_asked, manage_cluster
 from neurogrid.cli.common import (
     ArgumentParser,
@@ -177,6 +178,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     generation.add_argument("--seed", type=int, metavar="S", help="makes sampling repeatable")
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
+    add_cache_options(parser, "the hashes of the model's files", size=None)
     add_cluster_options(parser)
     return parser
 
@@ -301,6 +303,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         listen_fallback=where.fallback,
         identity_file=trust.identity_file,
         admission=trust.admission,
+        cache=cache_of(options),
         skip_weight_transfer=options.skip_weight_transfer,
         max_seq_len=options.max_seq_len,
         max_sessions=options.max_sessions,

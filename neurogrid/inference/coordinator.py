@@ -26,21 +26,21 @@ from neurogrid.errors import (
     ConfigurationError,
     NoRouteError,
     PeerRefusedError,
-    RemoteProtocolError,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.gathering import gather_workers
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.pipeline import PipelineStage, open_session
+from neurogrid.inference.placing import place_stages
 from neurogrid.inference.planner import PeerCapacity, Plan, make_plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import ReachSettings, open_reach
-from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts
+from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
 from neurogrid.inference.sampling import Sampler, SamplingParams
-from neurogrid.model.config import model_config_message
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import TrafficCounters
@@ -82,6 +82,7 @@ class CoordinatorSettings:
         listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
         admission: who is served and used; None for whoever reaches a listen address.
+        cache: where the hashes of the model's files are kept; None for nowhere.
         skip_weight_transfer: workers must hold their layers already.
         max_seq_len: tokens of the longest session.
         max_sessions: sessions at once that memory is set aside for on the workers.
@@ -105,6 +106,7 @@ class CoordinatorSettings:
     listen_fallback: tuple[str, ...] = ()
     identity_file: Path | None = None
     admission: Admission | None = None
+    cache: CacheSettings | None = None
     skip_weight_transfer: bool = False
     max_seq_len: int = 4096
     max_sessions: int = 1
@@ -261,7 +263,14 @@ async def open_coordinator(
         progress.planned(plan, infos, len(model.costs))
         by_peer = {worker.peer_id: worker for worker in remote}
         stages = [PipelineStage(stage, by_peer[stage.peer_id]) for stage in plan.stages]
-        await _place(model, stages, settings, progress)
+        await place_stages(
+            model,
+            stages,
+            max_sessions=settings.max_sessions,
+            skip_weight_transfer=settings.skip_weight_transfer,
+            cache=settings.cache,
+            progress=progress,
+        )
         progress.ready()
         yield Coordinator(protocol, model, stages, infos)
 
@@ -334,52 +343,3 @@ def _plan(model: LoadedModel, infos: Sequence[WorkerInfo], settings: Coordinator
         [PeerCapacity(info.peer_id, info.free_bytes) for info in infos],
         num_stages=settings.stages or settings.local_workers or None,
     )
-
-
-async def _place(
-    model: LoadedModel,
-    stages: Sequence[PipelineStage],
-    settings: CoordinatorSettings,
-    progress: Progress,
-) -> None:
-    """Send config and missing layers to all workers at once; returns when all are ready."""
-    config = model_config_message(
-        model.config,
-        model.checkpoint.config,
-        model_name=model.name,
-        max_seq_len=model.max_seq_len,
-        dtype=model.dtype,
-    )
-
-    async def place(item: PipelineStage) -> None:
-        peer_id, stage = item.worker.peer_id, item.stage
-        blobs = {i: model.checkpoint.layer_blob(i) for i in range(stage.start, stage.stop)}
-        placement = Placement(
-            stage=stage,
-            blobs=blobs,
-            max_length=model.max_seq_len,
-            max_sessions=settings.max_sessions,
-            dtype=model.dtype,
-            skip_weight_transfer=settings.skip_weight_transfer,
-        )
-        try:
-            await item.worker.configure(config)
-            await item.worker.place(
-                placement,
-                on_sent=lambda num_bytes: progress.transferred(peer_id, num_bytes),
-                on_held=lambda num_bytes: progress.already_held(peer_id, num_bytes),
-            )
-        except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
-            raise NoRouteError(
-                f"worker {peer_id} did not get ready for layers {stage.start} to "
-                f"{stage.stop - 1}: {exc}",
-                layers=range(stage.start, stage.stop),
-            ) from exc
-
-    with unwrap_errors():
-        async with trio.open_nursery() as nursery:
-            for item in stages:
-                layers = range(item.stage.start, item.stage.stop)
-                num_bytes = sum(model.checkpoint.layer_blob(i).num_bytes for i in layers)
-                progress.transfer_planned(item.worker.peer_id, num_bytes)
-                nursery.start_soon(place, item)

@@ -92,6 +92,15 @@ class LayerBlob:
             number += 1
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    @property
+    def is_hashed(self) -> bool:
+        """Whether `digests` takes no time."""
+        return self._digests is not None
+
+    def trust_digests(self, digests: bytes) -> None:
+        """Take the digests from an earlier time, when the files were the same."""
+        self._digests = digests
+
     def digests(self) -> bytes:
         """The SHA-256 of every chunk in order, 32 bytes each.
 

@@ -168,6 +168,15 @@ class Checkpoint:
             self._blobs[layer_id] = LayerBlob(tensors)
         return self._blobs[layer_id]
 
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files that the tensors which are here lie in."""
+        return frozenset(place.file for place in self._places.values())
+
+    def layer_files(self, layer_id: int) -> frozenset[Path]:
+        """Those of one layer."""
+        return frozenset(self._places[name].file for name in self._layer_names.get(layer_id, ()))
+
     def layer_num_bytes(self, layer_id: int) -> int:
         """Bytes of the layer's tensors as stored; 0 if none are here. Maps nothing."""
         names = self._layer_names.get(layer_id, ())

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from neurogrid import CoordinatorSettings
+from neurogrid import CoordinatorSettings, WorkerSettings, open_coordinator, open_worker
+from neurogrid.errors import NoRouteError
+from neurogrid.inference.caching import CacheSettings
 from tests.e2e.support import (
     DEADLINE,
     Outcome,
     WorkerProcess,
+    generate,
     reference_tokens,
     run_coordinator,
     start_worker,
@@ -98,9 +104,52 @@ def test_a_small_limit_is_kept_and_serves_all_the_same(
     llama: tuple[Path, list[int]], tmp_path: Path
 ) -> None:
     path, expected = llama
-    cache = tmp_path / "cache"
     limit = 200_000
-    with start_worker(tmp_path, "--cache-dir", str(cache), "--cache-limit", str(limit)) as worker:
-        assert run(path, worker).tokens == [expected]
-        wait_for_blobs(cache, 1)
-        assert sum(file.stat().st_size for file in (cache / "blobs").glob("*.blob")) <= limit
+
+    async def main() -> None:
+        cache = CacheSettings(tmp_path, max_bytes=limit)
+        async with open_worker(WorkerSettings(cache=cache)) as worker:
+            settings = CoordinatorSettings(model=path, peers=worker.addresses[:1], max_seq_len=512)
+            with trio.fail_after(DEADLINE):
+                async with open_coordinator(settings) as coordinator:
+                    assert (await generate(coordinator, [PROMPT], 12)).tokens == [expected]
+                await trio.to_thread.run_sync(wait_for_blobs, tmp_path, 1)
+        assert sum(file.stat().st_size for file in (tmp_path / "blobs").glob("*.blob")) <= limit
+
+    trio.run(main)
+
+
+def test_hashes_are_kept_and_found_out_when_they_are_wrong(
+    llama: tuple[Path, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The model was written a moment ago.
+    monkeypatch.setattr("neurogrid.model.hash_cache._TICK_NS", -1)
+    path, expected = llama
+    hashes = tmp_path / "hashes"
+
+    async def start() -> Outcome:
+        async with open_worker(WorkerSettings()) as worker:
+            settings = CoordinatorSettings(
+                model=path,
+                peers=worker.addresses[:1],
+                max_seq_len=512,
+                cache=CacheSettings(tmp_path),
+            )
+            async with open_coordinator(settings) as coordinator:
+                return await generate(coordinator, [PROMPT], 12)
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            assert (await start()).tokens == [expected]
+            (file,) = hashes.glob("*.json")
+            kept = json.loads(file.read_text())
+            assert len(kept["layers"]) == 6
+            kept["layers"]["3"][1] = base64.b64encode(bytes(32)).decode()
+            file.write_text(json.dumps(kept))
+            with pytest.raises(NoRouteError, match=r"hashes anew: .*layer 3: chunk 0"):
+                await start()
+            assert not file.exists()
+            assert (await start()).tokens == [expected]
+            assert json.loads(file.read_text())["layers"] != kept["layers"]
+
+    trio.run(main)
