@@ -8,22 +8,38 @@ as soon as the layer asked about is of another type than those held (Gemma 2 and
 It does not know what a forward computes. Its strategy: `begin` fixes the length for one forward
 over layers [start, stop), `commit` advances it; a forward that raised in between leaves layers with
 states of different lengths, so the cache is then refused (`spoil`).
+
+While the session decodes in a batch with others, its states live in their pool (rows.py), and this
+object keeps the lengths. A forward of its own brings them back first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 
 from neurogrid.errors import ModelError, UnsupportedModelError
 
-__all__ = ["StageCache"]
+__all__ = ["Home", "StageCache"]
 
 # A window's view may pin the storage of a whole prefill; copied out once it wastes more than this.
 _MAX_WASTE = 2
+
+
+class Home(Protocol):
+    """Where the key and value states of a session are while they are not in its own cache."""
+
+    def leave(self, cache: StageCache) -> None:
+        """Bring the states back into `cache`."""
+
+    def state_bytes(self, layer_id: int) -> int:
+        """Bytes that a session has there for one layer, room to grow included."""
+
+    def token_bytes(self, layer_id: int) -> int:
+        """Bytes that a token takes there in one layer."""
 
 
 class StageCache(DynamicCache):
@@ -47,6 +63,7 @@ class StageCache(DynamicCache):
         self._lengths = [0] * num_layers
         self._length = 0
         self._spoiled: str | None = None
+        self.home: Home | None = None
 
     @property
     def length(self) -> int:
@@ -61,7 +78,10 @@ class StageCache(DynamicCache):
             for tensor in _tensors(vars(layer).values()):
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
-        return sum(storages.values())
+        away = 0
+        if self.home is not None:
+            away = sum(self.home.state_bytes(i) for i, n in enumerate(self._lengths) if n)
+        return sum(storages.values()) + away
 
     def window(self, layer_id: int) -> int:
         """Tokens that a layer sees, itself included; 0 for one that sees all."""
@@ -70,14 +90,29 @@ class StageCache(DynamicCache):
     def state_bytes(self, layer_id: int) -> int:
         """Bytes of the states of one layer, without what else their storage may hold."""
         tensors = _tensors(vars(self.layers[layer_id]).values())
-        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        here = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        if self.home is not None and self._lengths[layer_id]:
+            return here + self.home.state_bytes(layer_id)
+        return here
 
-    def begin(self, start: int, stop: int, position: int) -> None:
-        """Fix the length for a forward of layers [start, stop) whose first token is `position`.
+    def token_bytes(self, layer_id: int) -> int:
+        """Bytes that each token takes in one layer; 0 for a window, which grows no more."""
+        length = self._lengths[layer_id]
+        if length == 0 or self._windows[layer_id]:
+            return 0
+        if self.home is not None:
+            return self.home.token_bytes(layer_id)
+        states = [getattr(self.layers[layer_id], name, None) for name in ("keys", "values")]
+        return sum(each.nbytes for each in states if isinstance(each, torch.Tensor)) // length
 
-        Raises:
-            ValueError: a layer of the range has cached another number of tokens than `position`.
-            ModelError: an earlier forward failed half way; the session's cache must be rebuilt.
+    def layer_length(self, layer_id: int) -> int:
+        """Tokens cached by one layer."""
+        return self._lengths[layer_id]
+
+    def check(self, start: int, stop: int, position: int) -> None:
+        """Refuse a forward of layers [start, stop) that could not begin; changes nothing.
+
+        Raises: as `begin`.
         """
         if self._spoiled is not None:
             raise ModelError(
@@ -90,6 +125,17 @@ class StageCache(DynamicCache):
                 f"position {position} given, but layers {start}..{stop - 1} have cached "
                 f"{' or '.join(map(str, have))} tokens"
             )
+
+    def begin(self, start: int, stop: int, position: int) -> None:
+        """Fix the length for a forward of layers [start, stop) whose first token is `position`.
+
+        Raises:
+            ValueError: a layer of the range has cached another number of tokens than `position`.
+            ModelError: an earlier forward failed half way; the session's cache must be rebuilt.
+        """
+        self.check(start, stop, position)
+        if self.home is not None:
+            self.home.leave(self)
         self._length = position
 
     def commit(self, start: int, stop: int, num_tokens: int) -> None:
@@ -99,6 +145,10 @@ class StageCache(DynamicCache):
         if num_tokens > 1:
             for layer in self.layers[start:stop]:
                 _release_prefill(layer)
+
+    def commit_row(self, start: int, stop: int) -> None:
+        """Advance layers [start, stop) by the token that went through them in a batch."""
+        self._lengths[start:stop] = [self._lengths[start] + 1] * (stop - start)
 
     def spoil(self, reason: str) -> None:
         """Refuse all further use: a forward failed for `reason` after it may have written."""

@@ -8,6 +8,9 @@ impossible means refused, with the reason.
 It knows no family. What `generate` does with its cache on the way is observed, not looked up: where
 it drops it and starts anew, so must a coordinator (`SplitTraits.recompute_at`).
 
+Last, whether rows of several sessions may share a forward pass (miniature_rows.py). No model is
+refused for that: it runs one session after another, and says so.
+
 Shape legend: V vocabulary.
 """
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, P
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.loading import Pristine, one_line, quiet_transformers
 from neurogrid.model.miniature_config import LengthLimit, miniatures
+from neurogrid.model.miniature_rows import NotEqualError, row_bounds
 from neurogrid.model.miniature_split import Split, saved_tensors
 from neurogrid.model.naming import layer_of
 from neurogrid.model.skeleton import build_on_meta, find_layers, num_decoder_layers
@@ -54,9 +58,14 @@ class SplitTraits:
             When a session's caches hold fewer tokens than this and the tokens to come next make it
             this many or more, all caches of the session are dropped and everything so far, the new
             tokens included, goes through in one prefill.
+        row_bounds: lengths that rows of one forward must not straddle; empty where any rows may
+            share one. None where none may: sessions then run one after another.
+        rows_refused: why not, in that case.
     """
 
     recompute_at: int | None = None
+    row_bounds: tuple[int, ...] | None = ()
+    rows_refused: str = ""
 
 
 _results: dict[str, SplitTraits | str] = {}
@@ -169,7 +178,11 @@ class _Check:
                     )
         self._compare_interleaved(splits[-1], turns)
         self._compare_chunks_with_one_go()
-        return self._compare_with_generate(splits[0])
+        traits = self._compare_with_generate(splits[0])
+        try:
+            return replace(traits, row_bounds=row_bounds(splits[0], self._tokens, self._limits))
+        except NotEqualError as exc:
+            return replace(traits, row_bounds=None, rows_refused=str(exc))
 
     def _plans(self) -> list[list[int]]:
         """How many tokens to feed at each step: decoding, chunks and one prefill past all limits."""

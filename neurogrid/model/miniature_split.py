@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 
 from neurogrid.model.cache import StageCache
 from neurogrid.model.naming import is_end_tensor, layer_of
-from neurogrid.model.stage import Ends, Stage
+from neurogrid.model.stage import Ends, Row, Stage
 
 __all__ = ["Session", "Split", "saved_tensors"]
 
@@ -57,17 +57,37 @@ class Split:
     def new_session(self) -> Session:
         return Session(self)
 
+    def step_rows(
+        self, sessions: Sequence[Session], token_ids: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Logits [V] of each session after its next token, all of them in one forward a stage."""
+        hidden = [
+            self.ends.embed([token_id], position=session.position)
+            for session, token_id in zip(sessions, token_ids, strict=True)
+        ]
+        for i, (stage, (start, stop)) in enumerate(zip(self.stages, self.ranges, strict=True)):
+            rows = [
+                Row(hidden_BTD, session.position, session.caches[i])
+                for session, hidden_BTD in zip(sessions, hidden, strict=True)
+            ]
+            hidden = stage.forward_rows(rows, start=start, stop=stop)
+        logits = []
+        for session, hidden_BTD in zip(sessions, hidden, strict=True):
+            logits.append(self.ends.logits(hidden_BTD, position=session.position))
+            session.position += 1
+        return logits
+
 
 class Session:
     """One sequence going through a `Split`."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
-        self._caches: list[StageCache] = []
+        self.caches: list[StageCache] = []
         self.restart()
 
     def restart(self) -> None:
-        self._caches = [stage.new_cache() for stage in self._split.stages]
+        self.caches = [stage.new_cache() for stage in self._split.stages]
         self.position = 0
 
     def step(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -84,7 +104,7 @@ class Session:
         split, position = self._split, self.position
         hidden_BTD = split.ends.embed(token_ids, position=position)
         for stage, cache, (start, stop) in zip(
-            split.stages, self._caches, split.ranges, strict=True
+            split.stages, self.caches, split.ranges, strict=True
         ):
             hidden_BTD = stage.forward(
                 hidden_BTD, start=start, stop=stop, position=position, cache=cache

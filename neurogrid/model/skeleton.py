@@ -11,7 +11,7 @@ and ends the pass. So no code here knows a family; `check_splittable` proves tha
 
 Weights go through `from_pretrained` (loading.py), as transformers converts checkpoints on load.
 
-Shape legend: B batch (always 1 here), T tokens, D hidden size.
+Shape legend: B batch (1, or the rows of a batch that decodes), T tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.cache import StageCache
@@ -216,9 +216,18 @@ class Skeleton:
         self._base = model.get_submodule(self._layers_name.rpartition(".")[0])
 
     def run_layers(
-        self, hidden_BTD: torch.Tensor, start: int, stop: int, position: int, cache: StageCache
+        self,
+        hidden_BTD: torch.Tensor,
+        start: int,
+        stop: int,
+        position: int | Sequence[int],
+        cache: Cache,
     ) -> torch.Tensor:
-        """One pass over loaded layers [start, stop), whose cache has begun; in inference mode."""
+        """One pass over loaded layers [start, stop), whose cache has begun; in inference mode.
+
+        Args:
+            position: of the first token; one for each row of a batch whose rows differ.
+        """
         shared = self._pass
         shared.start, shared.stop, shared.hidden_BTD = start, stop, hidden_BTD
         try:
@@ -230,7 +239,7 @@ class Skeleton:
         raise UnsupportedModelError(f"the base model never called its layer {stop - 1}")
 
     def run_embedding(
-        self, input_ids_BT: torch.Tensor, position: int, cache: StageCache
+        self, input_ids_BT: torch.Tensor, position: int | Sequence[int], cache: Cache
     ) -> torch.Tensor:
         """What would enter layer 0; in inference mode."""
         shared = self._pass
@@ -244,7 +253,9 @@ class Skeleton:
             shared.result = None
         raise UnsupportedModelError("the base model never called its first layer")
 
-    def run_head(self, hidden_BTD: torch.Tensor, position: int, cache: StageCache) -> torch.Tensor:
+    def run_head(
+        self, hidden_BTD: torch.Tensor, position: int | Sequence[int], cache: Cache
+    ) -> torch.Tensor:
         """Logits of what left the last layer, the last token's last; in inference mode."""
         shared = self._pass
         shared.start = shared.stop = self.num_layers
@@ -266,12 +277,18 @@ class Skeleton:
         """What the base model is given to work on before its layers: as an embedding, for nothing."""
         return hidden_BTD.new_zeros(*hidden_BTD.shape[:2], self._embedding_size)
 
-    def _call(self, module: nn.Module, cache: StageCache, position: int, **inputs: Any) -> Any:
+    def _call(
+        self, module: nn.Module, cache: Cache, position: int | Sequence[int], **inputs: Any
+    ) -> Any:
         self._pristine.restore()
         first = next(iter(inputs.values()))
         if "position_ids" in self._arguments:
-            end = position + first.shape[1]
-            inputs["position_ids"] = torch.arange(position, end, device=first.device)[None]
+            if isinstance(position, int):
+                end = position + first.shape[1]
+                position_ids = torch.arange(position, end, device=first.device)[None]
+            else:
+                position_ids = torch.tensor(position, device=first.device)[:, None]
+            inputs["position_ids"] = position_ids
         return module(past_key_values=cache, use_cache=True, **inputs)
 
     def _probe_num_results(self) -> int:

@@ -5,23 +5,49 @@ token ids into the first hidden state and the last one into logits. Both are the
 model with slots for layers (skeleton.py), so nothing here knows a family. Equality with the whole
 model is not promised by these classes but proven by `check_splittable`, for each config.
 
+Rows of several sessions may share a forward pass (`Stage.forward_rows`), where the check allows it.
+Equal then means up to rounding; a session that runs alone gets the bits of the whole model.
+
 Not thread-safe: one call at a time. No I/O, no sessions: who keeps the caches is another's concern.
 
-Shape legend: B batch (always 1), T tokens, D hidden size, V vocabulary.
+Shape legend: B batch (always 1), T tokens, D hidden size, V vocabulary, R rows (of 1 token each).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from neurogrid.model.cache import StageCache
+from neurogrid.model.row_groups import group_rows
+from neurogrid.model.row_masks import rows_masked
+from neurogrid.model.rows import RowPool
 from neurogrid.model.skeleton import Skeleton
 
-__all__ = ["Ends", "Stage"]
+__all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]
+
+# Rows of one forward. Beyond that a step takes longer for everybody and the gain is small.
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The next token of one session, to be run together with those of others.
+
+    Attributes:
+        hidden: [1, 1, D], any floating dtype.
+        position: of the token: what the session has cached, at least 1.
+        cache: the session's.
+    """
+
+    hidden: torch.Tensor
+    position: int
+    cache: StageCache
 
 
 class Stage:
@@ -48,6 +74,9 @@ class Stage:
         self._skeleton.shape_ends()
         self._dtype = dtype
         self._held: set[int] = set()
+        # Kept alive by the sessions that are in them.
+        self._pools: WeakSet[RowPool] = WeakSet()
+        self._weight_bytes: dict[tuple[int, int], int] = {}
         self.num_layers = self._skeleton.num_layers
         self.hidden_size = self._skeleton.hidden_size
 
@@ -55,6 +84,11 @@ class Stage:
     def held_layers(self) -> frozenset[int]:
         """The layers that are loaded."""
         return frozenset(self._held)
+
+    @property
+    def pools(self) -> frozenset[RowPool]:
+        """Where the sessions are that decode together."""
+        return frozenset(self._pools)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -87,6 +121,7 @@ class Stage:
             )
         self._skeleton.load_layer(layer_id, tensors)
         self._held.add(layer_id)
+        self._weight_bytes.clear()
 
     def drop_layer(self, layer_id: int) -> None:
         """Free one layer. Caches made for it are of no use any more."""
@@ -123,11 +158,7 @@ class Stage:
                 continue the cache. The cache is unchanged.
             ModelError: the cache was spoiled before.
         """
-        if not 0 <= start < stop <= self.num_layers:
-            raise ValueError(f"layers {start}..{stop - 1} are no range of {self.num_layers} layers")
-        absent = [i for i in range(start, stop) if i not in self._held]
-        if absent:
-            raise ValueError(f"layer {absent[0]} is not held here")
+        self._check_range(start, stop)
         _check_hidden(hidden_BTD, self.hidden_size)
         num_tokens = hidden_BTD.shape[1]
         with torch.inference_mode():
@@ -140,6 +171,99 @@ class Stage:
                 cache.spoil(f"{type(exc).__name__}: {exc}")
                 raise
         return result_BTD
+
+    def group_rows(
+        self, rows: Sequence[Row], *, start: int, stop: int, bounds: Sequence[int]
+    ) -> list[list[int]]:
+        """Split rows, each of another session, into groups for `forward_rows`: by their lengths.
+
+        Args:
+            bounds: lengths that rows of one forward must not straddle: `SplitTraits.row_bounds`.
+
+        Returns:
+            Indices into `rows`.
+        """
+        self._check_range(start, stop)
+        weight_bytes = self._weight_bytes.get((start, stop))
+        if weight_bytes is None:
+            layers = [self.layer(layer_id) for layer_id in range(start, stop)]
+            weight_bytes = sum(each.nbytes for layer in layers for each in layer.parameters())
+            self._weight_bytes[start, stop] = weight_bytes
+        token_bytes = sum(rows[0].cache.token_bytes(layer_id) for layer_id in range(start, stop))
+        return group_rows(
+            [row.position for row in rows],
+            weight_bytes=weight_bytes,
+            token_bytes=token_bytes,
+            max_rows=MAX_ROWS,
+            bounds=bounds,
+        )
+
+    def forward_rows(self, rows: Sequence[Row], *, start: int, stop: int) -> list[torch.Tensor]:
+        """Run layers [start, stop), all of them held, on one token of each of several sessions.
+
+        One row alone goes the way of `forward`, and gets the same bits. All or nothing: if this
+        raises, no session has advanced, and each may go on alone.
+
+        Args:
+            rows: one or more, each of another session that has cached a token or more.
+
+        Returns:
+            [1, 1, D] for each row, in their order, in the stage's dtype, on its device.
+
+        Raises:
+            ValueError, ModelError: as `forward`, for any of the rows.
+        """
+        if len(rows) == 1:
+            row = rows[0]
+            return [
+                self.forward(
+                    row.hidden, start=start, stop=stop, position=row.position, cache=row.cache
+                )
+            ]
+        self._check_range(start, stop)
+        for row in rows:
+            _check_hidden(row.hidden, self.hidden_size)
+            if row.hidden.shape[1] != 1 or row.position < 1:
+                raise ValueError("rows are of one token each, and of sessions that have begun")
+            row.cache.check(start, stop, row.position)
+        if len({id(row.cache) for row in rows}) != len(rows):
+            raise ValueError("two rows of one session cannot run together")
+        with torch.inference_mode():
+            return self._run_rows(rows, start, stop)
+
+    def _run_rows(self, rows: Sequence[Row], start: int, stop: int) -> list[torch.Tensor]:
+        pool = self._pool_of(rows)
+        order = pool.order([row.cache for row in rows])
+        ordered = [rows[i] for i in order]
+        positions = [row.position for row in ordered]
+        hidden_R1D = torch.cat([row.hidden.to(self._device, self._dtype) for row in ordered])
+        try:
+            pool.begin([row.cache for row in ordered], start, stop, positions)
+            with rows_masked(positions):
+                result_R1D = self._skeleton.run_layers(hidden_R1D, start, stop, positions, pool)
+            pool.commit(start, stop)
+        finally:
+            pool.end()
+        results: list[torch.Tensor] = [result_R1D] * len(rows)
+        for place, i in enumerate(order):
+            results[i] = result_R1D[place : place + 1]
+        return results
+
+    def _pool_of(self, rows: Sequence[Row]) -> RowPool:
+        """Where most of the rows are already, or a new one if that is the place of others."""
+        counts = {pool: sum(row.cache in pool for row in rows) for pool in self._pools}
+        pool = max(counts, key=counts.__getitem__, default=None)
+        if pool is None or 2 * counts[pool] < min(pool.num_rows, len(rows)):
+            pool = RowPool(self._skeleton.config)
+            self._pools.add(pool)
+        return pool
+
+    def _check_range(self, start: int, stop: int) -> None:
+        if not 0 <= start < stop <= self.num_layers:
+            raise ValueError(f"layers {start}..{stop - 1} are no range of {self.num_layers} layers")
+        absent = [i for i in range(start, stop) if i not in self._held]
+        if absent:
+            raise ValueError(f"layer {absent[0]} is not held here")
 
 
 class Ends:

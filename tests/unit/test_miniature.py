@@ -56,6 +56,9 @@ REFUSED = {
     "minimax": (tf.MiniMaxConfig(), "a cache|cache of its own"),
 }
 
+# Of those that are served: their rows cannot share a forward pass.
+ONE_AFTER_ANOTHER = {"llama-dynamic", "llama4"}
+
 
 @pytest.fixture(autouse=True)
 def _one_thread_nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +68,9 @@ def _one_thread_nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_families_that_split_are_served(name: str) -> None:
-    assert check_splittable(SERVED[name]) == SplitTraits(recompute_at=None)
+    traits = check_splittable(SERVED[name])
+    assert traits.recompute_at is None
+    assert (traits.row_bounds is None) == (name in ONE_AFTER_ANOTHER)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -83,9 +88,9 @@ def test_where_generate_drops_its_cache_is_found_by_watching_it() -> None:
         original_max_position_embeddings=4096,
         rope_parameters=LONGROPE,
     )
-    assert check_splittable(config) == SplitTraits(recompute_at=4097)
+    assert check_splittable(config) == SplitTraits(recompute_at=4097, row_bounds=(4096,))
     # The same code drops it without long factors too, where it makes no difference.
-    assert check_splittable(tf.Phi3Config()) == SplitTraits(recompute_at=None)
+    assert check_splittable(tf.Phi3Config()).recompute_at is None
 
 
 def test_recomputing_there_gives_the_tokens_of_generate(tmp_path: Path) -> None:
