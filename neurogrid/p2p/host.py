@@ -175,6 +175,19 @@ class Host(ABC):
             raise LocalProtocolError("this host has its reach already")
         self._reach = reach
 
+    def serve_strangers(self, protocol_ids: Iterable[str]) -> None:
+        """Serve these protocols to whoever connects, and ask anybody for them, though they are not admitted.
+
+        Some connections to such peers are kept (`unadmitted_peers`); they have no role, and are served nothing else.
+        """
+        if self.gate is not None:
+            self.gate.serve_strangers(protocol_ids)
+
+    def refuse_strangers(self, protocol_ids: Iterable[str]) -> None:
+        """Take back what `serve_strangers` granted."""
+        if self.gate is not None:
+            self.gate.refuse_strangers(protocol_ids)
+
     @abstractmethod
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run `function(*args)` in the host's nursery, until it ends or the host does."""
@@ -236,6 +249,10 @@ class Host(ABC):
         Raises:
             LocalProtocolError: `protocol_id` has a handler already.
         """
+
+    @abstractmethod
+    def remove_stream_handler(self, protocol_id: str) -> None:
+        """Serve `protocol_id` no more: new streams of it are refused, those that are served go on."""
 
     @abstractmethod
     async def disconnect(self, peer_id: str) -> None:

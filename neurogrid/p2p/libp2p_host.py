@@ -8,6 +8,8 @@ What this module knows and nobody above it needs to:
 - an exception that leaves a stream handler ends the whole host, so every handler is wrapped.
 - the stock Noise and Yamux are slow, and break when a write is cancelled: ours take their place (`link/`).
 - the swarm dials peers that it knows on its own when it has few connections; we switch that off.
+- to take a protocol out ends the host, if a peer has just begun to ask for it (a `KeyError` in its negotiation); here
+  that peer's stream is reset.
 - to open a stream dials the peer again if its connection has just ended; we refuse that, since whoever ended it
   would be left with a connection that it does not know of.
 
@@ -222,6 +224,11 @@ class Libp2pHost(Host):
         self._served.add(protocol_id)
         self.libp2p.set_stream_handler(TProtocol(protocol_id), serve)
 
+    def remove_stream_handler(self, protocol_id: str) -> None:
+        multiselect: Any = self.libp2p.get_mux()
+        multiselect.remove_handler(TProtocol(protocol_id))
+        self._served.discard(protocol_id)
+
     async def disconnect(self, peer_id: str) -> None:
         goodbye = Errand(partial(self._disconnect, peer_id))
         self._nursery.start_soon(goodbye.run)
@@ -289,6 +296,8 @@ async def open_host(
     _dial_on_request(libp2p.get_network())
     prefer_tcp(libp2p.get_network())
     hosts: list[Libp2pHost] = []
+    multiselect: Any = libp2p.get_mux()
+    multiselect.handlers = _Handlers(multiselect.handlers)
     if admission is not None:
         _gate_streams(libp2p, hosts)
     with unwrap_errors():
@@ -307,6 +316,13 @@ async def open_host(
                 with trio.move_on_after(CLOSE_TIMEOUT) as scope:
                     scope.shield = True
                     await libp2p.close()
+
+
+class _Handlers(dict[TProtocol, StreamHandlerFn]):
+    """The protocols that a host serves, of which one may be taken out while a peer asks for it."""
+
+    def __missing__(self, protocol_id: TProtocol) -> StreamHandlerFn:
+        return INetStream.reset
 
 
 def _gate_streams(libp2p: IHost, hosts: Sequence[Libp2pHost]) -> None:

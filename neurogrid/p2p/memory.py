@@ -230,6 +230,9 @@ class MemoryHost(Host):
             raise LocalProtocolError(f"{protocol_id} has a handler on this host already")
         self._stream_handlers[protocol_id] = handler
 
+    def remove_stream_handler(self, protocol_id: str) -> None:
+        self._stream_handlers.pop(protocol_id, None)
+
     async def disconnect(self, peer_id: str) -> None:
         end = self._ends.get(peer_id)
         if end is not None:

@@ -12,6 +12,7 @@ from neurogrid.errors import PeerUnreachableError, StreamBrokenError
 from neurogrid.p2p import Stream
 from tests.conformance.networks import Network, Runner, two_hosts, until
 from tests.conformance.streams import (
+    ECHO,
     check_echo,
     digest,
     receive_all,
@@ -53,6 +54,23 @@ def test_the_callers_order_decides(over: Runner, asked: list[str], chosen: str) 
             assert await receive_all(stream) == chosen.encode()
             assert served == [(chosen, one.peer_id)]
             await stream.aclose()
+
+    over.run(scenario)
+
+
+def test_a_protocol_that_is_taken_out_can_be_put_in_again(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            serve_echo(other)
+            open_before = await one.open_stream(other.peer_id, [ECHO])
+            other.remove_stream_handler(ECHO)
+            with pytest.raises(PeerUnreachableError):
+                await one.open_stream(other.peer_id, [ECHO])
+            await open_before.send_all(b"goes on")
+            assert await open_before.receive_some() == b"goes on"
+            await open_before.aclose()
+            serve_echo(other)
+            await check_echo(one, other)
 
     over.run(scenario)
 

@@ -218,7 +218,7 @@ def test_a_record_that_is_not_to_be_believed_is_refused_and_named(
 def test_a_record_whose_certificate_is_refused_makes_no_member(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def verify(peer_id: str, certificate: bytes) -> None:
+    def verify(peer_id: str, role: str, certificate: bytes) -> None:
         if certificate != peer_id.encode():
             raise NeuroGridError("no certificate of this cluster")
 

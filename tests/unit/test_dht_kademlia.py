@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import trio
@@ -149,38 +148,6 @@ def test_values_of_strangers_are_not_stored(make: Make) -> None:
     assert validator is not None
     with pytest.raises(Exception, match=r"validator|namespace"):
         validator.validate("a key", bytes(1_000_000))
-
-
-class Asker:
-    """A peer that asks for one protocol, as `Multiselect` sees it; `when_granted` happens while it is told yes."""
-
-    def __init__(self, protocol: str, when_granted: Callable[[], Any]) -> None:
-        self._says = ["/multistream/1.0.0", protocol]
-        self._protocol = protocol
-        self._when_granted = when_granted
-
-    async def read(self) -> str:
-        return self._says.pop(0)
-
-    async def write(self, text: str) -> None:
-        if text == self._protocol:
-            await self._when_granted()
-
-
-@both
-def test_a_protocol_may_end_while_a_peer_asks_for_it(make: Make) -> None:
-    async def main() -> None:
-        host = a_host()
-        dht = make(host)
-        await dht.switch_mode(DHTMode.SERVER)
-        protocol = next(p for p in host.get_mux().get_protocols() if p and p.endswith("kad/1.0.0"))
-        asker = Asker(protocol, lambda: dht.switch_mode(DHTMode.CLIENT))
-        granted, handler = await host.get_mux().negotiate(asker)  # type: ignore[arg-type]
-        assert granted == protocol
-        assert handler is not None
-        assert protocol not in host.get_mux().get_protocols()
-
-    trio.run(main)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_addresses_come_from_flags_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "peers"
     file.write_text(f"# ours\n\n  {SECOND}  # the other one\n{FIRST}\n")
     environment = {BOOTSTRAP_VARIABLE: f" {THIRD},{FIRST}\n", "OTHER": "x"}
-    addresses = read_bootstrap([FIRST], file=file, environment=environment)
+    addresses = read_bootstrap([FIRST, f"@{file}"], environment=environment)
     assert addresses == (FIRST, SECOND, THIRD)
     assert by_peer(addresses) == {ONE: [FIRST, THIRD], TWO: [SECOND]}
 
@@ -34,7 +34,7 @@ def test_each_bad_line_has_a_text_that_says_where_it_stands(tmp_path: Path) -> N
     file = tmp_path / "peers"
     file.write_text(f"{FIRST}\nexample.org:4001\n/ip4/192.0.2.1/tcp/4001\n")
     with pytest.raises(ConfigurationError) as caught:
-        read_bootstrap(["nonsense"], file=file, environment={BOOTSTRAP_VARIABLE: "more"})
+        read_bootstrap(["nonsense", f"@{file}"], environment={BOOTSTRAP_VARIABLE: "more"})
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "bootstrap address 1",
@@ -46,13 +46,13 @@ def test_each_bad_line_has_a_text_that_says_where_it_stands(tmp_path: Path) -> N
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No such file"):
-        read_bootstrap(file=tmp_path / "missing")
+        read_bootstrap([f"@{tmp_path}/missing"])
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="no text"):
-        read_bootstrap(file=tmp_path / "binary")
+        read_bootstrap([f"@{tmp_path}/binary"])
     (tmp_path / "large").write_bytes(b"#" * 70_000)
     with pytest.raises(ConfigurationError, match="larger"):
-        read_bootstrap(file=tmp_path / "large")
+        read_bootstrap([f"@{tmp_path}/large"])
 
 
 @given(st.lists(st.text(max_size=80), max_size=5))

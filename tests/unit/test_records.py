@@ -224,7 +224,7 @@ def test_the_record_of_another_peer_is_not_taken() -> None:
 def test_who_is_not_trusted_leaves_no_trace() -> None:
     seen: list[tuple[str, bytes]] = []
 
-    def verify(peer_id: str, certificate: bytes) -> None:
+    def verify(peer_id: str, role: str, certificate: bytes) -> None:
         seen.append((peer_id, certificate))
         if len(seen) == 1:
             raise NeuroGridError("revoked")

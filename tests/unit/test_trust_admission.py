@@ -171,7 +171,7 @@ def test_a_directory_that_cannot_be_read_refuses_the_token(
 def test_what_members_signed_can_be_verified_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
     policy = policy_of(cluster, issuer=cluster)
     good = cluster.issue(PEER, WORKER, now=NOW).data
-    policy.verify(PEER, good)
+    policy.verify(PEER, WORKER, good)
     stranger = Cluster.create(tmp_path / "stranger").issue(PEER, WORKER, now=NOW).data
     old = cluster.issue(PEER, WORKER, now=NOW - 31 * 86_400).data
     for peer_id, certificate, reason in (
@@ -181,12 +181,14 @@ def test_what_members_signed_can_be_verified_elsewhere(cluster: Cluster, tmp_pat
         (PEER, old, Refusal.EXPIRED),
     ):
         with pytest.raises(RefusedError) as caught:
-            policy.verify(peer_id, certificate)
+            policy.verify(peer_id, WORKER, certificate)
         assert caught.value.reason is reason
+    with pytest.raises(RefusedError, match="it says that it is a coordinator"):
+        policy.verify(PEER, COORDINATOR, good)
     cluster.revoke([PEER])
     policy.refresh()
     with pytest.raises(RefusedError) as caught:
-        policy.verify(PEER, good)
+        policy.verify(PEER, WORKER, good)
     assert caught.value.reason is Refusal.REVOKED
 
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -33,12 +34,14 @@ from neurogrid.p2p.discovery.dht_kademlia import Kademlia, KademliaNetwork
 from neurogrid.p2p.discovery.dht_key import cluster_key
 from neurogrid.p2p.discovery.dht_lookup import Lookup
 from neurogrid.p2p.discovery.dht_members import Members
-from neurogrid.p2p.discovery.dht_mode import Mode, serves
+from neurogrid.p2p.discovery.dht_mode import Mode, elsewhere, serves
+from neurogrid.p2p.discovery.dht_reach import ask_anybody
 from neurogrid.p2p.discovery.dht_requests import add_provider, dialable, find_node, get_providers
 from neurogrid.p2p.discovery.dht_servers import Servers
+from neurogrid.p2p.discovery.explanation import dial_outcome
 from neurogrid.p2p.discovery.records import MAX_ADDRESSES, MemberRecord, names_peer, sign_record
 from neurogrid.p2p.discovery.records_book import CLOCK_SKEW, MAX_LIFETIME, RecordBook, Verify
-from neurogrid.p2p.discovery.records_exchange import RecordExchange
+from neurogrid.p2p.discovery.records_exchange import RECORD_PROTOCOL, RecordExchange
 from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt, OnSighting
 from neurogrid.p2p.libp2p_host import Libp2pHost
 
@@ -111,6 +114,7 @@ class Dht:
         on_sighting: OnSighting,
         on_attempt: OnAttempt,
         verify: Verify | None,
+        may_know: Callable[[str], bool],
         is_reachable: Callable[[], bool | None],
         protocol_prefix: str,
         timing: DhtTiming,
@@ -134,6 +138,9 @@ class Dht:
         self._is_closed = False
         self._is_due = trio.Event()  # to look and announce, whatever the time
         protocol_id = f"{protocol_prefix}/kad/1.0.0"
+        # Records are shown to strangers too: they are checked by themselves, and members of one role may admit no
+        # other member of it.
+        self._for_strangers = (protocol_id, RECORD_PROTOCOL)
         self._network = KademliaNetwork(
             host.libp2p, protocol_id=protocol_id, addresses=self._own_addresses
         )
@@ -148,7 +155,13 @@ class Dht:
         self._book = RecordBook(
             self._key, host.peer_id, verify=verify, clock_skew=timing.clock_skew
         )
-        self._members = Members(host, self._book, on_sighting=on_sighting, on_attempt=on_attempt)
+        self._members = Members(
+            host,
+            self._book,
+            on_sighting=on_sighting,
+            on_attempt=on_attempt,
+            may_know=may_know,
+        )
         self._exchange = (
             RecordExchange(
                 host,
@@ -182,11 +195,16 @@ class Dht:
         self._members.hurry()
         self._is_due.set()
 
+    def tell(self) -> None:
+        """Tell the members what we say of ourselves, at once, since it has changed."""
+        self._members.tell_all()
+
     # What `open_dht` starts
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Start everything in `nursery`; returns when the mode is set."""
         self._own_record()  # what cannot be signed is found out now
+        self._host.serve_strangers(self._for_strangers)
         await self._set_mode()
         self._host.on_connected(self._note_connected)
         for peer_id, addresses in self._bootstrap.items():
@@ -204,6 +222,7 @@ class Dht:
         if self._exchange is not None:
             self._exchange.close()
         await self._kademlia.switch_mode(DHTMode.CLIENT)
+        self._host.refuse_strangers(self._for_strangers)
 
     async def _set_mode(self) -> None:
         is_server = serves(
@@ -225,11 +244,9 @@ class Dht:
         while True:
             self._on_attempt(Attempt("bootstrap", what, "", is_good=False))
             try:
-                await self._host.connect_any(addresses)
-                own_id = self._network.get_id().to_bytes()
-                await self._servers.ask(ID.from_base58(peer_id), find_node(own_id))
+                await ask_anybody(self._host, peer_id, addresses, partial(self._begin_at, peer_id))
             except NeuroGridError as exc:
-                self._on_attempt(Attempt("bootstrap", what, str(exc), is_good=False))
+                self._on_attempt(Attempt("bootstrap", what, dial_outcome(exc), is_good=False))
             else:
                 self._on_attempt(Attempt("bootstrap", what, "serves the DHT", is_good=True))
                 pause = self._timing.first_redial
@@ -237,6 +254,11 @@ class Dht:
                 await self._host.wait_disconnected(peer_id)
             await trio.sleep(_jittered(pause))
             pause = min(2 * pause, self._timing.last_redial)
+
+    async def _begin_at(self, peer_id: str) -> None:
+        """Ask a bootstrap peer who is near us, which fills the routing table."""
+        own_id = self._network.get_id().to_bytes()
+        await self._servers.ask(ID.from_base58(peer_id), find_node(own_id))
 
     async def _refresh(self) -> None:
         while True:
@@ -318,7 +340,7 @@ class Dht:
     def _own_addresses(self) -> tuple[str, ...]:
         """Where we say that we are."""
         announced = self._record().addresses if self._record is not None else ()
-        return tuple(announced or self._host.addresses)[:MAX_ADDRESSES]
+        return elsewhere(announced or self._host.addresses)[:MAX_ADDRESSES]
 
     def _own_record(self) -> bytes:
         """Our signed record: a new one when something has changed, or half its time is over."""
@@ -361,6 +383,7 @@ async def open_dht(
     on_sighting: OnSighting,
     on_attempt: OnAttempt,
     verify: Verify | None = None,
+    may_know: Callable[[str], bool] = lambda peer_id: True,
     is_reachable: Callable[[], bool | None] = lambda: None,
     protocol_prefix: str = "/ipfs",
     timing: DhtTiming = DhtTiming(),
@@ -376,6 +399,7 @@ async def open_dht(
         on_sighting: told of members found, moved and lost (source "dht").
         on_attempt: told of what was tried and what came of it (source "bootstrap" or "dht").
         verify: looks at the certificate in each record; None believes every signed record.
+        may_know: whether a peer id could be a member's; others are asked nothing.
         is_reachable: whether others can dial us; None while that is not known.
         protocol_prefix: the DHT is spoken under this and `/kad/1.0.0`.
         timing: how often things are done.
@@ -383,7 +407,7 @@ async def open_dht(
     Raises:
         ConfigurationError: an address is no full multiaddr (a line of text for each), or the arguments contradict
             each other.
-        LocalProtocolError: the host has one of these already, or had one; or what `record` says is out of its range.
+        LocalProtocolError: the host has one of these already; or what `record` says is out of its range.
     """
     dht = Dht(
         host,
@@ -394,6 +418,7 @@ async def open_dht(
         on_sighting=on_sighting,
         on_attempt=on_attempt,
         verify=verify,
+        may_know=may_know,
         is_reachable=is_reachable,
         protocol_prefix=protocol_prefix,
         timing=timing,

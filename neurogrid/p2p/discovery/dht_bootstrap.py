@@ -30,21 +30,24 @@ MAX_BOOTSTRAP_PEERS: Final = 64
 def read_bootstrap(
     addresses: Iterable[str] = (),
     *,
-    file: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """The bootstrap addresses that flags, a file and the environment name, in this order, once each.
+    """The bootstrap addresses that flags, files and the environment name, in this order, once each.
 
-    A file has one address a line; empty lines and what follows a `#` count for nothing.
+    `@FILE` in place of an address names a file of them: one a line; empty lines and what follows a `#` count for
+    nothing.
 
     Raises:
-        ConfigurationError: the file cannot be read, there are too many peers, or an address is none: one line of
+        ConfigurationError: a file cannot be read, there are too many peers, or an address is none: one line of
             text for each, which says where it stands.
     """
-    entries = [(f"bootstrap address {number}", text) for number, text in enumerate(addresses, 1)]
-    if file is not None:
-        for number, line in enumerate(_read(file).splitlines(), 1):
-            entries.append((f"{file}, line {number}", line.split("#", 1)[0].strip()))
+    entries: list[tuple[str, str]] = []
+    for number, text in enumerate(addresses, 1):
+        if not text.startswith("@"):
+            entries.append((f"bootstrap address {number}", text))
+            continue
+        for line_number, line in enumerate(_read(Path(text[1:])).splitlines(), 1):
+            entries.append((f"{text[1:]}, line {line_number}", line.split("#", 1)[0].strip()))
     named = re.split(r"[\s,]+", (environment or {}).get(BOOTSTRAP_VARIABLE, ""))
     entries += [(BOOTSTRAP_VARIABLE, text) for text in named]
     good, errors = parse_bootstrap((where, text) for where, text in entries if text)
@@ -84,6 +87,8 @@ def by_peer(addresses: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _read(file: Path) -> str:
+    if "\x00" in str(file):
+        raise ConfigurationError(f"{str(file)!r} is no name of a file")
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_FILE_BYTES + 1)

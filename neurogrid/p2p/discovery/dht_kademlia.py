@@ -14,8 +14,6 @@ stock behaviour too:
   way, and there is a bound on all.
 - to become a client empties the routing table, without which no client finds anything.
 - values of up to 1 MiB are stored for anybody, 50,000 of them: here none is, since we use none.
-- to take a protocol out ends the host, if a peer has just begun to ask for it (a `KeyError` in its negotiation): here
-  that peer's stream is reset.
 - the key to refresh a bucket with is hashed once more on the way, and so lies in any bucket.
 
 Not used are its walks (`dht_lookup`), its questions (`dht_requests`) and its periodic work (`dht`): to find providers
@@ -99,13 +97,6 @@ class AddressBook(PeerStore):
         return []
 
 
-class _Handlers(dict[TProtocol, Callable[[INetStream], Awaitable[None]]]):
-    """The protocols that a host serves, of which one may be taken out while a peer asks for it."""
-
-    def __missing__(self, protocol_id: TProtocol) -> Callable[[INetStream], Awaitable[None]]:
-        return INetStream.reset
-
-
 class KademliaNetwork:
     """What the stock classes see of a host: an `IHost` as far as they use one.
 
@@ -166,10 +157,7 @@ class KademliaNetwork:
 
     def remove_stream_handler(self, protocol_id: TProtocol) -> None:
         """Serve it no more."""
-        multiselect = cast(Any, self._libp2p).get_mux()
-        if not isinstance(multiselect.handlers, _Handlers):
-            multiselect.handlers = _Handlers(multiselect.handlers)
-        multiselect.remove_handler(self._protocol_id)
+        cast(Any, self._libp2p).get_mux().remove_handler(self._protocol_id)
 
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
         """Refused: all questions go out by `dht_requests`."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from neurogrid.errors import NeuroGridError, PeerUnreachableError
+from neurogrid.errors import NeuroGridError
+from neurogrid.p2p.discovery.dht_reach import ask_anybody
+from neurogrid.p2p.discovery.explanation import dial_outcome
 from neurogrid.p2p.discovery.records import RecordRefusedError
 from neurogrid.p2p.discovery.records_book import Acceptance, RecordBook
 from neurogrid.p2p.discovery.records_exchange import RecordExchange
@@ -65,15 +67,23 @@ class Members:
         book: decides what is believed.
         on_sighting: told of members found, moved and lost.
         on_attempt: told of each exchange that brought something new, and of each that failed.
+        may_know: whether a peer id could be a member's; others are not asked.
     """
 
     def __init__(
-        self, host: Host, book: RecordBook, *, on_sighting: OnSighting, on_attempt: OnAttempt
+        self,
+        host: Host,
+        book: RecordBook,
+        *,
+        on_sighting: OnSighting,
+        on_attempt: OnAttempt,
+        may_know: Callable[[str], bool] = lambda peer_id: True,
     ) -> None:
         self._host = host
         self._book = book
         self._on_sighting = on_sighting
         self._on_attempt = on_attempt
+        self._may_know = may_know
         self._candidates: dict[str, _Candidate] = {}
         self._changed = trio.Event()
         self._limiter = trio.CapacityLimiter(_MAX_ASKING)
@@ -83,7 +93,8 @@ class Members:
         now = trio.current_time()
         candidate = self._candidates.get(peer_id)
         if candidate is None:
-            if peer_id == self._host.peer_id or len(self._candidates) >= _MAX_CANDIDATES:
+            is_full = len(self._candidates) >= _MAX_CANDIDATES
+            if peer_id == self._host.peer_id or is_full or not self._may_know(peer_id):
                 return False
             self._candidates[peer_id] = _Candidate(tuple(addresses), now, now)
             self._wake()
@@ -115,7 +126,7 @@ class Members:
         candidate.due = now + wait
         self._wake()
         if acceptance.is_new or acceptance.has_moved:
-            self._on_sighting(Sighting(record.peer_id, record.addresses, "dht"))
+            self._on_sighting(Sighting(record.peer_id, record.addresses, "dht", role=record.role))
         if acceptance.is_new:
             logger.debug("%s is a member: %s", record.peer_id, record.role)
 
@@ -123,6 +134,13 @@ class Members:
         """Ask everybody who has failed again at once."""
         for candidate in self._candidates.values():
             if candidate.num_failures:
+                candidate.due = trio.current_time()
+        self._wake()
+
+    def tell_all(self) -> None:
+        """Exchange records with every member at once: what we say of ourselves has changed."""
+        for peer_id in self._book.members:
+            if (candidate := self._candidates.get(peer_id)) is not None:
                 candidate.due = trio.current_time()
         self._wake()
 
@@ -159,7 +177,9 @@ class Members:
         text = f"record of {peer_id}"
         try:
             async with self._limiter:
-                acceptance = await self._exchange(peer_id, candidate.addresses, exchange)
+                acceptance = await ask_anybody(
+                    self._host, peer_id, candidate.addresses, lambda: exchange.ask(peer_id)
+                )
         except NeuroGridError as exc:
             self._on_attempt(Attempt("dht", text, _reason(exc), is_good=False))
             self._note_failure(peer_id, candidate)
@@ -175,15 +195,6 @@ class Members:
             candidate.is_asked = False
             self._wake()
 
-    async def _exchange(
-        self, peer_id: str, addresses: Sequence[str], exchange: RecordExchange
-    ) -> Acceptance | None:
-        if peer_id not in self._host.connected_peers:
-            if not addresses:
-                raise PeerUnreachableError("no address of it that can be dialled is known")
-            await self._host.connect_any(addresses)
-        return await exchange.ask(peer_id)
-
     def _note_failure(self, peer_id: str, candidate: _Candidate) -> None:
         now = trio.current_time()
         candidate.num_failures += 1
@@ -197,4 +208,4 @@ class Members:
 
 
 def _reason(exc: NeuroGridError) -> str:
-    return f"refused: {exc}" if isinstance(exc, RecordRefusedError) else str(exc)
+    return f"refused: {exc}" if isinstance(exc, RecordRefusedError) else dial_outcome(exc)

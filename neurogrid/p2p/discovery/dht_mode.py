@@ -1,4 +1,5 @@
-"""Whether to serve the DHT, or only to ask: a server that cannot be reached costs all others their time.
+"""Whether to serve the DHT, or only to ask, and at which addresses: a server that cannot be reached costs all others
+their time.
 
 Source: the Kademlia specification of libp2p, "Client and server mode".
 """
@@ -6,10 +7,10 @@ Source: the Kademlia specification of libp2p, "Client and server mode".
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
-__all__ = ["Mode", "serves"]
+__all__ = ["Mode", "elsewhere", "serves"]
 
 Mode: TypeAlias = Literal["auto", "server", "client"]
 
@@ -36,6 +37,15 @@ def serves(
     if is_reachable is not None:
         return is_reachable
     return any(map(_is_public, addresses)) or not any(map(_is_public, bootstrap))
+
+
+def elsewhere(addresses: Sequence[str]) -> tuple[str, ...]:
+    """The addresses without those on loopback, at which everybody else finds somebody else; all, if all are."""
+    return tuple(a for a in addresses if not _is_loopback(a)) or tuple(addresses)
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
 def _is_public(address: str) -> bool:

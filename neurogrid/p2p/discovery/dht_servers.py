@@ -17,7 +17,7 @@ from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from neurogrid.errors import NeuroGridError, PeerUnreachableError
+from neurogrid.errors import NeuroGridError
 from neurogrid.p2p.discovery.dht_kademlia import (
     Kademlia,
     KademliaNetwork,
@@ -25,7 +25,9 @@ from neurogrid.p2p.discovery.dht_kademlia import (
     key_in_bucket,
 )
 from neurogrid.p2p.discovery.dht_lookup import Lookup
+from neurogrid.p2p.discovery.dht_reach import ask_anybody
 from neurogrid.p2p.discovery.dht_requests import Answer, ask, dialable, find_node
+from neurogrid.p2p.discovery.explanation import dial_outcome
 from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt
 from neurogrid.p2p.host import Host
 
@@ -122,13 +124,13 @@ class Servers:
         """
         peer_id = peer.to_base58()
         addresses = dialable([str(a) for a in self._book.addrs(peer)], peer_id)
-        is_connected = peer_id in self._host.connected_peers
-        if not is_connected and not addresses:
-            raise PeerUnreachableError("no address of it that can be dialled is known")
         try:
-            if not is_connected:
-                await self._host.connect_any(addresses)
-            answer = await ask(self._host, peer_id, self._protocol_id, question)
+            answer = await ask_anybody(
+                self._host,
+                peer_id,
+                addresses,
+                lambda: ask(self._host, peer_id, self._protocol_id, question),
+            )
         except NeuroGridError:
             self._kademlia.remove_server(peer)
             self._avoid(peer)
@@ -213,7 +215,7 @@ class Servers:
             return await self.ask(server, question)
         except NeuroGridError as exc:
             text = f"{what}: server {server.to_base58()}"
-            self._on_attempt(Attempt("dht", text, str(exc), is_good=False))
+            self._on_attempt(Attempt("dht", text, dial_outcome(exc), is_good=False))
             return None
 
     def _remember(self, server: ID, addresses: Sequence[str]) -> None:

@@ -116,6 +116,7 @@ class Discovery:
         mode: Mode = "auto",
         bootstrap: Sequence[str] = (),
         verify: Verify | None = None,
+        may_know: Callable[[str], bool] = lambda peer_id: True,
         is_reachable: Callable[[], bool | None] = lambda: None,
         timing: DhtTiming | None = None,
     ) -> Dht:
@@ -138,6 +139,7 @@ class Discovery:
                 mode=mode,
                 bootstrap=bootstrap,
                 verify=verify,
+                may_know=may_know,
                 is_reachable=is_reachable,
                 timing=timing or DhtTiming(),
                 on_sighting=self.report,

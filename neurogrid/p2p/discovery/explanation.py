@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from neurogrid.errors import ConfigurationError, NeuroGridError
+from neurogrid.errors import ConfigurationError, NeuroGridError, PeerRefusedError
 from neurogrid.p2p.discovery.sighting import Attempt
 
 __all__ = ["Attempts", "Explanation", "dial_outcome"]
@@ -79,6 +79,8 @@ def dial_outcome(error: NeuroGridError) -> str:
 def _kind(error: NeuroGridError) -> str:
     if isinstance(error, ConfigurationError):
         return "no common transport"
+    if isinstance(error, PeerRefusedError):
+        return "refused"
     for number in _error_numbers(error):
         if number == errno.ECONNREFUSED:
             return "refused"

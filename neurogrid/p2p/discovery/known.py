@@ -6,7 +6,7 @@ Pure: sightings in, changes out. A source that says again what it said changes n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -29,11 +29,13 @@ class PeerFound:
         peer_id: whom (base58).
         addresses: full multiaddrs, the nearest first; at least one.
         sources: those that have it now: "mdns", "dht", "bootstrap", "ticket".
+        role: what the peer says that it is: "worker", "coordinator" or "peer"; empty where no source knows.
     """
 
     peer_id: str
     addresses: tuple[str, ...]
     sources: frozenset[str]
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class KnownPeers:
 
     def __init__(self, own_peer_id: str) -> None:
         self._own_peer_id = own_peer_id
-        self._by_source: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._by_source: dict[str, dict[str, Sighting]] = {}
         self._known: dict[str, PeerFound] = {}
         self.num_left_out = 0
 
@@ -74,8 +76,8 @@ class KnownPeers:
         if peer_id not in self._known and len(self._known) >= MAX_PEERS:
             self.num_left_out += 1
             return None
-        addresses = sighting.addresses[:MAX_ADDRESSES_FROM_SOURCE]
-        self._by_source.setdefault(peer_id, {})[sighting.source] = addresses
+        kept = replace(sighting, addresses=sighting.addresses[:MAX_ADDRESSES_FROM_SOURCE])
+        self._by_source.setdefault(peer_id, {})[sighting.source] = kept
         return self._update(peer_id)
 
     def _lose(self, peer_id: str, source: str) -> PeerChange | None:
@@ -91,8 +93,11 @@ class KnownPeers:
     def _update(self, peer_id: str) -> PeerFound | None:
         sources = self._by_source[peer_id]
         ordered = sorted(sources, key=lambda source: source != _NEAREST)
-        unique = dict.fromkeys(address for source in ordered for address in sources[source])
-        found = PeerFound(peer_id, tuple(unique), frozenset(sources))
+        unique = dict.fromkeys(
+            address for source in ordered for address in sources[source].addresses
+        )
+        role = next((said.role for said in sources.values() if said.role), "")
+        found = PeerFound(peer_id, tuple(unique), frozenset(sources), role)
         if self._known.get(peer_id) == found:
             return None
         self._known[peer_id] = found

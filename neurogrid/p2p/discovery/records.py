@@ -32,6 +32,8 @@ from neurogrid.p2p.wire.messages import Data
 __all__ = [
     "MAX_ADDRESSES",
     "MAX_CERTIFICATE_BYTES",
+    "MAX_LAYER_RANGES",
+    "MAX_MODEL_CHARS",
     "MAX_RECORD_BYTES",
     "MemberRecord",
     "RecordFault",

@@ -24,8 +24,9 @@ from neurogrid.p2p.wire.messages import Data
 
 __all__ = ["CLOCK_SKEW", "MAX_LIFETIME", "MAX_MEMBERS", "Acceptance", "RecordBook", "Verify"]
 
-Verify: TypeAlias = Callable[[str, bytes], None]
-"""`verify(peer_id, certificate)` returns if the certificate makes the peer a member, else raises a NeuroGridError."""
+Verify: TypeAlias = Callable[[str, str, bytes], None]
+"""`verify(peer_id, role, certificate)` returns if the certificate makes the peer a member in the role that its record
+names, else raises a NeuroGridError (`Admission.verify`)."""
 
 MAX_LIFETIME: Final = 3600
 """Seconds from now that a record may be valid at most: so long at worst a dead member is listed."""
@@ -157,7 +158,7 @@ class RecordBook:
         if self._verify is None:
             return
         try:
-            self._verify(record.peer_id, record.certificate)
+            self._verify(record.peer_id, record.role, record.certificate)
         except NeuroGridError as exc:
             raise RecordRefusedError(RecordFault.UNTRUSTED, printable_line(str(exc))[:200]) from exc
 

@@ -112,6 +112,7 @@ class RecordExchange:
     def close(self) -> None:
         """Answer nobody any more."""
         self._is_closed = True
+        self._host.remove_stream_handler(RECORD_PROTOCOL)
 
     async def ask(self, peer_id: str) -> Acceptance | None:
         """Exchange records with a connected peer; None if it is no member and only looks.

@@ -21,12 +21,14 @@ class Sighting:
         addresses: full multiaddrs that end in `/p2p/` and this peer id, the most useful first; none when lost.
         source: who reports it: "mdns", "dht", "bootstrap" or "ticket".
         is_lost: whether the peer said goodbye or has not been heard of for too long.
+        role: what the peer says that it is; empty where the source does not know.
     """
 
     peer_id: str
     addresses: tuple[str, ...]
     source: str
     is_lost: bool = False
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)

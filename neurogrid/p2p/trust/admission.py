@@ -84,6 +84,27 @@ class Admission(ABC):
             RefusedError: it is not admitted.
         """
 
+    def verify(self, peer_id: str, role: str, certificate: bytes) -> None:  # noqa: B027 - by default nothing
+        """Check that a peer is what it says in something that it signed, whether this host admits that or not.
+
+        Args:
+            peer_id: who signed (base58).
+            role: what it says that it is.
+            certificate: the signed form that came with it, or nothing.
+
+        Raises:
+            RefusedError: it is not, or no more.
+        """
+
+    @property
+    def own_certificate(self) -> bytes | None:
+        """The signed form by which others verify this host; empty where none is needed, None while there is none."""
+        return b""
+
+    def may_know(self, peer_id: str) -> bool:
+        """Whether a peer could pass `verify` at all."""
+        return True
+
     def take_issued(self, data: bytes) -> None:  # noqa: B027 - by default nothing
         """Use a certificate that a peer has issued for us.
 
@@ -189,15 +210,25 @@ class AllowList(Admission):
     def judge(self, peer_id: str, shown: Credentials) -> Admitted:
         return self._admit(peer_id)
 
+    def verify(self, peer_id: str, role: str, certificate: bytes) -> None:
+        check_said_role(role, self._role_of(peer_id), "the list")
+
+    def may_know(self, peer_id: str) -> bool:
+        return peer_id in self._roles
+
     def _admit(self, peer_id: str) -> Admitted:
+        role = self._role_of(peer_id)
+        check_role(role, self._admits)
+        return Admitted(peer_id, role)
+
+    def _role_of(self, peer_id: str) -> str:
         role = self._roles.get(peer_id)
         if role is None:
             raise RefusedError(
                 Refusal.NOT_ON_LIST,
                 f"{peer_id} is not on the list of allowed peers (--allow {peer_id}=ROLE)",
             )
-        check_role(role, self._admits)
-        return Admitted(peer_id, role)
+        return role
 
 
 def parse_allow(text: str) -> tuple[str, str]:
@@ -222,6 +253,18 @@ def check_role(role: str, admits: frozenset[str] | None) -> None:
         raise RefusedError(
             Refusal.ROLE_NOT_ADMITTED,
             f"its role is {role}; admitted here: {', '.join(sorted(admits)) or 'none'}",
+        )
+
+
+def check_said_role(said: str, role: str, source: str) -> None:
+    """Check that what a peer says it is agrees with what it is by a certificate or a list.
+
+    Raises:
+        RefusedError: ROLE_NOT_ADMITTED.
+    """
+    if said != role:
+        raise RefusedError(
+            Refusal.ROLE_NOT_ADMITTED, f"it says that it is a {said}, and {source} says {role}"
         )
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.trust.admission import Admission, Admitted, check_role
+from neurogrid.p2p.trust.admission import Admission, Admitted, check_role, check_said_role
 from neurogrid.p2p.trust.certificate import Certificate, format_time
 from neurogrid.p2p.trust.cluster import Cluster
 from neurogrid.p2p.trust.join_token import JoinToken
@@ -136,19 +136,17 @@ class ClusterAdmission(Admission):
         logger.info("renewed the certificate of %s (%s)", peer_id, certificate.role)
         return _admitted(renewed, is_issuer=shown.is_issuer, is_new=True)
 
-    def verify(self, peer_id: str, certificate: bytes) -> None:
-        """Check that a peer is a member, in whatever role: for what it signed and others hand on.
-
-        Args:
-            peer_id: who signed (base58).
-            certificate: the signed form that came with it.
-
-        Raises:
-            RefusedError: it is no member, or no more.
-        """
+    def verify(self, peer_id: str, role: str, certificate: bytes) -> None:
         if not certificate:
             raise RefusedError(Refusal.CERTIFICATE_REQUIRED, "no certificate came with it")
-        self._check(peer_id, Certificate.decode(certificate, self.membership.cluster_key))
+        shown = Certificate.decode(certificate, self.membership.cluster_key)
+        self._check(peer_id, shown)
+        check_said_role(role, shown.role, "its certificate")
+
+    @property
+    def own_certificate(self) -> bytes | None:
+        certificate = self.membership.certificate
+        return None if certificate is None else certificate.data
 
     def recheck(self, admitted: Admitted) -> None:
         if admitted.not_after is None or admitted.serial is None:

@@ -10,6 +10,9 @@ exchange on the open connection.
 A stream that comes while its peer's exchange is under way waits for the end of it, so that neither side need know
 when exactly the other has made up its mind.
 
+A host that takes part in a DHT serves it to strangers too: their connections are kept, as many as there is room for,
+and nothing else is served on them.
+
 Who is admitted is `Admission`'s to say; how streams are made is `Host`'s.
 
 Source: protocol_spec/trust.md.
@@ -38,6 +41,7 @@ from neurogrid.p2p.trust.limits import (
     GOODBYE_TIMEOUT,
     MAX_EXCHANGES_PER_PEER,
     MAX_HELD_STREAMS,
+    MAX_STRANGERS,
     MAX_UNADMITTED,
 )
 from neurogrid.p2p.trust.messages import (
@@ -139,6 +143,10 @@ class Gate:
         self._on_admitted = on_admitted
         self._peers: dict[str, _Peer] = {}
         self._tolerated: dict[str, frozenset[str]] = {}
+        self._for_strangers: frozenset[str] = frozenset()
+        self._strangers: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # who stay although they were refused
         self._refusals: OrderedDict[str, NotAdmittedError] = OrderedDict()
         self._log = RefusalLog(logger)
         self._changed = trio.Event()
@@ -161,9 +169,21 @@ class Gate:
         """Keep connections to a peer that is not admitted, and serve it these protocols besides."""
         self._tolerated[peer_id] = frozenset(protocol_ids)
 
+    def serve_strangers(self, protocol_ids: Iterable[str]) -> None:
+        """Serve these protocols, and ask for them, where nobody is admitted; keep connections for their sake."""
+        self._for_strangers |= frozenset(protocol_ids)
+
+    def refuse_strangers(self, protocol_ids: Iterable[str]) -> None:
+        """Take back what `serve_strangers` granted; whom nothing is left for is disconnected."""
+        self._for_strangers -= frozenset(protocol_ids)
+        if not self._for_strangers:
+            for peer_id in self._strangers:
+                self._host.start_soon(self._disconnect, peer_id)
+            self._strangers.clear()
+
     def may_ask(self, peer_id: str, protocol_ids: Sequence[str]) -> bool:
         """Whether this host may open a stream to a peer."""
-        allowed = OPEN_PROTOCOLS | self._tolerated.get(peer_id, frozenset())
+        allowed = OPEN_PROTOCOLS | self._for_strangers | self._tolerated.get(peer_id, frozenset())
         return self.is_admitted(peer_id) or allowed.issuperset(protocol_ids)
 
     def connected(self, peer_id: str, *, is_dialler: bool) -> None:
@@ -193,6 +213,7 @@ class Gate:
     def disconnected(self, peer_id: str) -> bool:
         """The last connection to a peer is gone; whether those above had been told of it."""
         peer = self._peers.pop(peer_id, None)
+        self._strangers.pop(peer_id, None)
         if peer is None:
             return False
         if not peer.is_admitted and peer.error is None:
@@ -220,7 +241,9 @@ class Gate:
 
     async def lets_in(self, peer_id: str, protocol_id: str) -> bool:
         """Whether a stream that a peer opened may be served; waits while the peer's exchange is under way."""
-        if protocol_id in OPEN_PROTOCOLS or protocol_id in self._tolerated.get(peer_id, ()):
+        if protocol_id in OPEN_PROTOCOLS or protocol_id in self._for_strangers:
+            return True
+        if protocol_id in self._tolerated.get(peer_id, ()):
             return True
         with self._known(peer_id) as peer:
             is_undecided = not peer.is_connected or peer.num_exchanges
@@ -428,6 +451,7 @@ class Gate:
     def _settle(self, peer_id: str, peer: _Peer) -> None:
         peer.error = None
         peer.settled.set()
+        self._strangers.pop(peer_id, None)
         if peer.is_news and self._peers.get(peer_id) is peer:
             peer.is_news, peer.was_announced = False, True
             self._on_admitted(peer_id)
@@ -445,13 +469,21 @@ class Gate:
         elif isinstance(error, RemoteProtocolError):
             refused = _as_refused(error)
             if peer_id not in self._tolerated:
-                self._log.refused(peer_id, refused.reason, str(refused))
+                self._log_refusal(peer_id, refused)
             error = NotAdmittedError(peer_id, refused.reason, str(refused), refused_by_peer=False)
         peer.error = error
         if isinstance(error, NotAdmittedError):
             self._refusals[peer_id] = error
             if len(self._refusals) > MAX_REMEMBERED:
                 self._refusals.popitem(last=False)
+
+    def _log_refusal(self, peer_id: str, refused: RefusedError) -> None:
+        """Strangers who come for what they are served are no cause for a warning, and those who show nothing none
+        for a line."""
+        if not self._for_strangers:
+            self._log.refused(peer_id, refused.reason, str(refused))
+        elif refused.reason not in (Refusal.TIMED_OUT, Refusal.NOT_SPOKEN):
+            self._log.refused(peer_id, refused.reason, str(refused), level=logging.INFO)
 
     async def _expect(self, peer_id: str, peer: _Peer) -> None:
         """Disconnect a peer that dialled and then shows nothing."""
@@ -476,8 +508,16 @@ class Gate:
             self._host.start_soon(self._disconnect, peer_id)
 
     async def _disconnect(self, peer_id: str) -> None:
+        """Close the connections to a peer, unless there is something that it may have all the same."""
         if peer_id in self._tolerated:
             return
+        peer = self._peers.get(peer_id)
+        # Who was admitted before has streams open.
+        if self._for_strangers and peer is not None and not peer.was_announced:
+            self._strangers[peer_id] = None
+            if len(self._strangers) <= MAX_STRANGERS:
+                return
+            peer_id, _ = self._strangers.popitem(last=False)
         try:
             await self._host.disconnect(peer_id)
         except TransportError as exc:

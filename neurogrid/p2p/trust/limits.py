@@ -81,6 +81,9 @@ ISSUER_RECHECK_INTERVAL: Final = 2.0
 
 # Connections whose peer has shown nothing yet. An honest one takes some milliseconds, so the oldest has to go.
 MAX_UNADMITTED: Final = 32
+# Connections to peers that are served a DHT and nothing else. A server of one knows some dozens of others; of a host's
+# 256 connections most are to be its cluster's.
+MAX_STRANGERS: Final = 64
 # A peer has one exchange under way from each side, and one more while a connection is replaced.
 MAX_EXCHANGES_PER_PEER: Final = 2
 # Streams of a peer that wait until its exchange, which is under way, is over.

@@ -19,7 +19,7 @@ MAX_REMEMBERED = 1024
 
 
 class RefusalLog:
-    """Writes warnings, each peer and reason once an hour, at most `MAX_LOG_LINES` a minute.
+    """Writes lines, warnings by default, each peer and reason once an hour, at most `MAX_LOG_LINES` a minute.
 
     Args:
         logger: where they go.
@@ -36,7 +36,9 @@ class RefusalLog:
         self._num_lines = 0
         self._num_omitted = 0
 
-    def refused(self, peer_id: str, reason: int, text: str) -> None:
+    def refused(
+        self, peer_id: str, reason: int, text: str, *, level: int = logging.WARNING
+    ) -> None:
         """Note that a peer was refused."""
         now = self._clock()
         if now - self._window_start >= WINDOW:
@@ -55,4 +57,4 @@ class RefusalLog:
         self._named.move_to_end(key)
         if len(self._named) > MAX_REMEMBERED:
             self._named.popitem(last=False)
-        self._logger.warning("refused %s: %s", peer_id, text)
+        self._logger.log(level, "refused %s: %s", peer_id, text)
