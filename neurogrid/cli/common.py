@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
+from neurogrid.cli.finding import add_finding_options
 from neurogrid.cli.reach import add_reach_options
 from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
@@ -26,17 +27,14 @@ from neurogrid.exception_groups import unwrap_errors
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-    from neurogrid.inference.finding import FindingSettings
-
 __all__ = [
     "ArgumentParser",
     "DEFAULT_PORT",
     "ExitStatus",
     "Listening",
+    "TO_OPEN",
     "add_common_options",
-    "finding",
     "listening",
-    "peer_address",
     "positive_float",
     "positive_int",
     "run_command",
@@ -101,18 +99,6 @@ def positive_float(text: str) -> float:
     return value
 
 
-def peer_address(text: str) -> str:
-    """An argparse type: the full multiaddr of a peer."""
-    # Here, not above: --help needs no libp2p, which takes a second.
-    from neurogrid.p2p.host import parse_peer_address
-
-    try:
-        parse_peer_address(text)
-    except ConfigurationError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from exc
-    return text
-
-
 def size_in_bytes(text: str) -> int:
     """An argparse type: bytes, with an optional unit (k, M, G, T are powers of 1024; kB is 1000)."""
     number = text.strip().rstrip("bBiIkKmMgGtT")
@@ -173,18 +159,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
     )
     add_trust_options(network, is_worker=is_worker)
     add_reach_options(network)
-    network.add_argument(
-        "--disable-mdns",
-        action="store_true",
-        help="neither announce this peer on the local network nor look for others there",
-    )
-    network.add_argument(
-        "--mdns-interface",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="keep to this interface for that, by name or address; may be given again (default: all)",
-    )
+    add_finding_options(network, is_worker=is_worker)
     parser.add_argument(
         "--log-level",
         choices=_LOG_LEVELS,
@@ -227,31 +202,6 @@ def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
     if options.port is not None:
         return Listening((f"/ip4/{ip}/tcp/{options.port}",))
     return Listening((f"/ip4/{ip}/tcp/{DEFAULT_PORT}",), (f"/ip4/{ip}/tcp/0",))
-
-
-def finding(options: argparse.Namespace, where: Listening) -> FindingSettings:
-    """By which means peers are found, from the options.
-
-    Raises:
-        ConfigurationError: contradicting options.
-    """
-    from neurogrid.inference.finding import FindingSettings
-
-    if options.mdns_interface and options.disable_mdns:
-        raise ConfigurationError("give either --mdns-interface or --disable-mdns, not both")
-    is_reachable = not all(is_loopback(address) for address in where.addresses)
-    if options.mdns_interface and not is_reachable:
-        raise ConfigurationError(
-            "--mdns-interface has nothing to announce: this peer listens on loopback only. For others "
-            f"add {TO_OPEN}"
-        )
-    return FindingSettings(
-        mdns=is_reachable and not options.disable_mdns,
-        why_no_mdns="--disable-mdns"
-        if options.disable_mdns
-        else "this peer listens on loopback only (--help, --insecure and --cluster)",
-        mdns_interfaces=tuple(options.mdns_interface),
-    )
 
 
 def warn_of_loopback(where: Listening, *, is_chosen: bool) -> None:

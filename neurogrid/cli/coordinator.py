@@ -18,19 +18,19 @@ import trio
 from neurogrid.cli.cache import add_cache_options, cache_of
 from neurogrid.cli.cluster import add_cluster_options, is_asked, manage_cluster
 from neurogrid.cli.common import (
+    TO_OPEN,
     ArgumentParser,
     ExitStatus,
     Listening,
     add_common_options,
-    finding,
     listening,
-    peer_address,
     positive_float,
     positive_int,
     run_command,
     set_up_logging,
     warn_of_loopback,
 )
+from neurogrid.cli.finding import bootstrap_peers, finding, peer_address
 from neurogrid.cli.reach import explain_reach, reaching
 from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
@@ -91,14 +91,6 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="MULTIADDR",
         help="a worker to dial, as it printed its address; may be given again",
-    )
-    workers.add_argument(
-        "--bootstrap",
-        action="append",
-        type=peer_address,
-        default=[],
-        metavar="MULTIADDR",
-        help="another peer to dial; used if it is a worker, but not waited for",
     )
     workers.add_argument(
         "--local-workers",
@@ -254,14 +246,17 @@ async def _generate(options: argparse.Namespace) -> int:
 async def _diagnose(options: argparse.Namespace) -> int:
     """Print which workers are there, and what was tried to find them; a failure if there are too few."""
     where = listening(options, port_flag="--p2p-port")
-    how, how_reached = finding(options, where), reaching(options, where.addresses)
+    how_reached = reaching(options, where.addresses)
     trust = trust_of(options, is_worker=False)
     warn_of_loopback(where, is_chosen=bool(options.listen))
+    bootstrap = bootstrap_peers(options)
+    how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
 
     from neurogrid.inference.finding import open_discovery
     from neurogrid.inference.gathering import look_for_workers
     from neurogrid.inference.reaching import open_reach
     from neurogrid.p2p import Identity, Protocol, open_host
+    from neurogrid.p2p.discovery.dht import Announcement
 
     identity = Identity.load(trust.identity_file) if trust.identity_file else None
     async with open_host(
@@ -272,11 +267,14 @@ async def _diagnose(options: argparse.Namespace) -> int:
     ) as host:
         protocol = Protocol(host, role="coordinator")
         reach = await open_reach(host, how_reached)
-        async with open_discovery(host, how) as discovery:
+        announcement = Announcement("coordinator")
+        async with open_discovery(
+            host, how, announcement=lambda: announcement, admission=trust.admission
+        ) as discovery:
             workers = await look_for_workers(
                 protocol,
                 discovery,
-                addresses=[*options.peer, *options.bootstrap],
+                addresses=[*options.peer, *(() if how.dht else bootstrap)],
                 wait=options.wait or DIAGNOSE_WAIT,
             )
             await explain_reach(reach, discovery)
@@ -288,12 +286,15 @@ async def _diagnose(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> CoordinatorSettings:
     from neurogrid.inference.coordinator import CoordinatorSettings
 
+    bootstrap = bootstrap_peers(options)
+    how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
     return CoordinatorSettings(
         model=options.model,
         model_name=options.model_name,
         peers=tuple(options.peer),
-        bootstrap=tuple(options.bootstrap),
-        finding=finding(options, where),
+        # In a DHT they may be anybody: workers are found among the members.
+        bootstrap=() if how.dht else bootstrap,
+        finding=how,
         reach=reaching(options, where.addresses),
         min_peers=options.min_peers,
         local_workers=options.local_workers,

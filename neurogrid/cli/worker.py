@@ -14,18 +14,18 @@ import trio
 
 from neurogrid.cli.cache import add_cache_options, cache_of
 from neurogrid.cli.common import (
+    TO_OPEN,
     ArgumentParser,
     ExitStatus,
     add_common_options,
-    finding,
     listening,
-    peer_address,
     positive_int,
     run_command,
     set_up_logging,
     size_in_bytes,
     warn_of_loopback,
 )
+from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.reach import reaching
 from neurogrid.cli.trust import trust_of
 
@@ -42,14 +42,6 @@ def build_parser() -> argparse.ArgumentParser:
         "needed on disk: config and weights come from the coordinator.",
     )
     add_common_options(parser, port_flag="--port", is_worker=True)
-    parser.add_argument(
-        "--bootstrap",
-        action="append",
-        type=peer_address,
-        default=[],
-        metavar="MULTIADDR",
-        help="a coordinator to dial, e.g. /ip4/192.168.1.5/tcp/9000/p2p/12D3...; may be given again",
-    )
     device = parser.add_argument_group("device").add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on CUDA device N")
     device.add_argument(
@@ -99,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     async def serve() -> int:
         where = listening(options, port_flag="--port")
         trust = trust_of(options, is_worker=True)
+        bootstrap = bootstrap_peers(options)
+        how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
         warn_of_loopback(where, is_chosen=bool(options.listen))
         # Here, not above: torch and transformers take seconds, and --help needs neither.
         from neurogrid.inference.worker import WorkerSettings, open_worker
@@ -112,8 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             memory_limit=options.memory_limit,
             model=options.model,
             wait_for_assignment=options.wait_for_assignment,
-            bootstrap=(*options.bootstrap, *trust.bootstrap),
-            finding=finding(options, where),
+            # In a DHT they may be anybody: coordinators are found among the members.
+            bootstrap=(*(() if how.dht else bootstrap), *trust.bootstrap),
+            finding=how,
             reach=reaching(options, where.addresses),
             max_seq_len=options.max_seq_len,
             cache=cache_of(options),

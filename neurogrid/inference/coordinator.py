@@ -44,6 +44,8 @@ from neurogrid.inference.sampling import Sampler, SamplingParams
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.discovery.dht import Announcement
+from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
 from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
@@ -247,7 +249,15 @@ async def open_coordinator(
                     max_seq_len=settings.max_seq_len,
                 )
             )
-        discovery = await stack.enter_async_context(open_discovery(host, settings.finding))
+        announcement = Announcement("coordinator", model=model.name[:MAX_MODEL_CHARS])
+        discovery = await stack.enter_async_context(
+            open_discovery(
+                host,
+                settings.finding,
+                announcement=lambda: announcement,
+                admission=settings.admission,
+            )
+        )
         remote = await gather_workers(
             protocol,
             discovery,
@@ -300,7 +310,7 @@ def _num_awaited(settings: CoordinatorSettings) -> int:
     named = {parse_peer_address(address)[1] for address in settings.peers}
     num_awaited = settings.min_peers
     if num_awaited is None:
-        num_awaited = len(named) + settings.local_workers or int(settings.finding.mdns)
+        num_awaited = len(named) + settings.local_workers or int(settings.finding.is_looking)
     if num_awaited < 1:
         raise ConfigurationError(
             "there is no worker to run on: name some with --peer, start some here with "

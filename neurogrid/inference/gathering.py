@@ -139,10 +139,10 @@ class _Gathering:
             await trio.sleep(RETRY_DELAY)
 
     async def follow(self) -> None:
-        """Dial whoever is found."""
+        """Dial whoever is found and may be a worker."""
         assert self.nursery is not None
         async for change in self._discovery.peers():
-            if isinstance(change, PeerFound):
+            if isinstance(change, PeerFound) and change.role in ("", "worker"):
                 self.nursery.start_soon(self._dial_found, change)
 
     async def _dial_found(self, found: PeerFound) -> None:

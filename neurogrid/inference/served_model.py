@@ -96,6 +96,7 @@ class ServedModel:
     """One model on one device: the layers that are held, each with its content id.
 
     Attributes:
+        name: what its coordinator calls it.
         fingerprint: SHA-256 of the canonical checkpoint config.
         dtype: what the stage computes in.
         costs: bytes of each layer, whether held or not.
@@ -108,6 +109,7 @@ class ServedModel:
             RequestRefusedError: CONFIG_INVALID or MODEL_UNSUPPORTED, with the reason.
         """
         raw = checkpoint_config_of(config)
+        self.name = config.model_name
         self.device = device
         self.dtype = _DTYPES[config.dtype or "float16"]
         self.held: dict[int, HeldLayer] = {}

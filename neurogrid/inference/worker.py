@@ -27,6 +27,8 @@ from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.device import device_name, select_device
+from neurogrid.p2p.discovery.dht import Announcement
+from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
 from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
@@ -76,6 +78,16 @@ class Worker:
     def held_layers(self) -> tuple[int, ...]:
         """Layers in memory."""
         return tuple(sorted(self._state.model.held)) if self._state.model else ()
+
+    def announcement(self) -> Announcement:
+        """What this worker says of itself to whoever looks for workers."""
+        model = self._state.model
+        return Announcement(
+            "worker",
+            model=model.name[:MAX_MODEL_CHARS] if model is not None else "",
+            free_memory=self._state.memory().free_bytes,
+            layers=layer_ranges(self.held_layers)[:MAX_LAYER_RANGES],
+        )
 
     def _on_peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         logger.debug("the stream with %s ended: %s", peer_id, reason)
@@ -135,7 +147,12 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             for address in settings.bootstrap:
                 host.start_soon(_keep_connected, host, protocol, address)
             # Last: whoever finds this worker may use it.
-            async with open_discovery(host, settings.finding):
+            async with open_discovery(
+                host,
+                settings.finding,
+                announcement=worker.announcement,
+                admission=settings.admission,
+            ):
                 yield worker
 
 

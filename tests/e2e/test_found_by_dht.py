@@ -1,0 +1,98 @@
+"""Two LANs and a router without multicast: who is found through one bootstrap peer, by real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from neurogrid.p2p.trust import Cluster
+from tests.e2e.members import make_member
+from tests.e2e.namespaces.netns import Lan, Machine, Network, needs_namespaces, network
+from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+
+__all__ = ["needs_namespaces"]
+
+pytestmark = pytest.mark.usefixtures("needs_namespaces")
+
+COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
+WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
+PROMPT = ("--prompt", "A function definition", "--max-tokens", "8")
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network() as made:
+        yield made
+
+
+def two_lans(net: Network, near: int, far: int) -> tuple[Lan, Lan]:
+    lans = net.lan(near), net.lan(far)
+    net.router(*lans)
+    return lans
+
+
+def coordinator_on(machine: Machine, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        machine.command([*COORDINATOR, *args]),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=ENVIRONMENT,
+        check=False,
+    )
+
+
+def workers_on(
+    stack: ExitStack, machines: Sequence[Machine], directory: Path, *args: str
+) -> list[WorkerProcess]:
+    return [
+        stack.enter_context(start_worker(directory, *args, command=machine.command(WORKER)))
+        for machine in machines
+    ]
+
+
+def address_on(machine: Machine, worker: WorkerProcess) -> str:
+    """Where a worker is that listens on all addresses of its machine."""
+    port = worker.address.split("/")[4]
+    return f"/ip4/{machine.address}/tcp/{port}/p2p/{worker.peer_id}"
+
+
+def test_a_cluster_generates_over_two_lans_through_a_worker_of_another(
+    net: Network, tmp_path: Path
+) -> None:
+    near, far = two_lans(net, 2, 2)
+    ours, theirs = Cluster.create(tmp_path / "ours"), Cluster.create(tmp_path / "theirs")
+    make_member(theirs, tmp_path / "outsider")
+    with ExitStack() as stack:
+        (outsider,) = workers_on(
+            stack, near.machines[1:], tmp_path, "--cluster", str(tmp_path / "outsider"), "--dht"
+        )
+        (tmp_path / "peers").write_text(f"{address_on(near.machines[1], outsider)}  # known\n")
+        dht = ("--dht", "--bootstrap", f"@{tmp_path / 'peers'}")
+        workers = []
+        for number, machine in enumerate(far.machines):
+            make_member(ours, tmp_path / f"member {number}")
+            member = ("--cluster", str(tmp_path / f"member {number}"))
+            workers += workers_on(stack, [machine], tmp_path, *member, *dht)
+        cluster = ("--cluster", str(tmp_path / "ours"), "--min-peers", "2", *dht)
+        ended = coordinator_on(near.machines[0], *PROMPT, *cluster)
+        assert ended.returncode == 0, ended.stderr + workers[0].log
+        alone = coordinator_on(near.machines[0], *PROMPT, "--local-workers", "1")
+        assert ended.stdout == alone.stdout
+
+        listed = coordinator_on(near.machines[0], "--diagnose", "--wait", "10", *cluster)
+        assert listed.returncode == 0, listed.stdout + listed.stderr
+        assert "2 workers found" in listed.stdout
+        table, _, found = listed.stdout.partition("2 workers found")
+        assert outsider.peer_id in table
+        assert outsider.peer_id not in found
+        for worker in workers:
+            assert f"record of {worker.peer_id}" in table
+            assert worker.peer_id in found
+        # The outsider served its DHT to everybody, and nothing else to anybody.
+        assert "serves" not in outsider.log
