@@ -267,18 +267,14 @@ def test_a_roomy_spare_stands_by_with_several_stages() -> None:
 
 def test_layers_of_an_older_plan_take_room_until_they_are_drained() -> None:
     model = ModelSize((LayerSize(100, 10),) * 4)
-    free = PeerCapacity("a", 500)
-    assert len(make_plan(model, [free]).stages) == 1
-    # The same layers are there once, the caches of both plans beside each other.
-    same = replace(free, kept=KeptLayers(0, 4, cache_bytes=10))
-    assert len(make_plan(model, [same]).stages) == 1
-    with pytest.raises(CapacityError):
-        make_plan(model, [replace(free, kept=KeptLayers(0, 4, cache_bytes=11))])
-    other = PeerCapacity("b", 1000, kept=KeptLayers(2, 4))
-    plan = make_plan(model, [PeerCapacity("a", 300, kept=KeptLayers(0, 2)), other], num_stages=2)
-    first = plan.stages[0]
-    assert first.peer_id == "a"
-    assert first.stop <= 2
+    # The same layers are there once.
+    same = PeerCapacity("a", 489, kept=KeptLayers(0, 4))
+    assert make_plan(model, [same]).stages[0].num_bytes == 440
+    peers = [PeerCapacity("a", 300, kept=KeptLayers(0, 2)), PeerCapacity("b", 300)]
+    plan = make_plan(model, peers)
+    assert [(s.peer_id, s.start, s.stop) for s in plan.stages] == [("a", 0, 2), ("b", 2, 4)]
+    with pytest.raises(CapacityError, match="no cut between layers"):
+        make_plan(model, [peers[0], replace(peers[1], kept=KeptLayers(0, 2))])
 
 
 def test_a_mixture_reads_less_than_it_holds() -> None:

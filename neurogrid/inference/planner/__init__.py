@@ -8,10 +8,13 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
     moving    peers keep the layers that they have, where that costs little
     replicas  what the left-over peers stand by with
     planning  all of these, in this order
+    replanning, explaining    what to do when the world changes, and why a plan is as it is
 """
 
+from neurogrid.inference.planner.explaining import Explanation, PeerReport, explain
 from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
 from neurogrid.inference.planner.planning import make_plan
+from neurogrid.inference.planner.replanning import Replanned, keeping, replan
 from neurogrid.inference.planner.world import (
     KeptLayers,
     LayerSize,
@@ -23,15 +26,21 @@ from neurogrid.inference.planner.world import (
 )
 
 __all__ = [
+    "Explanation",
     "KeptLayers",
     "LayerSize",
     "Link",
     "Links",
     "ModelSize",
     "PeerCapacity",
+    "PeerReport",
     "PeerSpeed",
     "Plan",
     "PlannedStage",
+    "Replanned",
     "Replica",
+    "explain",
+    "keeping",
     "make_plan",
+    "replan",
 ]

@@ -38,6 +38,7 @@ class Problem:
 
     Attributes:
         peers: the roomiest first, equal ones by peer id.
+        index_of: peer id to index.
         usable: bytes that each peer can give to weights and caches.
         num_layers: of the model.
         has_seconds: whether the times are seconds; False if they are fractions of memory.
@@ -49,6 +50,7 @@ class Problem:
         workspace = model.workspace_bytes
         self.model = model
         self.peers = sorted(peers, key=lambda peer: (-peer.usable_bytes(workspace), peer.peer_id))
+        self.index_of = {peer.peer_id: index for index, peer in enumerate(self.peers)}
         self.usable = [peer.usable_bytes(workspace) for peer in self.peers]
         self.num_layers = len(model.layers)
         self.has_seconds = any(peer.speed for peer in self.peers)
@@ -158,18 +160,16 @@ class Problem:
 
     def _reach_beside(self, kept: KeptLayers, usable: int) -> list[int]:
         """The same beside layers that stay for older sessions: a layer of both plans is there once."""
-        weights, stops = self._weights, range(self.num_layers + 1)
-        kept_bytes = weights[kept.stop] - weights[kept.start] + kept.cache_bytes
+        stops = range(self.num_layers + 1)
+        kept_bytes = self.num_bytes(kept.start, kept.stop)
 
         def needed(stop: int, start: int) -> int:
             first, last = max(start, kept.start), min(stop, kept.stop)
-            shared = weights[last] - weights[first] if first < last else 0
+            shared = self.num_bytes(first, last) if first < last else 0
             return kept_bytes - shared + self.num_bytes(start, stop)
 
         return [
-            bisect_right(stops, usable, lo=start, key=partial(needed, start=start)) - 1
-            if needed(start, start) <= usable
-            else start
+            max(bisect_right(stops, usable, lo=start, key=partial(needed, start=start)) - 1, start)
             for start in stops
         ]
 

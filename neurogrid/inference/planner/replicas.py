@@ -15,15 +15,34 @@ from neurogrid.inference.planner.problem import Problem
 __all__ = ["place_replicas"]
 
 
-def place_replicas(problem: Problem, stages: Sequence[PlannedStage]) -> tuple[Replica, ...]:
-    """Replicas on all peers without a stage that can hold one, in the order of their layers."""
-    index_of = {peer.peer_id: index for index, peer in enumerate(problem.peers)}
+def place_replicas(
+    problem: Problem, stages: Sequence[PlannedStage], *, standing: Sequence[Replica] = ()
+) -> tuple[Replica, ...]:
+    """Replicas on all peers without a stage that can hold one, in the order of their layers.
+
+    Args:
+        standing: replicas that are there already; they stay, if they are of whole stages and have room.
+    """
+    index_of = problem.index_of
     busy = {index_of[stage.peer_id] for stage in stages}
     counts = [0] * len(stages)
-    slowness = [
-        problem.seconds(None, index_of[stage.peer_id], stage.start, stage.stop) for stage in stages
-    ]
     replicas = []
+    starts, stops = {stage.start for stage in stages}, {stage.stop for stage in stages}
+    for replica in standing:
+        peer = index_of.get(replica.peer_id)
+        is_whole = replica.start in starts and replica.stop in stops
+        if peer is None or peer in busy or not is_whole:
+            continue
+        if problem.fits(peer, replica.start, replica.stop):
+            busy.add(peer)
+            replicas.append(replica)
+            for i, stage in enumerate(stages):
+                counts[i] += replica.start <= stage.start and stage.stop <= replica.stop
+    previous = [None, *(index_of[stage.peer_id] for stage in stages)]
+    slowness = [
+        problem.seconds(before, index_of[stage.peer_id], stage.start, stage.stop)
+        for before, stage in zip(previous, stages, strict=False)
+    ]
     for peer in reversed(range(len(problem.peers))):
         if peer in busy:
             continue

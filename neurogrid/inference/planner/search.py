@@ -120,19 +120,21 @@ def _cut(problem: Problem, order: Order, limit: float) -> Found:
 def _farthest(problem: Problem, num_stages: int, limit: float) -> Order | None:
     """One after another the peer that reaches farthest; of equal ones the least roomy."""
     unused = list(range(len(problem.peers)))
+    usable = problem.usable
     order: list[int] = []
     start, previous = 0, None
     latest = problem.num_layers - num_stages
     for _ in range(num_stages):
         latest += 1
-        reached, peer = max(
-            (min(problem.reach(previous, peer, start, limit), latest), peer) for peer in unused
+        reached, _, peer = max(
+            (min(problem.reach(previous, peer, start, limit), latest), -usable[peer], -peer)
+            for peer in unused
         )
         if reached <= start:
             return None
-        order.append(peer)
-        unused.remove(peer)
-        start, previous = reached, peer
+        start, previous = reached, -peer
+        order.append(previous)
+        unused.remove(previous)
     return tuple(order) if start == problem.num_layers else None
 
 

@@ -79,11 +79,14 @@ class PeerSpeed:
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """Layers [start, stop) that sessions of an older plan still go through, and their caches' bytes."""
+    """Layers [start, stop) that sessions of an older plan still go through.
+
+    Old and new sessions together are no more than were agreed, so a layer of both plans takes its bytes once,
+    caches included.
+    """
 
     start: int
     stop: int
-    cache_bytes: int = 0
 
 
 @dataclass(frozen=True)
