@@ -130,14 +130,22 @@ class NoRouteError(NeuroGridError):
     Attributes:
         layers: which layers.
         peer_id: the peer that held them, and is gone or failed; None where nobody did.
+        unreachable_from: the worker that cannot reach `peer_id`, where that one is there all the same and it is the
+            link between the two that is lost.
     """
 
     def __init__(
-        self, message: str, *, layers: Sequence[int] = (), peer_id: str | None = None
+        self,
+        message: str,
+        *,
+        layers: Sequence[int] = (),
+        peer_id: str | None = None,
+        unreachable_from: str | None = None,
     ) -> None:
         super().__init__(message)
         self.layers = tuple(layers)
         self.peer_id = peer_id
+        self.unreachable_from = unreachable_from
 
 
 class CapacityError(NeuroGridError):

@@ -123,6 +123,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="that many stages (default: fewest that fit)",
     )
     workers.add_argument(
+        "--routing",
+        choices=("chain", "star"),
+        default="chain",
+        help="chain: each worker hands on to the next, unless it cannot reach it; star: every activation "
+        "comes back here in between (default %(default)s)",
+    )
+    workers.add_argument(
         "--skip-weight-transfer",
         action="store_true",
         help="send no weights: workers must hold this model's layers already",
@@ -310,6 +317,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         max_sessions=options.max_sessions,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
+        routing=options.routing,
     )
 
 

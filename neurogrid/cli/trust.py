@@ -143,7 +143,8 @@ def trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
     """
     from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
 
-    admits = {COORDINATOR if is_worker else WORKER}
+    # Workers hand activations on to each other, and are served nothing else.
+    admits = {COORDINATOR, WORKER} if is_worker else {WORKER}
     if options.allow:
         return Trust(AllowList.parse(options.allow, admits=admits), options.identity)
     if not is_checked(options):

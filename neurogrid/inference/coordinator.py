@@ -40,6 +40,7 @@ from neurogrid.inference.planner import PeerCapacity, Plan, make_plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import ReachSettings, open_reach
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
+from neurogrid.inference.routing import Routing, RoutingMode
 from neurogrid.inference.sampling import Sampler, SamplingParams
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
@@ -90,6 +91,7 @@ class CoordinatorSettings:
         max_sessions: sessions at once that memory is set aside for on the workers.
         peer_memory_bytes: assumed for workers that do not tell.
         dtype: to compute in; None for the checkpoint's own.
+        routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
         timeouts: deadlines towards workers.
         protocol_versions: protocol ids to speak; None for all.
     """
@@ -114,6 +116,7 @@ class CoordinatorSettings:
     max_sessions: int = 1
     peer_memory_bytes: int = 8 * GIB
     dtype: str | None = None
+    routing: RoutingMode = "chain"
     timeouts: Timeouts = field(default_factory=Timeouts)
     protocol_versions: tuple[str, ...] | None = None
 
@@ -133,11 +136,13 @@ class Coordinator:
         model: LoadedModel,
         stages: Sequence[PipelineStage],
         workers: Sequence[WorkerInfo],
+        routing: Routing,
     ) -> None:
         self.model = model
         self.stages = tuple(stages)
         self.workers = tuple(workers)
         self._protocol = protocol
+        self._routing = routing
         self._torch_limiter = trio.CapacityLimiter(1)
 
     @property
@@ -169,7 +174,7 @@ class Coordinator:
             # A model whose caches hold only below some length starts over there, by one prefill.
             bound = model.traits.recompute_at
             stop = max_length if bound is None or len(tokens) >= bound else min(max_length, bound)
-            async with open_session(self.stages, max_length=stop) as session:
+            async with open_session(self.stages, self._routing, max_length=stop) as session:
                 while len(tokens) < stop:
                     new_tokens = tokens[session.length :]
                     hidden_BTD = await self._run_torch(
@@ -282,7 +287,7 @@ async def open_coordinator(
             progress=progress,
         )
         progress.ready()
-        yield Coordinator(protocol, model, stages, infos)
+        yield Coordinator(protocol, model, stages, infos, Routing(protocol, settings.routing))
 
 
 async def load_model(settings: CoordinatorSettings) -> LoadedModel:

@@ -1,7 +1,7 @@
 """A session over all stages: hidden states in, hidden states out, through every worker in order.
 
-Star routing: the coordinator sends to each stage and takes its answer. Whatever a stage does instead of
-answering ends the session with an error that names its layers and its peer.
+The stages are one chain, or several where `Routing` cuts them: the answer of one then goes on from here. Whatever
+a stage does instead of answering ends the session with an error that names its layers and its peer.
 
 T = tokens, D = hidden size.
 """
@@ -12,7 +12,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import torch
 import trio
@@ -24,8 +23,9 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from neurogrid.inference.planner import PlannedStage
-from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.inference.chain import Chain, PipelineStage
+from neurogrid.inference.routing import Routing
+from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["PipelineStage", "PipelineSession", "open_session"]
 
@@ -35,35 +35,19 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT = 2.0
 
 
-@dataclass(frozen=True)
-class PipelineStage:
-    """A planned stage and the worker that holds it."""
-
-    stage: PlannedStage
-    worker: RemoteWorker
-
-    def lost(self, exc: NeuroGridError) -> NoRouteError:
-        """The error that says that these layers are gone."""
-        start, stop = self.stage.start, self.stage.stop
-        layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
-        return NoRouteError(
-            f"lost {layers} on worker {self.worker.peer_id}: {exc}",
-            layers=range(start, stop),
-            peer_id=self.worker.peer_id,
-        )
-
-
 class PipelineSession:
     """An open session. Made by `open_session`.
 
     Attributes:
+        session_id: u64, not 0.
+        chains: the way that its activations take.
         length: tokens that have gone through all stages.
     """
 
-    def __init__(self, session_id: int, stages: Sequence[PipelineStage]) -> None:
+    def __init__(self, session_id: int, chains: Sequence[Chain]) -> None:
         self.session_id = session_id
+        self.chains = tuple(chains)
         self.length = 0
-        self._stages = stages
 
     async def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Extend the session by [1, T, D]; returns what leaves the last layer, [1, T, D].
@@ -71,41 +55,87 @@ class PipelineSession:
         Raises:
             NoRouteError: a stage did not answer; names its layers and its peer.
         """
-        for item in self._stages:
-            try:
-                hidden_BTD = await item.worker.forward(
-                    self.session_id,
-                    hidden_BTD,
-                    start=item.stage.start,
-                    stop=item.stage.stop,
-                    position=self.length,
-                )
-            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
-                raise item.lost(exc) from exc
+        for chain in self.chains:
+            hidden_BTD = await chain.forward(self.session_id, hidden_BTD, position=self.length)
         self.length += hidden_BTD.shape[1]
         return hidden_BTD
 
 
 @asynccontextmanager
 async def open_session(
-    stages: Sequence[PipelineStage], *, max_length: int
+    stages: Sequence[PipelineStage], routing: Routing, *, max_length: int
 ) -> AsyncIterator[PipelineSession]:
-    """Open a session of at most `max_length` tokens on every stage; closed when the block is left."""
-    session_id = secrets.randbits(64)
-    for item in stages:
+    """Open a session of at most `max_length` tokens on every stage; closed when the block is left.
+
+    Where a worker cannot reach its successor, the session is opened anew with that link through the coordinator.
+
+    Raises:
+        NoRouteError: a stage does not open it; names its layers and its peer.
+    """
+    session: PipelineSession | None = None
+    while session is None:
+        opening = PipelineSession(secrets.randbits(64) or 1, routing.chains(stages))
+        try:
+            # Each time a link less is left that may turn out to be cut.
+            if await _open(opening, routing, max_length):
+                session = opening
+        finally:
+            if session is None:
+                await _close(opening)
+    try:
+        yield session
+    finally:
+        await _close(session)
+
+
+async def _open(session: PipelineSession, routing: Routing, max_length: int) -> bool:
+    """Open a session on all stages at once; False if some links have to be relayed instead."""
+    lost: list[NoRouteError] = []
+    cut: list[tuple[PipelineStage, PipelineStage, str]] = []
+
+    async def open_on(item: PipelineStage, behind: PipelineStage | None, route: bytes) -> None:
         try:
             await item.worker.open_session(
-                session_id, start=item.stage.start, stop=item.stage.stop, max_length=max_length
+                session.session_id,
+                start=item.stage.start,
+                stop=item.stage.stop,
+                max_length=max_length,
+                route=route,
             )
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
-            raise item.lost(exc) from exc
-    try:
-        yield PipelineSession(session_id, stages)
-    finally:
-        with trio.move_on_after(CLOSE_TIMEOUT) as scope:
-            scope.shield = True
-            for item in stages:
-                try:
-                    await item.worker.close_session(session_id)
-                except NeuroGridError as exc:
-                    logger.debug("could not close a session on %s: %s", item.worker.peer_id, exc)
+            code = exc.code if isinstance(exc, PeerRefusedError) else None
+            if code == ErrorCode.PEER_UNREACHABLE and behind is not None:
+                cut.append((item, behind, str(exc)))
+                return
+            error = item.lost(exc)
+            error.__cause__ = exc
+            lost.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for chain in session.chains:
+            route = routing.signed_route(session.session_id, chain)
+            for item, behind in zip(chain.stages, (*chain.stages[1:], None), strict=True):
+                nursery.start_soon(open_on, item, behind, route)
+    if lost:
+        # First of all those whose worker is gone: that others cannot reach it follows from that.
+        raise lost[0]
+    for before, behind, reason in cut:
+        routing.relay(before, behind, reason)
+    return not cut
+
+
+async def _close(session: PipelineSession) -> None:
+    """Close a session on all stages that can be told."""
+
+    async def close_on(item: PipelineStage) -> None:
+        try:
+            await item.worker.close_session(session.session_id)
+        except NeuroGridError as exc:
+            logger.debug("could not close a session on %s: %s", item.peer_id, exc)
+
+    with trio.move_on_after(CLOSE_TIMEOUT) as scope:
+        scope.shield = True
+        async with trio.open_nursery() as nursery:
+            for chain in session.chains:
+                for item in chain.stages:
+                    nursery.start_soon(close_on, item)

@@ -103,7 +103,7 @@ class RemoteWorkerV10(RemoteWorker):
             await acked.wait(timeout=self.timeouts.layer)
 
     async def open_session(
-        self, session_id: int, *, start: int, stop: int, max_length: int
+        self, session_id: int, *, start: int, stop: int, max_length: int, route: bytes = b""
     ) -> None:
         """Nothing to do: position 0 begins the layer's cache anew."""
 

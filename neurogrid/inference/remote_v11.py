@@ -6,27 +6,25 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.activations import check_answer, pack, unpack
 from neurogrid.inference.remote_worker import Placement, RemoteWorker
-from neurogrid.model.tensors import WIRE_DTYPES, dtype_name, tensor_from_bytes, tensor_to_bytes
+from neurogrid.model.tensors import dtype_name
 from neurogrid.p2p.protocol import new_request_id
 from neurogrid.p2p.transfer import send_blob
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     Assign,
     ConfigAck,
-    ErrorCode,
     MessageType,
     ModelConfig,
     SessionClose,
     SessionOpen,
-    TensorEnvelope,
     TensorMessage,
     config_fingerprint,
     serialize_config,
@@ -40,6 +38,8 @@ LAYERS_IN_FLIGHT = 2
 
 class RemoteWorkerV11(RemoteWorker):
     """See `RemoteWorker`."""
+
+    takes_routes = True
 
     @property
     def protocol_id(self) -> str:
@@ -128,10 +128,14 @@ class RemoteWorkerV11(RemoteWorker):
         )
 
     async def open_session(
-        self, session_id: int, *, start: int, stop: int, max_length: int
+        self, session_id: int, *, start: int, stop: int, max_length: int, route: bytes = b""
     ) -> None:
         opened = SessionOpen(
-            session_id=session_id, start_layer=start, stop_layer=stop, max_length=max_length
+            session_id=session_id,
+            start_layer=start,
+            stop_layer=stop,
+            max_length=max_length,
+            route=route,
         )
         await self._request(
             MessageType.SESSION_OPEN,
@@ -151,28 +155,16 @@ class RemoteWorkerV11(RemoteWorker):
     async def forward(
         self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
     ) -> torch.Tensor:
-        asked = TensorEnvelope(
-            session_id=session_id,
-            position=position,
-            start_layer=start,
-            stop_layer=stop,
-            dtype=dtype_name(hidden_BTD.dtype),
-            shape=tuple(hidden_BTD.shape),
-            data=tensor_to_bytes(hidden_BTD),
-        )
+        asked = pack(hidden_BTD, session_id=session_id, start=start, stop=stop, position=position)
         message = TensorMessage(
             msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=asked
         )
         reply = await self.protocol.request(
             self.peer_id, message, MessageType.RESPONSE, timeout=self.timeouts.step
         )
-        envelope = reply.envelope
-        if envelope is None or replace(envelope, data=b"") != replace(asked, data=b""):
-            raise RemoteProtocolError(
-                f"{self.peer_id} answered with another activation than was asked for",
-                code=ErrorCode.SHAPE_MISMATCH,
-            )
-        return tensor_from_bytes(envelope.data, WIRE_DTYPES[envelope.dtype], envelope.shape)
+        return unpack(
+            check_answer(reply.envelope, asked, start=start, stop=stop, peer_id=self.peer_id)
+        )
 
     async def _request(
         self, msg_type: MessageType, data: bytes, answer: MessageType, *, timeout: float

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -67,7 +68,13 @@ class Placement:
 
 
 class RemoteWorker(ABC):
-    """One connected worker. Its methods raise TransportError or PeerRefusedError."""
+    """One connected worker. Its methods raise TransportError or PeerRefusedError.
+
+    Attributes:
+        takes_routes: whether it hands activations on to the next worker, where a route says so.
+    """
+
+    takes_routes: ClassVar[bool] = False
 
     def __init__(self, protocol: Protocol, peer_id: str, timeouts: Timeouts) -> None:
         self.protocol = protocol
@@ -135,9 +142,9 @@ class RemoteWorker(ABC):
 
     @abstractmethod
     async def open_session(
-        self, session_id: int, *, start: int, stop: int, max_length: int
+        self, session_id: int, *, start: int, stop: int, max_length: int, route: bytes = b""
     ) -> None:
-        """Open a session over layers [start, stop)."""
+        """Open a session over layers [start, stop), on a signed route if there is one."""
 
     @abstractmethod
     async def close_session(self, session_id: int) -> None:

@@ -21,6 +21,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.finding import open_discovery
 from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.worker_layers import LayerService
+from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.inference.worker_transfers import TransferService
@@ -92,6 +93,7 @@ class Worker:
     def _on_peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         logger.debug("the stream with %s ended: %s", peer_id, reason)
         self.forget(peer_id)
+        self.protocol.host.start_soon(self._sessions.link_lost, peer_id, reason)
 
     def _on_disconnected(self, peer_id: str) -> None:
         self.forget(peer_id)
@@ -135,7 +137,8 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             state.checkpoint = checkpoint
             transfers = TransferService(state)
             layers = LayerService(state, transfers)
-            sessions = SessionService(state, device_name=device_name(device))
+            links = WorkerLinks(protocol, host.connect)
+            sessions = SessionService(state, links, device_name=device_name(device))
             for service in (transfers, layers, sessions):
                 service.register()
             worker = Worker(state, transfers, sessions)
@@ -144,6 +147,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             host.start_soon(transfers.expire, worker.forget)
             host.start_soon(state.blobs.run)
             await open_reach(host, settings.reach)
+            host.start_soon(sessions.expire)
             for address in settings.bootstrap:
                 host.start_soon(_keep_connected, host, protocol, address)
             # Last: whoever finds this worker may use it.

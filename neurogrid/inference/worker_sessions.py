@@ -1,7 +1,8 @@
 """What a worker computes: sessions with a KV cache each, and activations that extend them.
 
-Over 1.1.0 a session is opened, extended by activations at its own length, and closed. 1.0.0 has none: there
-one cache is kept for each peer and layer, begun anew at position 0.
+Over 1.1.0 a session is opened, extended by activations at its own length, and closed. Where it has a route, its
+activations come from the worker before this one, and the results go to the next (`worker_links`). 1.0.0 has no
+sessions: there one cache is kept for each peer and layer, begun anew at position 0.
 
 Source: protocol_spec/sessions.md; wire.md for 1.0.0.
 
@@ -11,16 +12,23 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
 
 import torch
 import trio
 
-from neurogrid.errors import RequestRefusedError
+from neurogrid.errors import (
+    NeuroGridError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    TransportError,
+)
+from neurogrid.inference.activations import pack, unpack
 from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.session_table import Session, SessionTable
+from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_state import WorkerState, name_layers, sender_of
-from neurogrid.model.cache import StageCache
 from neurogrid.model.tensors import dtype_name, tensor_from_bytes, tensor_to_bytes
+from neurogrid.p2p.routes import Place, place_in
 from neurogrid.p2p.wire import (
     ErrorCode,
     GPUInfo,
@@ -37,27 +45,19 @@ __all__ = ["SessionService"]
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class _Session:
-    """One session's cache over layers [start, stop) of one model."""
-
-    model: ServedModel
-    start: int
-    stop: int
-    max_length: int
-    cache: StageCache
-    length: int = 0
-    lock: trio.Lock = field(default_factory=trio.Lock)
+# Seconds between looks at sessions that may be over.
+EXPIRY_INTERVAL = 5.0
 
 
 class SessionService:
     """The handlers that compute. `register` puts them on the worker's protocol."""
 
-    def __init__(self, state: WorkerState, *, device_name: str) -> None:
+    def __init__(self, state: WorkerState, links: WorkerLinks, *, device_name: str) -> None:
         self._state = state
+        self._links = links
         self._device_name = device_name
-        self._sessions: dict[tuple[str, int], _Session] = {}
-        self._v10_caches: dict[tuple[str, int], _Session] = {}
+        self._sessions = SessionTable()
+        self._v10_caches: dict[tuple[str, int], Session] = {}
         state.on_layers_changed = self.forget_all
 
     def register(self) -> None:
@@ -70,14 +70,31 @@ class SessionService:
 
     def forget(self, peer_id: str) -> None:
         """Drop the sessions of a peer, and their caches."""
-        for table in (self._sessions, self._v10_caches):
-            for key in [key for key in table if key[0] == peer_id]:
-                del table[key]
+        self._sessions.forget(peer_id)
+        for key in [key for key in self._v10_caches if key[0] == peer_id]:
+            del self._v10_caches[key]
 
     def forget_all(self) -> None:
         """Drop all sessions: their layers are being replaced."""
         self._sessions.clear()
         self._v10_caches.clear()
+
+    async def expire(self) -> None:
+        """Drop the sessions that nobody has used or may use any more; runs as long as the worker."""
+        while True:
+            await trio.sleep(EXPIRY_INTERVAL)
+            for session, reason in self._sessions.expired(idle=self._state.settings.session_ttl):
+                logger.warning(
+                    "closed session %d of %s: %s", session.session_id, session.owner, reason
+                )
+                self._sessions.drop(session)
+
+    async def link_lost(self, peer_id: str, reason: NeuroGridError) -> None:
+        """The stream to a peer ended: tell the coordinators whose activations may be lost in it."""
+        for session in self._sessions:
+            if session.successor == peer_id and session.handed_on:
+                error = self._links.unreachable(peer_id, reason)
+                await self._tell_owner(session, session.handed_on, error)
 
     async def _on_gpu_info_request(self, message: TensorMessage) -> None:
         memory = self._state.memory()
@@ -107,8 +124,7 @@ class SessionService:
                 f"{state.assignment.max_length} were agreed",
                 code=ErrorCode.LIMIT_EXCEEDED,
             )
-        key = (sender_of(message), opened.session_id)
-        if key in self._sessions:
+        if self._sessions.has(opened.session_id):
             raise RequestRefusedError(
                 f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
             )
@@ -118,19 +134,43 @@ class SessionService:
                 code=ErrorCode.SESSION_LIMIT,
                 retry_after=1.0,
             )
-        self._sessions[key] = _Session(
+        session = Session(
+            session_id=opened.session_id,
+            owner=sender_of(message),
             model=model,
             start=opened.start_layer,
             stop=opened.stop_layer,
             max_length=opened.max_length,
             cache=model.new_cache(),
+            place=self._place(opened, sender_of(message)),
         )
+        self._sessions.add(session)
+        try:
+            await self._links.prepare(session.place)
+        except BaseException:
+            self._sessions.drop(session)
+            raise
         ack = SessionAck(session_id=opened.session_id)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
+    def _place(self, opened: SessionOpen, coordinator: str) -> Place | None:
+        if not opened.route:
+            return None
+        try:
+            return place_in(
+                opened.route,
+                coordinator=coordinator,
+                own_id=self._state.protocol.host.peer_id,
+                session_id=opened.session_id,
+                start=opened.start_layer,
+                stop=opened.stop_layer,
+            )
+        except RemoteProtocolError as exc:
+            raise RequestRefusedError(str(exc), code=exc.code) from exc
+
     async def _on_close(self, message: TensorMessage) -> None:
         closed = SessionClose.decode(message.data)
-        self._sessions.pop((sender_of(message), closed.session_id), None)
+        self._sessions.close(closed.session_id, sender_of(message))
         ack = SessionAck(session_id=closed.session_id)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
@@ -142,23 +182,46 @@ class SessionService:
             data = await self._compute_v10(message)
             await self._state.answer(message, MessageType.RESPONSE, data)
             return
-        response = TensorMessage(
-            msg_type=MessageType.RESPONSE,
-            layer_id=message.layer_id,
-            seq_id=message.seq_id,
-            request_id=message.request_id,
-            envelope=await self._compute(message, message.envelope),
-        )
-        await self._state.protocol.send(sender_of(message), response)
+        session = self._session_of(message, message.envelope)
+        if session is None:
+            return
+        try:
+            hidden_BTD = self._check(session, message.envelope)
+            result_BTD = await self._extend(session, message.envelope.position, hidden_BTD)
+            if session.place is None or session in self._sessions:  # else nobody wants it any more
+                await self._pass_on(session, message, message.envelope, result_BTD)
+        except RequestRefusedError as exc:
+            if session.source == session.owner:
+                raise
+            logger.warning("refused an activation of %s: %s", session.source, exc)
+            await self._tell_owner(session, message.request_id, exc)
+        except TransportError as exc:
+            if session.source == session.owner:
+                raise
+            logger.debug("%s is gone: %s", session.owner, exc)
+        except Exception:
+            if session.source == session.owner:
+                raise
+            # The predecessor could do nothing with the Error that would otherwise be sent to it.
+            logger.exception("an activation of %s failed", session.source)
+            error = RequestRefusedError("internal error", code=ErrorCode.COMPUTE_FAILED)
+            await self._tell_owner(session, message.request_id, error)
 
-    async def _compute(self, message: TensorMessage, envelope: TensorEnvelope) -> TensorEnvelope:
-        model = self._state.require_coordinator(message.from_peer)
-        key = (sender_of(message), envelope.session_id)
-        session = self._sessions.get(key)
-        if session is None or session.model is not model:
-            raise RequestRefusedError(
-                f"session {envelope.session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
-            )
+    def _session_of(self, message: TensorMessage, envelope: TensorEnvelope) -> Session | None:
+        """The session that an activation extends; None where it comes too late for one that was closed."""
+        sender = sender_of(message)
+        session = self._sessions.find(envelope.session_id, sender)
+        if session is not None and session.model is self._state.model:
+            return session
+        if self._state.coordinator != sender and self._sessions.was_closed(envelope.session_id):
+            return None
+        self._state.require_coordinator(sender)
+        raise RequestRefusedError(
+            f"session {envelope.session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+        )
+
+    def _check(self, session: Session, envelope: TensorEnvelope) -> torch.Tensor:
+        model = session.model
         if (envelope.start_layer, envelope.stop_layer) != (session.start, session.stop):
             raise RequestRefusedError(
                 f"layers {envelope.start_layer} to {envelope.stop_layer - 1} were asked of a session "
@@ -177,14 +240,49 @@ class SessionService:
                 f"{dtype_name(model.dtype)}",
                 code=ErrorCode.SHAPE_MISMATCH,
             )
-        hidden_BTD = tensor_from_bytes(envelope.data, model.dtype, shape)
-        result_BTD = await self._extend(session, envelope.position, hidden_BTD)
-        return replace(
-            envelope,
-            dtype=dtype_name(result_BTD.dtype),
-            shape=tuple(result_BTD.shape),
-            data=tensor_to_bytes(result_BTD),
+        return unpack(envelope)
+
+    async def _pass_on(
+        self,
+        session: Session,
+        message: TensorMessage,
+        envelope: TensorEnvelope,
+        result_BTD: torch.Tensor,
+    ) -> None:
+        """Send a result to the successor, or as the answer to the coordinator."""
+        start, stop = session.start, session.stop
+        if session.place is not None and session.successor is not None:
+            start, stop = session.place.route.layers_of(session.place.index + 1)
+        passed_on = TensorMessage(
+            msg_type=MessageType.ACTIVATION if session.successor else MessageType.RESPONSE,
+            layer_id=message.layer_id,
+            seq_id=message.seq_id,
+            request_id=message.request_id,
+            envelope=pack(
+                result_BTD,
+                session_id=session.session_id,
+                start=start,
+                stop=stop,
+                position=envelope.position,
+            ),
         )
+        if session.successor is None:
+            await self._state.protocol.send(session.owner, passed_on)
+        else:
+            await self._links.hand_on(session.successor, passed_on)
+            session.handed_on = message.request_id
+
+    async def _tell_owner(
+        self, session: Session, request_id: int, error: RequestRefusedError
+    ) -> None:
+        """Refuse an activation to the coordinator that waits for what becomes of it, if it still does."""
+        asked = TensorMessage(
+            msg_type=MessageType.ACTIVATION, request_id=request_id, from_peer=session.owner
+        )
+        try:
+            await self._state.protocol.refuse(asked, error)
+        except NeuroGridError as exc:
+            logger.debug("could not tell %s of it: %s", session.owner, exc)
 
     async def _compute_v10(self, message: TensorMessage) -> bytes:
         """1.0.0: FP16, exactly the layer that the header names, position in SeqID."""
@@ -205,7 +303,9 @@ class SessionService:
         session = self._v10_caches.get(key)
         if position == 0 or session is None or session.model is not model:
             self._require_room_v10(model, key)
-            session = _Session(
+            session = Session(
+                session_id=0,
+                owner=key[0],
                 model=model,
                 start=layer_id,
                 stop=layer_id + 1,
@@ -235,7 +335,7 @@ class SessionService:
             )
 
     async def _extend(
-        self, session: _Session, position: int, hidden_BTD: torch.Tensor
+        self, session: Session, position: int, hidden_BTD: torch.Tensor
     ) -> torch.Tensor:
         """Run the session's layers on new tokens, which must continue it."""
         num_tokens = hidden_BTD.shape[1]
@@ -261,4 +361,5 @@ class SessionService:
                 cache=session.cache,
             )
             session.length += num_tokens
+            session.last_used = trio.current_time()
         return result_BTD

@@ -22,7 +22,7 @@ from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
 from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.trust import Admission
+from neurogrid.p2p.trust import ANY_ROLE, COORDINATOR, Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Assignment", "WorkerSettings", "WorkerState", "name_layers", "sender_of"]
@@ -55,6 +55,7 @@ class WorkerSettings:
         max_sessions: sessions that a coordinator may ask to have open at once.
         transfer_timeout: seconds without a chunk after which a transfer is given up.
         cache: where layers that came are kept on disk; None for nowhere.
+        session_ttl: seconds without an activation after which a session is closed.
         protocol_versions: protocol ids to speak; None for all.
     """
 
@@ -73,6 +74,7 @@ class WorkerSettings:
     max_sessions: int = 64
     transfer_timeout: float = 60.0
     cache: CacheSettings | None = None
+    session_ttl: float = 600.0
     protocol_versions: tuple[str, ...] | None = None
 
 
@@ -157,8 +159,15 @@ class WorkerState:
         """Make `peer_id` the coordinator that this worker serves; False if it is already.
 
         Raises:
-            RequestRefusedError: another one is being served (BUSY).
+            RequestRefusedError: another one is being served (BUSY), or this one was admitted as something
+                else (UNAUTHORIZED): workers know each other only to hand activations on.
         """
+        role = self.protocol.host.role_of(peer_id)
+        if role not in (COORDINATOR, ANY_ROLE, None):
+            raise RequestRefusedError(
+                f"{peer_id} is admitted as {role}, and only a coordinator may give layers",
+                code=ErrorCode.UNAUTHORIZED,
+            )
         if self.coordinator == peer_id:
             return False
         if self.coordinator is not None:

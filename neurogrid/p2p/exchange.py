@@ -247,6 +247,15 @@ class Exchange:
         """
         return self._dispatcher.pending.expect(peer_id, answer, request_id)
 
+    def expect_through(
+        self, peer_ids: Sequence[str], answer: MessageType, *, request_id: int
+    ) -> AbstractContextManager[Waiter]:
+        """As `expect` of the last of `peer_ids`, for a request that is handed from each to the next.
+
+        An Error of any of them, or the loss of its stream, ends the wait: `Waiter.ended_by` says whose.
+        """
+        return self._dispatcher.pending.expect_through(peer_ids, answer, request_id)
+
     def announce(self, peer_id: str, answer: MessageType, *, request_id: int = 0) -> None:
         """Keep this answer, or the error in its place, for an `expect` that comes later.
 

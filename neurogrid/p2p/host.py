@@ -147,6 +147,10 @@ class Host(ABC):
     def _linked_peers(self) -> frozenset[str]:
         """Peers with at least one open connection, admitted or not."""
 
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        """Full multiaddrs at which a peer can be dialled, as far as is known: it was, or it said so itself."""
+        return ()
+
     def role_of(self, peer_id: str) -> str | None:
         """What a connected peer may act as: "coordinator", "worker"; "any" where nobody decides.
 

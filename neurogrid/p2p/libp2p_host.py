@@ -37,6 +37,7 @@ from libp2p.network.config import ConnectionConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
@@ -147,6 +148,15 @@ class Libp2pHost(Host):
             for interface in _on_each_interface(address)
         )
         return tuple(dict.fromkeys(f"{address}/p2p/{self.peer_id}" for address in concrete))
+
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        suffix = f"/p2p/{peer_id}"
+        try:
+            known = self.libp2p.get_peerstore().addrs(ID.from_base58(peer_id))
+        except PeerStoreError:
+            return ()
+        places = (str(address).removesuffix(suffix) for address in known)
+        return tuple(dict.fromkeys(f"{place}{suffix}" for place in places))
 
     @property
     def _linked_peers(self) -> frozenset[str]:

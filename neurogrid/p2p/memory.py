@@ -193,6 +193,14 @@ class MemoryHost(Host):
     def listen_addresses(self) -> tuple[str, ...]:
         return (f"{self._address}/p2p/{self.peer_id}",)
 
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        return tuple(
+            address
+            for host in self._network._hosts.values()
+            if host.peer_id == peer_id and peer_id in self._ends
+            for address in host.addresses
+        )
+
     @property
     def _linked_peers(self) -> frozenset[str]:
         return frozenset(self._ends)

@@ -8,7 +8,7 @@ GPUInfo go to whoever has waited longest. An answer may come before its asker wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import trio
@@ -28,10 +28,18 @@ _ABOUT_THE_PEER = frozenset({MessageType.LAYER_STATUS, MessageType.GPU_INFO})
 
 
 class Waiter:
-    """One awaited answer. It ends once: with a message, an error or its deadline."""
+    """One awaited answer. It ends once: with a message, an error or its deadline.
+
+    Attributes:
+        peer_id: the peer that is to answer.
+        answer: the type of the answer.
+        correlation: its request id.
+        ended_by: the peer whose answer or error ended the wait.
+    """
 
     def __init__(self, peer_id: str, answer: MessageType, correlation: int) -> None:
         self.peer_id = peer_id
+        self.ended_by = peer_id
         self.answer = answer
         self.correlation = correlation
         self._done = trio.Event()
@@ -88,6 +96,20 @@ class Waiter:
         return self._outcome
 
 
+class _ErrorWatch(Waiter):
+    """Lets an error of one more peer end the wait for an answer of another."""
+
+    def __init__(self, peer_id: str, main: Waiter) -> None:
+        super().__init__(peer_id, MessageType.ERROR, main.correlation)
+        self._main = main
+
+    def resolve(self, outcome: TensorMessage | NeuroGridError) -> None:
+        super().resolve(outcome)
+        if not self._main.is_done:
+            self._main.ended_by = self.peer_id
+            self._main.resolve(outcome)
+
+
 class _Peer:
     """The waiters of one peer, oldest first, and answers that were announced and not awaited yet."""
 
@@ -135,6 +157,23 @@ class PendingRequests:
             peer.waiters.remove(waiter)
             self._num_waiters -= 1
             self._drop_if_empty(peer_id)
+
+    @contextmanager
+    def expect_through(
+        self, peer_ids: Sequence[str], answer: MessageType, correlation: int
+    ) -> Iterator[Waiter]:
+        """As `expect` of the last of these peers; an error of any of them, or its loss, ends the wait too."""
+        *others, last = peer_ids
+        with self.expect(last, answer, correlation) as waiter:
+            watches = [_ErrorWatch(peer_id, waiter) for peer_id in others]
+            for watch in watches:
+                self._peers.setdefault(watch.peer_id, _Peer()).waiters.append(watch)
+            try:
+                yield waiter
+            finally:
+                for watch in watches:
+                    self._peers[watch.peer_id].waiters.remove(watch)
+                    self._drop_if_empty(watch.peer_id)
 
     def announce(self, peer_id: str, answer: MessageType, correlation: int) -> None:
         """Keep this answer for a later `expect` if it comes first. The oldest are forgotten at the bound."""

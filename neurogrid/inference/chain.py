@@ -1,0 +1,211 @@
+"""A run of stages whose workers hand on to each other, and what went wrong in it, seen from the coordinator.
+
+One activation goes to the first worker, one response comes from the last; an Error may come from any. Whatever
+ends a step other than a response becomes a `NoRouteError` that names layers and peer, also where the one that
+complains is not the one that is lost.
+
+T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import trio
+
+from neurogrid.errors import (
+    NeuroGridError,
+    NoRouteError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    ResponseTimeout,
+    StreamBrokenError,
+    TransportError,
+)
+from neurogrid.inference.activations import check_answer, pack, unpack
+from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.p2p.protocol import Protocol, new_request_id
+from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+
+__all__ = ["Chain", "PipelineStage"]
+
+# Seconds for an answer to a question that costs nothing: who does not give it is taken for lost.
+PROBE_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """A planned stage and the worker that holds it."""
+
+    stage: PlannedStage
+    worker: RemoteWorker
+
+    @property
+    def peer_id(self) -> str:
+        """The worker's peer id."""
+        return self.worker.peer_id
+
+    @property
+    def name(self) -> str:
+        """`layers 4 to 7 on worker 12D3...`, for errors and logs."""
+        start, stop = self.stage.start, self.stage.stop
+        layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
+        return f"{layers} on worker {self.peer_id}"
+
+    def lost(self, exc: NeuroGridError) -> NoRouteError:
+        """The error that says that these layers are gone."""
+        return NoRouteError(
+            f"lost {self.name}: {exc}",
+            layers=range(self.stage.start, self.stage.stop),
+            peer_id=self.peer_id,
+        )
+
+    def cut_off(self, before: PipelineStage, exc: NeuroGridError) -> NoRouteError:
+        """The error that says that the stage before cannot reach this one, which is there all the same."""
+        return NoRouteError(
+            f"{before.name} cannot hand on to {self.name}, which is there: {exc}",
+            layers=range(self.stage.start, self.stage.stop),
+            peer_id=self.peer_id,
+            unreachable_from=before.peer_id,
+        )
+
+
+class Chain:
+    """Stages of one session that activations go through without coming back in between.
+
+    Args:
+        protocol: the coordinator's.
+        stages: in order; one alone is asked as any other worker is.
+    """
+
+    def __init__(self, protocol: Protocol, stages: Sequence[PipelineStage]) -> None:
+        self.stages = tuple(stages)
+        self._protocol = protocol
+        self._peer_ids = tuple(item.peer_id for item in stages)
+        # Each stage has its time, in the worst case.
+        self._timeout = sum(item.worker.timeouts.step for item in stages)
+
+    async def forward(
+        self, session_id: int, hidden_BTD: torch.Tensor, *, position: int
+    ) -> torch.Tensor:
+        """Extend the session by [1, T, D]; returns what leaves the last of the stages, [1, T, D].
+
+        Raises:
+            NoRouteError: it did not come; names layers and peer.
+        """
+        first, last = self.stages[0], self.stages[-1]
+        if first is last:
+            try:
+                return await first.worker.forward(
+                    session_id,
+                    hidden_BTD,
+                    start=first.stage.start,
+                    stop=first.stage.stop,
+                    position=position,
+                )
+            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+                raise first.lost(exc) from exc
+        self._require_streams()
+        asked = pack(
+            hidden_BTD,
+            session_id=session_id,
+            start=first.stage.start,
+            stop=first.stage.stop,
+            position=position,
+        )
+        message = TensorMessage(
+            msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=asked
+        )
+        with self._protocol.expect_through(
+            self._peer_ids, MessageType.RESPONSE, request_id=message.request_id
+        ) as waiter:
+            try:
+                reply = await waiter.send_and_wait(
+                    partial(self._send_first, message), timeout=self._timeout
+                )
+                answer = check_answer(
+                    reply.envelope,
+                    asked,
+                    start=last.stage.start,
+                    stop=last.stage.stop,
+                    peer_id=last.peer_id,
+                )
+            except _NotSentError as exc:
+                raise first.lost(exc.reason) from exc.reason
+            except ResponseTimeout as exc:
+                raise await self._out_of_time() from exc
+            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+                index = self._peer_ids.index(waiter.ended_by)
+                raise await self._blame(index, exc) from exc
+        return unpack(answer)
+
+    async def _send_first(self, message: TensorMessage) -> None:
+        try:
+            await self._protocol.send(self._peer_ids[0], message)
+        except NeuroGridError as exc:
+            raise _NotSentError(exc) from exc
+
+    def _require_streams(self) -> None:
+        """Check that no worker was lost since the last step, when nobody waited for it.
+
+        Raises:
+            NoRouteError: one was.
+        """
+        for item in self.stages:
+            if self._protocol.hello_of(item.peer_id) is None:
+                raise item.lost(StreamBrokenError(f"there is no stream to {item.peer_id}"))
+
+    async def _blame(self, index: int, exc: NeuroGridError) -> NoRouteError:
+        """Who is to blame for what stage `index` said, or for its silence."""
+        item = self.stages[index]
+        code = exc.code if isinstance(exc, PeerRefusedError) else None
+        if code == ErrorCode.PEER_UNREACHABLE and index + 1 < len(self.stages):
+            successor = self.stages[index + 1]
+            silence = await self._probe(successor)
+            return successor.cut_off(item, exc) if silence is None else successor.lost(silence)
+        if code == ErrorCode.NOT_FINITE and index:
+            return self.stages[index - 1].lost(exc)
+        return item.lost(exc)
+
+    async def _out_of_time(self) -> NoRouteError:
+        """Nobody said anything: ask all of them, and name those who go on saying nothing."""
+        silent: dict[int, NeuroGridError] = {}
+
+        async def ask(index: int) -> None:
+            exc = await self._probe(self.stages[index])
+            if exc is not None:
+                silent[index] = exc
+
+        async with trio.open_nursery() as nursery:
+            for index in range(len(self.stages)):
+                nursery.start_soon(ask, index)
+        if silent:
+            index = min(silent)
+            return self.stages[index].lost(silent[index])
+        names = ", ".join(item.name for item in self.stages)
+        return NoRouteError(
+            f"no answer within {self._timeout:g} s from the chain of {names}, who are all there",
+            layers=range(self.stages[0].stage.start, self.stages[-1].stage.stop),
+        )
+
+    async def _probe(self, item: PipelineStage) -> NeuroGridError | None:
+        """Why a worker does not answer; None if it does."""
+        try:
+            await self._protocol.request_layer_status(item.peer_id, timeout=PROBE_TIMEOUT)
+        except (TransportError, RemoteProtocolError) as exc:
+            return exc
+        except PeerRefusedError:
+            return None
+        return None
+
+
+class _NotSentError(NeuroGridError):
+    """The activation did not get out of the coordinator."""
+
+    def __init__(self, reason: NeuroGridError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason

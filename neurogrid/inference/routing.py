@@ -1,0 +1,116 @@
+"""Which way sessions go through the stages: in chains where workers reach each other, through here where not.
+
+A link that failed is relayed by the coordinator for a while, which is said aloud, and then tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import trio
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.inference.chain import Chain, PipelineStage
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.routes import can_sign, sign_route
+from neurogrid.p2p.wire import MAX_STAGE_ADDRESSES, MAX_STAGES, Route
+
+__all__ = ["ROUTINGS", "Routing", "RoutingMode"]
+
+logger = logging.getLogger(__name__)
+
+RoutingMode = Literal["chain", "star"]
+ROUTINGS: Final[tuple[RoutingMode, ...]] = ("chain", "star")
+
+# Seconds that a route is good for: the longest generation, and more. What ends a session sooner is its close.
+ROUTE_LIFETIME = 24 * 3600
+# Seconds until a link that failed is tried again.
+RELAY_FOR = 300.0
+
+
+class Routing:
+    """The routing of one coordinator.
+
+    Args:
+        protocol: the coordinator's.
+        mode: `chain`, or `star` for everything through the coordinator.
+
+    Raises:
+        ConfigurationError: another mode.
+    """
+
+    def __init__(self, protocol: Protocol, mode: RoutingMode = "chain") -> None:
+        if mode not in ROUTINGS:
+            raise ConfigurationError(f"no routing {mode!r}: choose {' or '.join(ROUTINGS)}")
+        self.protocol = protocol
+        self._is_chained = mode == "chain"
+        self._relayed: dict[tuple[str, str], float] = {}
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        if self._is_chained and not can_sign(protocol.host.identity):
+            logger.warning(
+                "every activation goes through here: the key in the identity file is not an Ed25519 key, "
+                "and routes between workers cannot be signed with it"
+            )
+            self._is_chained = False
+
+    def chains(self, stages: Sequence[PipelineStage]) -> list[Chain]:
+        """The stages, cut where the worker before cannot or shall not hand on to the one behind."""
+        runs: list[list[PipelineStage]] = []
+        for item in stages:
+            if runs and len(runs[-1]) < MAX_STAGES and self._hands_on(runs[-1], item):
+                runs[-1].append(item)
+            else:
+                runs.append([item])
+        return [Chain(self.protocol, run) for run in runs]
+
+    def _hands_on(self, run: Sequence[PipelineStage], item: PipelineStage) -> bool:
+        before = run[-1]
+        is_there = trio.current_time() < self._relayed.get((before.peer_id, item.peer_id), 0.0)
+        return (
+            self._is_chained
+            and before.worker.takes_routes
+            and item.worker.takes_routes
+            and before.stage.stop == item.stage.start
+            and item.peer_id not in [other.peer_id for other in run]
+            and not is_there
+        )
+
+    def relay(self, before: PipelineStage, behind: PipelineStage, reason: str) -> None:
+        """Take over a link that two workers cannot have, and say so."""
+        self._relayed[before.peer_id, behind.peer_id] = trio.current_time() + RELAY_FOR
+        logger.warning(
+            "%s cannot reach %s: activations between the two go through here, which is slower, for the next "
+            "%g s (%s)",
+            before.name,
+            behind.name,
+            RELAY_FOR,
+            reason,
+        )
+
+    def signed_route(self, session_id: int, chain: Chain) -> bytes:
+        """The route of a session through a chain; empty for one stage alone, which needs none."""
+        stages = chain.stages
+        if len(stages) == 1:
+            return b""
+        route = Route(
+            session_id=session_id,
+            until=int(time.time()) + ROUTE_LIFETIME,
+            peers=tuple(item.peer_id for item in stages),
+            bounds=(stages[0].stage.start, *(item.stage.stop for item in stages)),
+            addresses=tuple(
+                address
+                for item in stages[1:]  # nobody dials the first
+                for address in self._addresses_of(item.peer_id)[:MAX_STAGE_ADDRESSES]
+            ),
+        )
+        return sign_route(route, self.protocol.host.identity)
+
+    def _addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        """What the host knows, or knew: it forgets addresses sooner than connections end."""
+        self._addresses[peer_id] = self.protocol.host.addresses_of(peer_id) or self._addresses.get(
+            peer_id, ()
+        )
+        return self._addresses[peer_id]

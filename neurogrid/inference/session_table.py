@@ -1,0 +1,144 @@
+"""The sessions that are open on a worker: whose they are, who may extend them, and when they are over.
+
+Knows no messages; `worker_sessions` serves those.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import trio
+
+from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.served_model import ServedModel
+from neurogrid.model.cache import StageCache
+from neurogrid.p2p.routes import Place
+from neurogrid.p2p.trust.limits import CLOCK_SKEW
+from neurogrid.p2p.wire import ErrorCode
+
+__all__ = ["Session", "SessionTable"]
+
+# Ids of sessions that were closed, for activations that were on their way.
+MAX_REMEMBERED = 1024
+
+
+@dataclass
+class Session:
+    """One session's cache over layers [start, stop) of one model.
+
+    Attributes:
+        session_id: u64; 0 for a cache of 1.0.0, which has no sessions.
+        owner: the coordinator that opened it.
+        place: this worker's place in the session's route; None where the coordinator sends and gets everything.
+        length: tokens that it has taken.
+        last_used: trio's time of the last activation.
+        handed_on: the request id of the last activation that went to the successor; 0 for none.
+    """
+
+    session_id: int
+    owner: str
+    model: ServedModel
+    start: int
+    stop: int
+    max_length: int
+    cache: StageCache
+    place: Place | None = None
+    length: int = 0
+    last_used: float = field(default_factory=trio.current_time)
+    handed_on: int = 0
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def source(self) -> str:
+        """The one peer whose activations it takes."""
+        return (self.place and self.place.predecessor) or self.owner
+
+    @property
+    def successor(self) -> str | None:
+        """The worker that gets its results; None where the coordinator does."""
+        return self.place.successor if self.place else None
+
+
+class SessionTable:
+    """Sessions by id. A worker serves one coordinator at a time, so that all are of one owner."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, Session] = {}
+        self._over: deque[int] = deque(maxlen=MAX_REMEMBERED)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session: Session) -> bool:
+        return self._sessions.get(session.session_id) is session
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._sessions.values()))
+
+    def has(self, session_id: int) -> bool:
+        """Whether a session of this id is open."""
+        return session_id in self._sessions
+
+    def was_closed(self, session_id: int) -> bool:
+        """Whether a session of this id was open a while ago, and is no more."""
+        return session_id in self._over
+
+    def add(self, session: Session) -> None:
+        """Open a session."""
+        self._sessions[session.session_id] = session
+
+    def find(self, session_id: int, sender: str) -> Session | None:
+        """The session, for a peer that may extend it; None where there is none.
+
+        Raises:
+            RequestRefusedError: it takes its activations from somebody else (UNAUTHORIZED).
+        """
+        session = self._sessions.get(session_id)
+        if session is not None and session.source != sender:
+            raise RequestRefusedError(
+                f"session {session_id} takes no activations from {sender}: its "
+                f"{'route names another predecessor' if session.place else 'coordinator is another'}",
+                code=ErrorCode.UNAUTHORIZED,
+            )
+        return session
+
+    def close(self, session_id: int, owner: str) -> None:
+        """Close a session of this owner, if there is one."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.owner == owner:
+            self.drop(session)
+
+    def drop(self, session: Session) -> None:
+        """Free a session."""
+        if session in self:
+            del self._sessions[session.session_id]
+            self._over.append(session.session_id)
+
+    def forget(self, owner: str) -> None:
+        """Drop the sessions of a peer."""
+        for session in self:
+            if session.owner == owner:
+                self.drop(session)
+
+    def clear(self) -> None:
+        """Drop all sessions."""
+        for session in self:
+            self.drop(session)
+
+    def expired(self, *, idle: float) -> list[tuple[Session, str]]:
+        """The sessions that are over by themselves, each with the reason.
+
+        Args:
+            idle: seconds without an activation.
+        """
+        now, wall = trio.current_time(), time.time()
+        found = []
+        for session in self:
+            if now - session.last_used >= idle:
+                found.append((session, f"no activation came for {idle:g} s"))
+            elif session.place and wall >= session.place.route.until + CLOCK_SKEW:
+                found.append((session, "its route has expired"))
+        return found
