@@ -21,7 +21,7 @@ from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["Session", "SessionTable"]
 
-# Ids of sessions that were closed, for activations that were on their way.
+# Sessions that were closed, for activations that were on their way from a predecessor.
 MAX_REMEMBERED = 1024
 
 
@@ -67,7 +67,7 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[int, Session] = {}
-        self._over: deque[int] = deque(maxlen=MAX_REMEMBERED)
+        self._over: deque[tuple[int, str]] = deque(maxlen=MAX_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -82,9 +82,9 @@ class SessionTable:
         """Whether a session of this id is open."""
         return session_id in self._sessions
 
-    def was_closed(self, session_id: int) -> bool:
-        """Whether a session of this id was open a while ago, and is no more."""
-        return session_id in self._over
+    def was_closed(self, session_id: int, source: str) -> bool:
+        """Whether a session of this id took activations from this worker a while ago, and is no more."""
+        return (session_id, source) in self._over
 
     def add(self, session: Session) -> None:
         """Open a session."""
@@ -115,7 +115,8 @@ class SessionTable:
         """Free a session."""
         if session in self:
             del self._sessions[session.session_id]
-            self._over.append(session.session_id)
+            if session.source != session.owner:
+                self._over.append((session.session_id, session.source))
 
     def forget(self, owner: str) -> None:
         """Drop the sessions of a peer."""

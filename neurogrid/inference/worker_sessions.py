@@ -213,7 +213,7 @@ class SessionService:
         session = self._sessions.find(envelope.session_id, sender)
         if session is not None and session.model is self._state.model:
             return session
-        if self._state.coordinator != sender and self._sessions.was_closed(envelope.session_id):
+        if self._sessions.was_closed(envelope.session_id, sender):
             return None
         self._state.require_coordinator(sender)
         raise RequestRefusedError(
