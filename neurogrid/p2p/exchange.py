@@ -314,7 +314,10 @@ class Exchange:
             budget=self._budget,
             bounds=self._bounds,
         )
-        self._streams[stream.peer_id] = message_stream
+        current = self._streams.get(stream.peer_id)
+        if current is None or not current.is_open or current.hello is None:
+            self._streams[stream.peer_id] = message_stream
+        # Else its Hello decides: who opened it may have thought better of it, and never say one.
         return message_stream
 
     async def _serve_v11(self, stream: Stream) -> None:
@@ -349,6 +352,7 @@ class Exchange:
         self._count_received(stream.peer_id, message)
         if message.msg_type is MessageType.HELLO:
             assert stream.hello is not None
+            self._streams[stream.peer_id] = stream
             for opened in self._opened_handlers:
                 opened(stream.peer_id, stream.hello)
             return

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from neurogrid.errors import DataWriteError, NeuroGridError, StreamBrokenError, TransportError
-from neurogrid.p2p import TensorMessage
+from neurogrid.p2p import PROTOCOL_V11, TensorMessage
 from tests.conformance.networks import Network, Runner, until
 from tests.conformance.protocols import PATIENCE, Calls, check_echo, open_pair, serve_echo
 
@@ -154,5 +154,23 @@ def test_the_other_side_closes_in_order(over: Runner, version: str) -> None:
                     await check_echo(pair.client, pair.server_id)
                 await pair.connect()
                 await check_echo(pair.client, pair.server_id)
+
+    over.run(scenario)
+
+
+def test_a_stream_that_says_no_hello_takes_no_answers(over: Runner) -> None:
+    """A call that opened one may be cancelled: what is asked meanwhile is answered on the stream that is up."""
+
+    async def scenario(network: Network) -> None:
+        async with open_pair(network, "v11") as pair:
+            serve_echo(pair.server)
+            await check_echo(pair.client, pair.server_id)
+            silent = await pair.client.host.open_stream(pair.server_id, [PROTOCOL_V11])
+            await until(lambda: pair.server._num_streams[pair.client_id] == 2)
+            with trio.fail_after(PATIENCE):
+                await check_echo(pair.client, pair.server_id)
+            await silent.reset()
+            await until(lambda: pair.server._num_streams[pair.client_id] == 1)
+            await check_echo(pair.client, pair.server_id)
 
     over.run(scenario)
