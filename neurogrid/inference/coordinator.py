@@ -29,6 +29,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.gathering import gather_workers
@@ -242,6 +243,7 @@ async def open_coordinator(
         progress.listening(host.peer_id, host.addresses)
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
         protocol = Protocol(host, role="coordinator", versions=versions)
+        authorise(protocol, COORDINATOR_TAKES)
         addresses = list(settings.peers)
         if settings.local_workers:
             many = settings.local_workers > 1

@@ -18,6 +18,7 @@ import trio
 
 from neurogrid.errors import NeuroGridError, TransportError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.authorisation import WORKER_TAKES, authorise
 from neurogrid.inference.finding import open_discovery
 from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.worker_layers import LayerService
@@ -133,6 +134,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         ) as host:
             versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
             protocol = Protocol(host, role="worker", versions=versions)
+            authorise(protocol, WORKER_TAKES)
             state = WorkerState(settings, protocol, device)
             state.checkpoint = checkpoint
             transfers = TransferService(state)

@@ -17,6 +17,7 @@ from functools import partial
 import trio
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
+from neurogrid.inference.authorisation import require_role
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import Assignment, WorkerState, sender_of
 from neurogrid.p2p.transfer import (
@@ -32,6 +33,7 @@ from neurogrid.p2p.transfer import (
     Transfers,
     Wanted,
 )
+from neurogrid.p2p.trust import COORDINATOR
 from neurogrid.p2p.wire import (
     MAX_BLOB_BYTES,
     ErrorCode,
@@ -98,7 +100,9 @@ class TransferService(TransferPolicy):
     # 1.1.0: what the library asks
 
     def authorize(self, peer_id: str) -> None:
-        """Only the coordinator that is served sends weights."""
+        """Only the coordinator that is served sends weights unasked."""
+        host = self._state.protocol.host
+        require_role(host, peer_id, [COORDINATOR], what="an offer that nobody asked for")
         self._state.require_coordinator(peer_id)
 
     def authorize_request(self, peer_id: str) -> None:

@@ -56,12 +56,15 @@ class Dispatcher:
         pending: requests of ours that wait for an answer.
         subscribers: who serves which message.
         serving: the requests that are being served.
+        authorise: called with each message that handlers are to get; raises RequestRefusedError for what its sender
+            may not send.
     """
 
     def __init__(self, spawn: Callable[..., None], bounds: Bounds) -> None:
         self.pending = PendingRequests(bounds)
         self.subscribers = Subscribers()
         self.serving = Serving(spawn, bounds)
+        self.authorise: Callable[[TensorMessage], None] = lambda message: None
         self._max_waiting = bounds.max_waiting_per_peer
 
     def serve(
@@ -103,7 +106,7 @@ class Dispatcher:
         """Deal with what needs no waiting; returns what is left to await.
 
         Raises:
-            RequestRefusedError: nobody serves the message, or a sync handler refused it.
+            RequestRefusedError: its sender may not send it, nobody serves it, or a sync handler refused it.
             RemoteProtocolError: its Data is malformed.
         """
         if untraced(message.msg_type) in _ANSWERS:
@@ -113,6 +116,7 @@ class Dispatcher:
                 if not self.pending.keep(message):
                     logger.debug("nobody waits for %s of %s", name_of(message), message.from_peer)
                 return None
+        self.authorise(message)
         return self.subscribers.call(message)
 
     def take_error(self, message: TensorMessage) -> bool:

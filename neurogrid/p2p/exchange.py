@@ -302,6 +302,14 @@ class Exchange:
         """
         self._dispatcher.subscribers.add(untraced(msg_type), handler, when)
 
+    def authorise_by(self, check: Callable[[TensorMessage], None]) -> None:
+        """Call `check(message)` before each message that handlers are to get; `message.from_peer` has sent it.
+
+        It must not block. It raises `RequestRefusedError` (UNAUTHORIZED) for what the peer may not send. What a
+        request waits for is not checked: it counts from the peer that was asked alone.
+        """
+        self._dispatcher.authorise = check
+
     # 1.1.0
 
     def _message_stream(self, stream: Stream) -> MessageStream:

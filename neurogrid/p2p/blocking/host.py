@@ -65,6 +65,13 @@ class Host(Blocking[AsyncHost]):
         """Peers with at least one open connection."""
         return self._thread.call_sync(lambda: self._inner.connected_peers)
 
+    def role_of(self, peer_id: str) -> str | None:
+        """What a connected peer may act as: "coordinator", "worker"; "any" where nobody decides.
+
+        None for a peer that is not admitted, or not connected.
+        """
+        return self._thread.call_sync(lambda: self._inner.role_of(peer_id))
+
     connect = twin(AsyncHost.connect)
     connect_any = twin(AsyncHost.connect_any)
     disconnect = twin(AsyncHost.disconnect)
