@@ -34,6 +34,10 @@ from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.gathering import gather_workers
 from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.local_trust import (
+    credentials_of_local_workers,
+    listen_address_beside,
+)
 from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.pipeline import PipelineStage, open_session
 from neurogrid.inference.placing import place_stages
@@ -249,11 +253,18 @@ async def open_coordinator(
             many = settings.local_workers > 1
             progress.working(f"starting {settings.local_workers} worker{'s' if many else ''} here")
             memory = device_memory(torch.device("cpu"))
+            credentials = stack.enter_context(
+                credentials_of_local_workers(
+                    settings.local_workers, settings.admission, host.peer_id
+                )
+            )
             addresses += await stack.enter_async_context(
                 start_local_workers(
                     settings.local_workers,
                     memory_bytes=int(memory.free_bytes * LOCAL_WORKERS_FRACTION),
                     max_seq_len=settings.max_seq_len,
+                    listen=listen_address_beside(settings.listen, settings.admission),
+                    credentials=credentials,
                 )
             )
         announcement = Announcement("coordinator", model=model.name[:MAX_MODEL_CHARS])
@@ -322,11 +333,6 @@ def _num_awaited(settings: CoordinatorSettings) -> int:
         raise ConfigurationError(
             "there is no worker to run on: name some with --peer, start some here with "
             "--local-workers, or wait for some to be found or to dial in with --min-peers"
-        )
-    if settings.admission is not None and settings.local_workers:
-        raise ConfigurationError(
-            "--local-workers are members of no cluster and on no list: leave them out, or start them "
-            "yourself with neurogrid-worker --join TICKET"
         )
     if settings.stages is not None and settings.stages > num_awaited:
         raise ConfigurationError(

@@ -1,6 +1,6 @@
 """Worker processes on the coordinator's own machine, for as long as it runs.
 
-Each gets a free port on loopback, an equal share of the memory and of the cores, and ends when its standard
+Each gets a free port, an equal share of the memory and of the cores, and ends when its standard
 input does: also when the coordinator is killed.
 """
 
@@ -27,13 +27,20 @@ MAX_LOCAL_WORKERS = 64
 
 @asynccontextmanager
 async def start_local_workers(
-    count: int, *, memory_bytes: int, max_seq_len: int, extra_args: Sequence[str] = ()
+    count: int,
+    *,
+    memory_bytes: int,
+    max_seq_len: int,
+    listen: str = "/ip4/127.0.0.1/tcp/0",
+    credentials: Sequence[Sequence[str]] = (),
 ) -> AsyncIterator[list[str]]:
     """Start `count` workers and yield their full multiaddrs once all are ready.
 
     Args:
         memory_bytes: for all of them together.
         max_seq_len: tokens, handed to each.
+        listen: the multiaddr at which each of them listens, on a free port.
+        credentials: what each is told besides (`credentials_of_local_workers`); empty where everybody is admitted.
 
     Raises:
         ConfigurationError: the count is out of range.
@@ -44,18 +51,17 @@ async def start_local_workers(
     threads = max((os.cpu_count() or 1) // count, 1)
     command = [
         *(sys.executable, "-m", "neurogrid.cli.worker"),
-        *("--port", "0", "--stop-on-stdin-eof", "--log-level", "warning"),
+        *("--listen", listen, "--disable-mdns", "--stop-on-stdin-eof", "--log-level", "warning"),
         "--no-cache",  # the model is on this machine's disk already
         *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),
-        *extra_args,
     ]
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     processes: list[trio.Process] = []
     try:
-        for _ in range(count):
+        for own in credentials or [()] * count:
             processes.append(
                 await trio.lowlevel.open_process(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                    [*command, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
                 )
             )
         addresses: list[str | None] = [None] * count

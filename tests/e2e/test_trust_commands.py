@@ -242,6 +242,22 @@ def test_an_allow_list_names_who_may(tmp_path: Path) -> None:
         assert "not on the list" in worker.log
 
 
+def test_local_workers_are_members(tmp_path: Path) -> None:
+    cluster = ("--new-cluster", str(tmp_path / "cluster"), "--local-workers", "2")
+    with start_coordinator(*cluster, "--wait", str(DEADLINE)) as coordinator:
+        status, text = coordinator.wait_end()
+        assert (status, bool(text.strip())) == (0, True), coordinator.lines
+        assert any("in 2 stages" in line for line in coordinator.lines)
+        assert not any("refused" in line for line in coordinator.lines), coordinator.lines
+
+
+def test_local_workers_are_on_the_list(tmp_path: Path) -> None:
+    allow = ("--allow", f"{Identity.generate().peer_id}=worker", "--local-workers", "1")
+    with start_coordinator(*allow, "--wait", str(DEADLINE)) as coordinator:
+        status, text = coordinator.wait_end()
+        assert (status, bool(text.strip())) == (0, True), coordinator.lines
+
+
 def worker_refuses(*args: str) -> str:
     ended = subprocess.run(
         [sys.executable, "-m", "neurogrid.cli.worker", *LOOPBACK, *args],

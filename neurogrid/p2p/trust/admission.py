@@ -201,6 +201,21 @@ class AllowList(Admission):
                 raise ConfigurationError(f"{peer_id} is allowed as {roles[peer_id]} and as {role}")
         return cls(roles, admits=admits)
 
+    @property
+    def roles(self) -> dict[str, str]:
+        """The role of each peer that is on the list."""
+        return dict(self._roles)
+
+    def allow(self, peer_id: str, role: str) -> None:
+        """Put one more peer on the list.
+
+        Raises:
+            ConfigurationError: the peer id or the role is none.
+        """
+        if not is_peer_id(peer_id) or not is_role(role):
+            raise _not_allowable(f"{peer_id}={role}")
+        self._roles[peer_id] = role
+
     def unseen(self, peer_id: str) -> Admitted | None:
         try:
             return self._admit(peer_id)

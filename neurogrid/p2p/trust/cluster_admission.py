@@ -90,6 +90,22 @@ class ClusterAdmission(Admission):
             )
         self._peer_id = peer_id
 
+    def enrol(self, peer_id: str, role: str) -> Membership:
+        """The membership of another host that whoever runs this one has started.
+
+        Raises:
+            ConfigurationError: the cluster's key is not here; or no peer id or role, or revoked.
+        """
+        if self._issuer is None:
+            raise ConfigurationError(
+                f"{peer_id} needs a certificate of cluster {self.membership.cluster_id}, and the cluster's key is "
+                "not on this machine: start it with neurogrid-worker --join TICKET instead of --local-workers"
+            )
+        certificate = self._issuer.issue(peer_id, role, lifetime=self._lifetime, now=self._clock())
+        return Membership(
+            self.membership.cluster_key, certificate, revocations=self.membership.revocations
+        )
+
     # What is shown
 
     def credentials(self, peer_id: str, *, asks: bool = False) -> Credentials:

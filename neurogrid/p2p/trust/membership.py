@@ -112,6 +112,15 @@ class Membership:
             entries["revocations"] = self.revocations.data
         write_private(self._directory / "membership", encode_map(entries))
 
+    def save_to(self, directory: Path) -> None:
+        """Write it to another directory (0700), and every change from now on.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        self._directory = directory
+        self.save()
+
     def take_certificate(self, certificate: Certificate) -> None:
         """Use a certificate that the cluster gave to this host.
 

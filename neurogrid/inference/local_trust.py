@@ -1,0 +1,66 @@
+"""What local workers need to be admitted where not everybody is: identities, and certificates or a place on the list.
+
+The coordinator's own policy gives them: it has the cluster's key, or the list. What they show lies in a private
+directory, which goes when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.reach.circuit import is_loopback_address
+from neurogrid.p2p.trust import COORDINATOR, WORKER, Admission, AllowList, ClusterAdmission
+
+__all__ = ["credentials_of_local_workers", "listen_address_beside"]
+
+
+def listen_address_beside(listen: Sequence[str], admission: Admission | None) -> str:
+    """Where local workers listen: where the coordinator does, as far as somebody checks who comes.
+
+    Workers elsewhere hand activations to them, so loopback is not enough for a coordinator that others reach.
+    """
+    if not isinstance(admission, ClusterAdmission | AllowList) or all(
+        map(is_loopback_address, listen)
+    ):
+        return "/ip4/127.0.0.1/tcp/0"
+    return "/ip4/0.0.0.0/tcp/0"
+
+
+@contextmanager
+def credentials_of_local_workers(
+    count: int, admission: Admission | None, coordinator_id: str
+) -> Iterator[list[tuple[str, ...]]]:
+    """What to add to the command line of each of `count` workers, so that they and the coordinator admit each other.
+
+    Args:
+        admission: the coordinator's; None, or one that admits everybody, needs nothing.
+        coordinator_id: its peer id.
+
+    Raises:
+        ConfigurationError: certificates are needed, and the cluster's key is not here.
+    """
+    if not isinstance(admission, ClusterAdmission | AllowList):
+        yield [()] * count
+        return
+    with TemporaryDirectory(prefix="neurogrid-workers-") as name:  # 0700
+        directories = [Path(name) / str(number) for number in range(count)]
+        files = [directory / "identity.key" for directory in directories]
+        peer_ids = [Identity.load(file).peer_id for file in files]
+        if isinstance(admission, ClusterAdmission):
+            for peer_id, directory in zip(peer_ids, directories, strict=True):
+                admission.enrol(peer_id, WORKER).save_to(directory)
+            yield [
+                ("--cluster", str(directory), "--identity", str(file))
+                for directory, file in zip(directories, files, strict=True)
+            ]
+            return
+        for peer_id in peer_ids:
+            admission.allow(peer_id, WORKER)
+        # Workers hand activations to each other.
+        allowed = {**admission.roles, coordinator_id: COORDINATOR}
+        allow = [part for entry in allowed.items() for part in ("--allow", "=".join(entry))]
+        yield [("--identity", str(file), *allow) for file in files]
