@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from neurogrid.cli.finding import DEFAULT_NAMESPACE
+from neurogrid.p2p.trust import COORDINATOR as COORDINATOR_ROLE
+from neurogrid.p2p.trust import WORKER as WORKER_ROLE
 from neurogrid.p2p.trust import Cluster
 from tests.e2e.members import make_member
 from tests.e2e.namespaces.netns import Lan, Machine, Network, needs_namespaces, network
+from tests.e2e.namespaces.peer_process import PeerProcess, start_peer
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
 
 __all__ = ["needs_namespaces"]
@@ -96,3 +101,54 @@ def test_a_cluster_generates_over_two_lans_through_a_worker_of_another(
             assert worker.peer_id in found
         # The outsider served its DHT to everybody, and nothing else to anybody.
         assert "serves" not in outsider.log
+
+
+def test_why_a_peer_is_not_used_is_said(net: Network) -> None:
+    near, far = net.lan(2).machines
+    options = json.dumps({"listen": f"/ip4/{far.address}/tcp/0", "namespace": DEFAULT_NAMESPACE})
+    liars = PeerProcess(far, [sys.executable, "-m", "tests.e2e.namespaces.dht_liars", options])
+    members = liars.wait_ready()["members"]
+    ended = coordinator_on(
+        near, "--diagnose", "--insecure", "--dht", "--bootstrap", liars.addresses[0], "--wait", "8"
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "0 workers found" in ended.stdout
+    rows = {
+        reason: next(row for row in ended.stdout.splitlines() if f"record of {peer_id}" in row)
+        for reason, peer_id in members.items()
+    }
+    for reason in ("wrong key", "no route", "no common transport"):
+        assert f"-  {reason}: " in rows[reason], ended.stdout
+    assert "-  refused: " in rows["connection refused"], ended.stdout
+    assert "-  refused: expired: it was valid until" in rows["expired"], ended.stdout
+    # Forged, expired and replayed records are named where the log goes, too.
+    assert f"refused the record of {members['expired']}: expired: " in ended.stderr
+
+
+def test_twenty_hosts_find_their_cluster_and_none_of_the_other(
+    net: Network, tmp_path: Path
+) -> None:
+    near, far = two_lans(net, 11, 10)
+    bootstrap = start_peer(near.machines.pop(), mdns=False, bootstrap=[])
+    options = {
+        "mdns": False,
+        "bootstrap": [a for a in bootstrap.addresses if near.address(11) in a],
+    }
+    members: list[list[PeerProcess]] = []
+    for number in range(2):
+        cluster = Cluster.create(tmp_path / f"cluster {number}")
+        members.append([])
+        machines = [*near.machines[number::2], *far.machines[number::2]]
+        for machine in machines:
+            role = WORKER_ROLE if members[number] else COORDINATOR_ROLE
+            directory = tmp_path / machine.name
+            make_member(cluster, directory, role)
+            peer = start_peer(machine, cluster=str(directory), role=role, **options)
+            members[number].append(peer)
+    for cluster_members in members:
+        everybody = {peer.peer_id for peer in cluster_members}
+        assert len(everybody) == 10
+        for peer in cluster_members:
+            peer.wait_until(lambda peer=peer: len(peer.found) >= 9)
+            assert peer.found.keys() == everybody - {peer.peer_id}
+            assert set(map(tuple, peer.sources.values())) == {("dht",)}

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from neurogrid.errors import PeerUnreachableError, TransportError
+from neurogrid.p2p.discovery.explanation import NO_DIALLED_ADDRESS
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.trust.refusal import NotAdmittedError
 
@@ -30,7 +31,7 @@ async def ask_anybody(
     refusal: NotAdmittedError | None = None
     if peer_id not in host.connected_peers | host.unadmitted_peers:
         if not addresses:
-            raise PeerUnreachableError("no address of it that can be dialled is known")
+            raise PeerUnreachableError(NO_DIALLED_ADDRESS)
         try:
             await host.connect_any(addresses)
         except NotAdmittedError as exc:

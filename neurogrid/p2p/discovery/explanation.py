@@ -16,6 +16,8 @@ __all__ = ["Attempts", "Explanation", "dial_outcome"]
 MAX_ATTEMPTS_OF_SOURCE = 256
 MAX_CELL = 240  # characters
 
+NO_DIALLED_ADDRESS = "no address of it that can be dialled is known"
+
 _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL})
 
 
@@ -91,6 +93,8 @@ def _kind(error: NeuroGridError) -> str:
     text = str(error)
     if "another peer lives there" in text:
         return "wrong key"
+    if NO_DIALLED_ADDRESS in text:
+        return "no common transport"
     return "no answer" if "no answer" in text else "failed"
 
 
