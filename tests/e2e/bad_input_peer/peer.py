@@ -150,13 +150,18 @@ class BadPeer:
             await self.transfer(layer_id, blob)
 
     async def open_session(
-        self, session_id: int, start: int, stop: int, *, max_length: int = 32
+        self, session_id: int, start: int, stop: int, *, max_length: int = 32, route: bytes = b""
     ) -> None:
-        data = SessionOpen(session_id, start, stop, max_length).encode()
+        data = SessionOpen(session_id, start, stop, max_length, route).encode()
         await self.ask(MessageType.SESSION_OPEN, data, MessageType.SESSION_ACK)
 
     async def activate(self, hidden: torch.Tensor, **changes: Any) -> TensorMessage:
         """Extend session 1 over layers 0 and 1 at position 0, or as `changes` say."""
+        data = self.activation(hidden, **changes)
+        return await self.ask(MessageType.ACTIVATION, data, MessageType.RESPONSE)
+
+    def activation(self, hidden: torch.Tensor, **changes: Any) -> bytes:
+        """The Data of what `activate` sends."""
         fields: dict[str, Any] = {
             "session_id": 1,
             "position": 0,
@@ -166,8 +171,7 @@ class BadPeer:
             "shape": tuple(hidden.shape),
             "data": tensor_to_bytes(hidden),
         }
-        parts = encode_envelope_parts(TensorEnvelope(**{**fields, **changes}))
-        return await self.ask(MessageType.ACTIVATION, b"".join(parts), MessageType.RESPONSE)
+        return b"".join(encode_envelope_parts(TensorEnvelope(**{**fields, **changes})))
 
 
 def _digests(blob: bytes) -> bytes:
