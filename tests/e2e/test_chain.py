@@ -1,0 +1,214 @@
+"""Activations from worker to worker: equal tokens, one message a stage and step, and who is named when it breaks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.errors import NoRouteError
+from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
+from neurogrid.p2p.identity import Identity
+from tests.e2e.support import (
+    DEADLINE,
+    Outcome,
+    WorkerProcess,
+    generate,
+    reference_tokens,
+    run_coordinator,
+    start_worker,
+)
+from tests.families import FAMILIES, save_checkpoint
+
+PROMPT = [5, 17, 200, 33]
+MAX_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A Llama of six layers, and the tokens that it writes."""
+    path = tmp_path_factory.mktemp("llama")
+    model = save_checkpoint(FAMILIES[0], path)
+    return path, reference_tokens(model, PROMPT, MAX_TOKENS)
+
+
+def settings(path: Path, *addresses: str, **more: Any) -> CoordinatorSettings:
+    return CoordinatorSettings(
+        model=path, peers=addresses, stages=len(addresses), max_seq_len=256, **more
+    )
+
+
+def asked(outcome: Outcome) -> list[int]:
+    """To which stages the coordinator sent activations."""
+    return [
+        index
+        for index, stage in enumerate(outcome.stages)
+        if outcome.sent[stage.peer_id].get("activation")
+    ]
+
+
+def test_one_message_a_stage_and_step(
+    workers: list[WorkerProcess], llama: tuple[Path, list[int]]
+) -> None:
+    path, expected = llama
+    addresses = [worker.address for worker in workers]
+    chain = run_coordinator(settings(path, *addresses), [PROMPT] * 2, MAX_TOKENS)
+    star = run_coordinator(settings(path, *addresses, routing="star"), [PROMPT], MAX_TOKENS)
+    assert chain.tokens == [expected] * 2
+    assert star.tokens == [expected]
+    assert asked(chain) == [0]
+    assert asked(star) == [0, 1, 2]
+
+
+# A worker dies
+
+
+@pytest.fixture
+def three_workers(tmp_path: Path) -> Iterator[list[WorkerProcess]]:
+    with (
+        start_worker(tmp_path) as one,
+        start_worker(tmp_path) as two,
+        start_worker(tmp_path) as three,
+    ):
+        yield [one, two, three]
+
+
+@pytest.mark.parametrize("index", [1, 2], ids=["middle", "last"])
+def test_a_worker_that_dies_in_the_chain_is_named(
+    three_workers: list[WorkerProcess], llama: tuple[Path, list[int]], index: int
+) -> None:
+    path, expected = llama
+
+    async def main() -> None:
+        addresses = [worker.address for worker in three_workers]
+        with trio.fail_after(DEADLINE):
+            async with open_coordinator(settings(path, *addresses)) as coordinator:
+                victim = coordinator.stages[index].stage
+                tokens: list[int] = []
+                by_id = {worker.peer_id: worker for worker in three_workers}
+                with pytest.raises(NoRouteError) as caught:  # noqa: PT012 - the loop is what raises
+                    async for token in coordinator.generate(PROMPT, max_tokens=200):
+                        tokens.append(token)
+                        if len(tokens) == 3:
+                            by_id[victim.peer_id].kill()
+                assert tokens[:3] == expected[:3]
+                assert caught.value.peer_id == victim.peer_id
+                assert caught.value.layers == tuple(range(victim.start, victim.stop))
+                assert f"on worker {victim.peer_id}" in str(caught.value)
+                assert caught.value.unreachable_from is None
+
+    trio.run(main)
+
+
+# A link is lost, and both workers are there
+
+
+@asynccontextmanager
+async def cluster(
+    path: Path, count: int = 3, **more: Any
+) -> AsyncIterator[tuple[Coordinator, list[Worker]]]:
+    """A coordinator and its workers in this process, in the order of their stages."""
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(open_worker(WorkerSettings(device="cpu")))
+            for _ in range(count)
+        ]
+        addresses = [worker.addresses[0] for worker in workers]
+        coordinator = await stack.enter_async_context(
+            open_coordinator(settings(path, *addresses, **more))
+        )
+        by_id = {worker.peer_id: worker for worker in workers}
+        yield coordinator, [by_id[item.peer_id] for item in coordinator.stages]
+
+
+def test_a_link_that_breaks_names_both_ends(
+    llama: tuple[Path, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, expected = llama
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with cluster(path) as (coordinator, workers):
+                _, middle, last = workers
+                num_tokens = 0
+                with pytest.raises(NoRouteError, match="cannot hand on") as caught:  # noqa: PT012
+                    async for _ in coordinator.generate(PROMPT, max_tokens=200):
+                        num_tokens += 1
+                        if num_tokens == 3:
+                            await middle.protocol.close_peer(last.peer_id)
+                assert caught.value.unreachable_from == middle.peer_id
+                assert caught.value.peer_id == last.peer_id
+                assert middle.peer_id in str(caught.value)
+                assert last.peer_id in str(caught.value)
+                # The next session brings the link up again.
+                outcome = await generate(coordinator, [PROMPT], MAX_TOKENS)
+                assert outcome.tokens == [expected]
+                assert last.peer_id in middle.protocol.host.connected_peers
+
+    trio.run(main)
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+def test_a_link_that_cannot_be_is_relayed_and_that_is_said(
+    tmp_path: Path, llama: tuple[Path, list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last worker has the coordinator on its list, and not the worker before it."""
+    path, expected = llama
+    key = tmp_path / "coordinator.key"
+    coordinator_id = Identity.load(key).peer_id
+    allow = ("--allow", f"{coordinator_id}=coordinator")
+    with (
+        start_worker(tmp_path, "--memory-limit", "1GiB") as one,
+        start_worker(tmp_path, "--memory-limit", "1GiB", *allow) as two,
+    ):
+        addresses = (one.address, two.address)
+        outcome = run_coordinator(
+            settings(path, *addresses, identity_file=key), [PROMPT] * 2, MAX_TOKENS
+        )
+    assert outcome.tokens == [expected] * 2
+    assert asked(outcome) == [0, 1]
+    said = [r.getMessage() for r in caplog.records if "go through here" in r.getMessage()]
+    assert len(said) == 1
+    assert one.peer_id in said[0]
+    assert two.peer_id in said[0]
+
+
+def test_sessions_end_by_themselves(
+    llama: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By idleness, and with the coordinator."""
+    path, _ = llama
+    monkeypatch.setattr("neurogrid.inference.worker_sessions.EXPIRY_INTERVAL", 0.05)
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with cluster(path, 2) as (coordinator, workers):
+                tables = [worker._sessions._sessions for worker in workers]
+                tokens = coordinator.generate(PROMPT, max_tokens=200)
+                await anext(tokens)
+                assert [len(table) for table in tables] == [1, 1]
+                for table in tables:
+                    for session in table:
+                        session.last_used -= 1000.0
+                while any(map(len, tables)):
+                    await trio.sleep(0.05)
+                with pytest.raises(NoRouteError, match="is not open"):
+                    await anext(tokens)
+
+                tokens = coordinator.generate(PROMPT, max_tokens=200)
+                await anext(tokens)
+                for worker in workers:
+                    await coordinator._protocol.host.disconnect(worker.peer_id)
+                while any(map(len, tables)):
+                    await trio.sleep(0.05)
+                with pytest.raises(NoRouteError, match="there is no stream"):
+                    await anext(tokens)
+
+    trio.run(main)
