@@ -127,7 +127,7 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
     logger.info(
         "good until %s; leads to %s",
         format_time(ticket.token.not_after),
-        ", ".join(ticket.dial_addresses),
+        ", ".join(where.dial_addresses),
     )
     print(f"neurogrid-worker --join {ticket.text()}")
 

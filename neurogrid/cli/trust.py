@@ -39,7 +39,7 @@ class Trust:
     Attributes:
         admission: who is admitted; None for whoever reaches the port.
         identity_file: where the key pair of this peer lives; None for a new one each time.
-        bootstrap: where the ticket says that its coordinator is.
+        bootstrap: where the coordinator is, by the ticket, or by the one that this worker joined with.
         cluster: the cluster, where its key is at hand.
         ticket_lifetime: of the tickets to it, seconds.
     """
@@ -167,21 +167,23 @@ def existing_trust(options: argparse.Namespace) -> Trust | None:
 
 
 def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
-    from neurogrid.p2p.trust import ClusterAdmission, Membership, read_ticket
+    from neurogrid.p2p.trust import ClusterAdmission, Membership, Whereabouts, read_ticket
 
     directory: Path | None = options.cluster
+    where: Whereabouts | None
     ticket = read_ticket(options.join) if options.join else None
     if directory is None:
         assert ticket is not None
-        membership = Membership(ticket.cluster_key)
+        membership, where = Membership(ticket.cluster_key), ticket.whereabouts
     elif ticket is not None:
-        membership = Membership.resume(directory, ticket.cluster_key)
+        membership, where = Membership.resume(directory, ticket.cluster_key), ticket.whereabouts
+        where.write(directory)
     else:
-        membership = Membership.load(directory)
+        membership, where = Membership.load(directory), Whereabouts.read(directory)
     return Trust(
         ClusterAdmission(membership, admits=admits, ticket=ticket),
         identity_file(options, directory),
-        bootstrap=ticket.dial_addresses if ticket else (),
+        bootstrap=where.dial_addresses if where else (),
     )
 
 

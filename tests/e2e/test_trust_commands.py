@@ -2,85 +2,23 @@
 
 from __future__ import annotations
 
-import queue
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from neurogrid.cli.coordinator import main
 from neurogrid.p2p.identity import Identity
+from tests.e2e.coordinator_process import (
+    COORDINATOR,
+    LOOPBACK,
+    PROMPT,
+    start_coordinator,
+    ticket_of,
+)
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
-
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
-LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
-PROMPT = ("--prompt", "A function definition", "--max-tokens", "4")
-
-
-class CoordinatorProcess:
-    """A `neurogrid-coordinator` whose stderr can be waited for."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self._coming: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(DEADLINE)
-        self._reader.join(DEADLINE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stderr:
-            for line in stderr:
-                self._coming.put(line)
-        self._coming.put("")
-
-    def wait_line(self, part: str) -> str:
-        """The first line from here on with `part` in it."""
-        while line := self._coming.get(timeout=DEADLINE):
-            self.lines.append(line)
-            if part in line:
-                return line
-        raise AssertionError(f"it ended without {part!r}: {''.join(self.lines)}")
-
-    def wait_end(self) -> tuple[int, str]:
-        """Its status, and what it wrote to stdout."""
-        while line := self._coming.get(timeout=DEADLINE):
-            self.lines.append(line)
-        assert self.process.stdout is not None
-        return self.process.wait(DEADLINE), self.process.stdout.read()
-
-
-@contextmanager
-def start_coordinator(*args: str) -> Iterator[CoordinatorProcess]:
-    process = subprocess.Popen(
-        [*COORDINATOR, *PROMPT, *LOOPBACK, *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    coordinator = CoordinatorProcess(process)
-    try:
-        yield coordinator
-    finally:
-        coordinator.end()
-
-
-def ticket_of(coordinator: CoordinatorProcess) -> str:
-    """As somebody would copy it."""
-    return coordinator.wait_line("neurogrid-worker --join ").split("--join ")[1].strip()
 
 
 def test_a_worker_joins_by_ticket_and_is_a_member_from_then_on(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_where_a_host_is_becomes_addresses_and_relays(tmp_path: Path) -> None:
     assert Cluster.load(cluster.directory).whereabouts() == where
     ticket = cluster.ticket(PEER, where.addresses, relays=where.relays, now=NOW)
     read = Ticket.parse(ticket.text(), now=NOW)
-    assert read.dial_addresses == (*direct[:8], *relayed[:4])
+    assert read.whereabouts.dial_addresses == (*direct[:8], *relayed[:4])
     (cluster.directory / "whereabouts").write_bytes(b"\x81")
     with pytest.raises(ConfigurationError, match="whereabouts is damaged"):
         cluster.whereabouts()

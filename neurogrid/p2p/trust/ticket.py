@@ -35,6 +35,7 @@ from neurogrid.p2p.trust.limits import (
 )
 from neurogrid.p2p.trust.names import is_peer_id
 from neurogrid.p2p.trust.signing import KEY_BYTES, cluster_id_of
+from neurogrid.p2p.trust.whereabouts import Whereabouts
 from neurogrid.p2p.wire.maps import decode_map, encode_map
 
 __all__ = ["Ticket", "read_ticket"]
@@ -69,10 +70,9 @@ class Ticket:
         return cluster_id_of(self.cluster_key)
 
     @property
-    def dial_addresses(self) -> tuple[str, ...]:
-        """Where to dial the coordinator: directly, and then through each relay."""
-        relayed = (f"{relay}/p2p-circuit/p2p/{self.peer_id}" for relay in self.relays)
-        return (*self.addresses, *relayed)
+    def whereabouts(self) -> Whereabouts:
+        """Where it leads to."""
+        return Whereabouts(self.peer_id, self.addresses, self.relays, at=0)
 
     def text(self) -> str:
         """The printable line.

@@ -1,6 +1,7 @@
-"""Where an issuer was last reached: a file beside the cluster's key, so that tickets can be made while it runs.
+"""Where an issuer was last reached: a file beside the cluster's key, so that tickets can be made while it runs; and
+one beside a worker's membership, so that it finds its coordinator again without a ticket.
 
-DIR/whereabouts      a msgpack map, 0600; whoever makes a ticket reads it, the issuer writes it when it listens
+DIR/whereabouts      a msgpack map, 0600
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import Final
 
 from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.p2p.trust.limits import MAX_ADDRESSES, MAX_PEER_ID_CHARS, MAX_RELAYS, MAX_TIME
-from neurogrid.p2p.trust.private_files import read_private, write_private
+from neurogrid.p2p.trust.private_files import (
+    make_private_directory,
+    read_private,
+    write_private,
+)
 from neurogrid.p2p.wire.maps import decode_map, encode_map
 
 __all__ = ["Whereabouts", "sort_addresses"]
@@ -50,6 +55,12 @@ class Whereabouts:
         moment = int(time.time() if now is None else now)
         return cls(peer_id, direct[:MAX_ADDRESSES], relays[:MAX_RELAYS], moment)
 
+    @property
+    def dial_addresses(self) -> tuple[str, ...]:
+        """Where to dial the host: directly, and then through each relay."""
+        relayed = (f"{relay}{CIRCUIT}p2p/{self.peer_id}" for relay in self.relays)
+        return (*self.addresses, *relayed)
+
     @classmethod
     def read(cls, directory: Path) -> Whereabouts | None:
         """What `write` left in a directory; None if nobody did.
@@ -79,11 +90,12 @@ class Whereabouts:
             raise ConfigurationError(f"{path} is damaged: {exc}; delete it") from exc
 
     def write(self, directory: Path) -> None:
-        """Keep it in a directory, in place of what is there.
+        """Keep it in a directory (0700), in place of what is there.
 
         Raises:
             ConfigurationError: it cannot be written.
         """
+        make_private_directory(directory)
         entries: dict[str, object] = {
             "peer": self.peer_id,
             "addrs": list(self.addresses),
