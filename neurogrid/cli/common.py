@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import trio
 
 from neurogrid.cli.finding import add_finding_options
+from neurogrid.cli.ports import places_of, places_on_port
 from neurogrid.cli.reach import add_reach_options
 from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
@@ -136,7 +137,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
         dest="port",
         type=_port,
         metavar="PORT",
-        help=f"TCP port to listen on, 0 for a free one (default {DEFAULT_PORT}, or a free one if taken)",
+        help=f"port to listen on, for TCP and QUIC, 0 for a free one (default {DEFAULT_PORT}, or a free one if taken)",
     )
     network.add_argument(
         "--listen",
@@ -187,6 +188,10 @@ def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
 
     is_open = is_checked(options) or options.insecure
     if options.listen:
+        if options.quic is not None:
+            raise ConfigurationError(
+                "give either --listen or --quic, not both: --listen /ip4/ADDRESS/udp/PORT/quic-v1 is QUIC"
+            )
         if options.port is not None:
             raise ConfigurationError(f"give either {port_flag} or --listen, not both")
         for address in options.listen:
@@ -197,11 +202,10 @@ def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
                 )
         return Listening(tuple(options.listen))
     ip = "0.0.0.0" if is_open else "127.0.0.1"
+    quic = is_open if options.quic is None else options.quic
     if options.port is not None:
-        check_listen_address(f"/ip4/{ip}/tcp/{options.port}")
-    if options.port is not None:
-        return Listening((f"/ip4/{ip}/tcp/{options.port}",))
-    return Listening((f"/ip4/{ip}/tcp/{DEFAULT_PORT}",), (f"/ip4/{ip}/tcp/0",))
+        return Listening(places_on_port(ip, options.port, quic=quic))
+    return Listening(places_of(ip, DEFAULT_PORT, quic=quic), places_on_port(ip, 0, quic=quic))
 
 
 def warn_of_loopback(where: Listening, *, is_chosen: bool) -> None:

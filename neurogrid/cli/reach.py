@@ -28,6 +28,11 @@ PUNCH_WAIT = 40.0
 def add_reach_options(group: argparse._ArgumentGroup) -> None:
     """The options of both commands."""
     group.add_argument(
+        "--quic",
+        action=argparse.BooleanOptionalAction,
+        help="listen for QUIC too, on the same port number (default: beyond loopback, yes); TCP is dialled first",
+    )
+    group.add_argument(
         "--relay",
         action="append",
         default=[],

@@ -281,13 +281,16 @@ async def open_host(
     identity = identity or Identity.generate()
     if admission is not None:
         admission.check_listen([*listen, *listen_fallback])
-    try:
-        listen_addrs = [check_listen_address(address) for address in listen]
-    except ConfigurationError:
-        if not listen_fallback:
-            raise
-        logger.warning("%s is taken: listening on a free port instead", ", ".join(listen))
-        listen_addrs = [check_listen_address(address) for address in listen_fallback]
+    listen_addrs: list[Multiaddr] = []
+    for address in listen:
+        try:
+            listen_addrs.append(check_listen_address(address))
+        except ConfigurationError:
+            if not listen_fallback:
+                raise
+            logger.warning("%s is taken: listening on a free port instead", address)
+            listen_addrs = [check_listen_address(instead) for instead in listen_fallback]
+            break
     libp2p = new_host(
         key_pair=identity.key_pair,
         sec_opt=security_options(identity),
