@@ -271,6 +271,7 @@ async def _diagnose(options: argparse.Namespace) -> int:
         listen_fallback=where.fallback,
         identity=identity,
         admission=trust.admission,
+        keep_alive=how_reached.keep_alive,
     ) as host:
         protocol = Protocol(host, role="coordinator")
         reach = await open_reach(host, how_reached)

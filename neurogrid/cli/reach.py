@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -59,6 +60,12 @@ def add_reach_options(group: argparse._ArgumentGroup) -> None:
         default=False,
         help="ask the router by UPnP to let peers in from outside (default: off)",
     )
+    group.add_argument(
+        "--keep-alive",
+        type=float,
+        metavar="SECONDS",
+        help="take a peer for lost, and dial it again, that is silent for so long (default: 40, over QUIC 30)",
+    )
 
 
 def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSettings:
@@ -73,6 +80,7 @@ def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSetti
     """
     from neurogrid.inference.reaching import ReachSettings
     from neurogrid.p2p.host import parse_peer_address
+    from neurogrid.p2p.patience import MIN_KEEP_ALIVE
     from neurogrid.p2p.reach.circuit import is_relayed_address
 
     for relay in options.relay:
@@ -81,6 +89,10 @@ def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSetti
             raise ConfigurationError(
                 f"--relay {relay} leads through a relay itself: name the relay's own address"
             )
+    if options.keep_alive is not None and not MIN_KEEP_ALIVE <= options.keep_alive < math.inf:
+        raise ConfigurationError(
+            f"--keep-alive {options.keep_alive:g}: at least {MIN_KEEP_ALIVE:g} seconds"
+        )
     for address in options.announce:
         _check_place(address)
     if options.port_mapping:
@@ -97,6 +109,7 @@ def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSetti
         relay_service=options.relay_service,
         announce=tuple(options.announce),
         port_mapping=options.port_mapping,
+        keep_alive=options.keep_alive,
     )
 
 

@@ -33,6 +33,7 @@ from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.gathering import gather_workers
+from neurogrid.inference.keeping import keep_workers
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_trust import (
     credentials_of_local_workers,
@@ -241,6 +242,7 @@ async def open_coordinator(
                 listen_fallback=settings.listen_fallback,
                 identity=identity,
                 admission=settings.admission,
+                keep_alive=settings.reach.keep_alive,
             )
         )
         await open_reach(host, settings.reach)
@@ -284,6 +286,9 @@ async def open_coordinator(
             wait=settings.wait,
             timeouts=settings.timeouts,
             progress=progress,
+        )
+        await stack.enter_async_context(
+            keep_workers(protocol, discovery, [w.peer_id for w in remote], addresses)
         )
         progress.working("asking the workers what they have")
         infos = await _describe(remote, settings)

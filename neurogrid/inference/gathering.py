@@ -111,6 +111,7 @@ class _Gathering:
             if peer_id == host.peer_id:
                 raise ConfigurationError(f"{address} is this coordinator's own address")
         host.on_connected(self.on_connected)
+        host.on_disconnected(self.on_disconnected)
         self._protocol.on_peer_opened(self.on_opened)
         with trio.move_on_after(wait):
             async with trio.open_nursery() as nursery:
@@ -131,7 +132,7 @@ class _Gathering:
                 peer_id = await self._discovery.connect(address)
                 await self._meet(peer_id)
                 self.failures.pop(address, None)
-                return
+                await self._protocol.host.wait_disconnected(peer_id)
             except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 if self.failures.get(address) != str(exc):
                     logger.warning("%s; trying again", exc)
@@ -146,15 +147,18 @@ class _Gathering:
                 self.nursery.start_soon(self._dial_found, change)
 
     async def _dial_found(self, found: PeerFound) -> None:
-        """Try a peer until it is connected, says no, or is known in another way; `on_connected` asks what it is."""
-        delay = RETRY_DELAY
-        while (
-            self._discovery.known.get(found.peer_id) == found
-            and found.peer_id not in self._protocol.host.connected_peers
-        ):
+        """Try a peer until it is connected, and again when it is lost; until it says no, or is known in another way.
+
+        `on_connected` asks what it is.
+        """
+        host, delay = self._protocol.host, RETRY_DELAY
+        while self._discovery.known.get(found.peer_id) == found:
             try:
-                ways = self._protocol.host.ways_to(found.peer_id, found.addresses)
-                await connect_any(self._discovery.connect, ways)
+                if found.peer_id not in host.connected_peers:
+                    ways = host.ways_to(found.peer_id, found.addresses)
+                    await connect_any(self._discovery.connect, ways)
+                await host.wait_disconnected(found.peer_id)
+                await trio.sleep(RETRY_DELAY)
             except TransportError as exc:
                 logger.info("found %s, and could not connect: %s", found.peer_id, exc)
                 await trio.sleep(delay)
@@ -167,6 +171,11 @@ class _Gathering:
         """Somebody connected; ask what they are."""
         if self.nursery is not None and peer_id not in self.workers:
             self.nursery.start_soon(self._meet_unnamed, peer_id)
+
+    def on_disconnected(self, peer_id: str) -> None:
+        """A worker that has gone does not count; it may come back."""
+        if self.nursery is not None and self.workers.pop(peer_id, None) is not None:
+            self._progress.waiting(len(self.workers), self._min_peers)
 
     def on_opened(self, peer_id: str, hello: Hello) -> None:
         """A peer said what it is."""

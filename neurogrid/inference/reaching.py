@@ -27,6 +27,7 @@ class ReachSettings:
         relays: full multiaddrs of relays to be reached through, and to try for peers that are not reached otherwise.
         relay_service: relay for others, as many as `RelayLimits` allows, of those who are admitted here.
         announce: multiaddrs that are known to lead here, with or without our peer id.
+        keep_alive: seconds of silence after which a peer is lost; None for the links' own.
         port_mapping: ask the router, by UPnP, to let peers in.
     """
 
@@ -34,6 +35,7 @@ class ReachSettings:
     relay_service: bool = False
     announce: tuple[str, ...] = ()
     port_mapping: bool = False
+    keep_alive: float | None = None
 
 
 async def open_reach(host: Libp2pHost, settings: ReachSettings) -> Reach:

@@ -16,10 +16,11 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from neurogrid.errors import NeuroGridError, TransportError
+from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import WORKER_TAKES, authorise
 from neurogrid.inference.finding import open_discovery
+from neurogrid.inference.keeping import keep_coordinators
 from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_links import WorkerLinks
@@ -31,22 +32,15 @@ from neurogrid.model.config import build_config, model_config_message, resolve_d
 from neurogrid.model.device import device_name, select_device
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
-from neurogrid.p2p.host import Host, parse_peer_address
+from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.trust import NotAdmittedError, Refusal
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
 __all__ = ["Worker", "WorkerSettings", "open_worker"]
 
 logger = logging.getLogger(__name__)
-
-# Between attempts to reach a coordinator that is not there yet. Seconds.
-FIRST_RETRY_DELAY = 0.5
-MAX_RETRY_DELAY = 15.0
-# What a worker that wants to join cannot mend by waiting: somebody has to give it another ticket.
-_TICKET_REFUSED = (Refusal.TOKEN_INVALID, Refusal.TOKEN_EXPIRED, Refusal.TOKEN_USED_UP)
 
 
 class Worker:
@@ -131,6 +125,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             listen_fallback=settings.listen_fallback,
             identity=identity,
             admission=settings.admission,
+            keep_alive=settings.reach.keep_alive,
         ) as host:
             versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
             protocol = Protocol(host, role="worker", versions=versions)
@@ -150,14 +145,15 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             host.start_soon(state.blobs.run)
             await open_reach(host, settings.reach)
             host.start_soon(sessions.expire)
-            for address in settings.bootstrap:
-                host.start_soon(_keep_connected, host, protocol, address)
-            # Last: whoever finds this worker may use it.
-            async with open_discovery(
-                host,
-                settings.finding,
-                announcement=worker.announcement,
-                admission=settings.admission,
+            async with (
+                keep_coordinators(protocol, settings.bootstrap),
+                # Last: whoever finds this worker may use it.
+                open_discovery(
+                    host,
+                    settings.finding,
+                    announcement=worker.announcement,
+                    admission=settings.admission,
+                ),
             ):
                 yield worker
 
@@ -173,25 +169,3 @@ async def _load_own(layers: LayerService, checkpoint: Checkpoint, settings: Work
             dtype=resolve_dtype(config, None),
         )
     )
-
-
-async def _keep_connected(host: Host, protocol: Protocol, address: str) -> None:
-    """Dial a coordinator, say what we are, and dial again when it is lost."""
-    delay = FIRST_RETRY_DELAY
-    while True:
-        try:
-            peer_id = await host.connect(address)
-            await protocol.open(peer_id)
-            logger.info("connected to the coordinator %s", peer_id)
-            delay = FIRST_RETRY_DELAY
-            await host.wait_disconnected(peer_id)
-        except NotAdmittedError as exc:
-            if exc.reason in _TICKET_REFUSED:
-                raise
-            # It may be reinstated, or its coordinator started again with the right cluster.
-            delay = MAX_RETRY_DELAY
-            logger.warning("%s; trying again in %.1f s", exc, delay)
-        except TransportError as exc:
-            logger.warning("%s; trying again in %.1f s", exc, delay)
-        await trio.sleep(delay)
-        delay = min(delay * 2, MAX_RETRY_DELAY)

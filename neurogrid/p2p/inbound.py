@@ -1,4 +1,4 @@
-"""Inbound connections of a stock swarm, without its leak.
+"""Inbound connections of a stock swarm: without its leak, and few from each peer.
 
 py-libp2p 0.8.1 counts inbound connections by a limiter whose tokens are held by the task that accepted each,
 and that task waits for the end of the whole host, not of its connection. So after `max_connections` peers
@@ -6,6 +6,9 @@ have come and gone, nobody can connect any more, and every one of those tasks is
 connection to a worker is refused, and all that come later).
 
 Here the task of an accepted connection ends when the connection does.
+
+Its bound for each peer does not hold in a connection's first 20 s, nor for peers that are protected: one peer alone
+could take all the places there are. Here it holds from the first on.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from typing import Any
 import trio
 from libp2p.network.exceptions import SwarmException
 
-__all__ = ["end_inbound_tasks"]
+__all__ = ["bound_inbound_connections", "end_inbound_tasks"]
+
+# A peer needs one; two while it goes from a relay to a direct way, and as many more as it has lost without our knowing.
+MAX_INBOUND_PER_PEER = 8
 
 # Between the decision to close a connection and its end: what is being written may still go out. Seconds.
 CLOSE_TIMEOUT = 3.0
@@ -34,3 +40,16 @@ def end_inbound_tasks(swarm: Any) -> None:
         raise SwarmException("the connection has ended")
 
     swarm.upgrade_inbound_raw_conn = upgrade_and_stay
+
+
+def bound_inbound_connections(swarm: Any, *, max_per_peer: int = MAX_INBOUND_PER_PEER) -> None:
+    """Let a swarm refuse an inbound connection of a peer that has so many already. Before it listens."""
+    add = swarm.add_conn
+
+    async def add_if_few(muxed: Any, direction: str = "unknown") -> Any:
+        if direction == "inbound" and len(swarm.get_connections(muxed.peer_id)) >= max_per_peer:
+            await muxed.close()
+            raise SwarmException(f"{muxed.peer_id} has {max_per_peer} connections here already")
+        return await add(muxed, direction=direction)
+
+    swarm.add_conn = add_if_few

@@ -60,9 +60,10 @@ from neurogrid.p2p.host import (
     serve_stream,
 )
 from neurogrid.p2p.identity import Identity
-from neurogrid.p2p.inbound import end_inbound_tasks
+from neurogrid.p2p.inbound import bound_inbound_connections, end_inbound_tasks
 from neurogrid.p2p.libp2p_stream import Libp2pStream
 from neurogrid.p2p.link import install_link
+from neurogrid.p2p.patience import link_limits, quic_limits
 from neurogrid.p2p.quic import QuicTransport, prefer_tcp
 from neurogrid.p2p.security import security_options
 from neurogrid.p2p.stream import Stream
@@ -265,6 +266,7 @@ async def open_host(
     listen_fallback: Sequence[str] = (),
     identity: Identity | None = None,
     admission: Admission | None = None,
+    keep_alive: float | None = None,
 ) -> AsyncIterator[Libp2pHost]:
     """Run a libp2p host (TCP; Noise or TLS; Yamux. QUIC) until the block is left.
 
@@ -273,10 +275,12 @@ async def open_host(
         listen_fallback: where to listen, with a warning, if one of `listen` is taken. Empty: an error.
         identity: the key pair; a new one for this process when None.
         admission: whom it serves (`neurogrid.p2p.trust`); None is whoever reaches it.
+        keep_alive: seconds without a sign of life after which a peer is lost, a second or more; each is pinged four
+            times in it. None for 40 (TCP) and 30 (QUIC): more than a peer on a slow machine is ever silent.
 
     Raises:
         ConfigurationError: an address is not a multiaddr that we can listen on, is in use, or is not to be listened
-            at with this `admission`; or `admission` is another host's.
+            at with this `admission`; or `admission` is another host's; or `keep_alive` is too short.
     """
     identity = identity or Identity.generate()
     if admission is not None:
@@ -294,7 +298,7 @@ async def open_host(
     libp2p = new_host(
         key_pair=identity.key_pair,
         sec_opt=security_options(identity),
-        transports=[TCP(), QuicTransport(identity)],
+        transports=[TCP(), QuicTransport(identity, quic_limits(keep_alive))],
         connection_config=ConnectionConfig(
             max_connections=MAX_CONNECTIONS,
             min_connections=0,
@@ -304,7 +308,8 @@ async def open_host(
             dial_timeout=DIAL_TIMEOUT,
         ),
     )
-    install_link(libp2p.get_network())
+    install_link(libp2p.get_network(), link_limits(keep_alive))
+    bound_inbound_connections(libp2p.get_network())
     end_inbound_tasks(libp2p.get_network())
     _dial_on_request(libp2p.get_network())
     prefer_tcp(libp2p.get_network())

@@ -264,6 +264,8 @@ class Keeper:
                         error = str(exc)
         if peer.peer_id in self._host.connected_peers:
             return True
+        if peer.last_error != error:
+            logger.info("%s; trying again", error)
         peer.last_error = error
         peer.num_failures += 1
         return False

@@ -1,0 +1,132 @@
+"""Connections that a worker or a coordinator keeps: dialled again when they are lost, with growing pauses.
+
+A worker keeps those to the coordinators that it was told of, for as long as it runs. A coordinator keeps those to its
+workers, at the addresses that were typed and that discovery has.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+
+from neurogrid.errors import PeerRefusedError, TransportError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.discovery import Discovery, PeerFound
+from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.reach.backoff import Backoff
+from neurogrid.p2p.reach.keeper import Keeper, KeeperLimits, keep_connections
+from neurogrid.p2p.trust import NotAdmittedError, Refusal
+
+__all__ = ["keep_coordinators", "keep_workers"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds. Somebody waits at the other end: the first attempt comes soon, and none much later than a coordinator waits.
+BACKOFF = Backoff(first=0.5, largest=15.0)
+# What a worker that wants to join cannot mend by waiting: somebody has to give it another ticket.
+TICKET_REFUSED = (Refusal.TOKEN_INVALID, Refusal.TOKEN_EXPIRED, Refusal.TOKEN_USED_UP)
+
+
+@asynccontextmanager
+async def keep_coordinators(protocol: Protocol, addresses: Sequence[str]) -> AsyncIterator[Keeper]:
+    """Keep connections to the peers at these full multiaddrs, and say to each what we are.
+
+    Raises:
+        ConfigurationError: one of the addresses is malformed, or our own.
+        NotAdmittedError: the ticket that this host has is no good, which waiting does not mend; while the block runs.
+    """
+    host = protocol.host
+    limits = KeeperLimits(backoff=BACKOFF, gone_after=math.inf)
+    refusals: list[NotAdmittedError] = []
+    is_refused = trio.Event()
+
+    async def connect(address: str) -> str:
+        try:
+            return await host.connect(address)
+        except NotAdmittedError as exc:
+            if exc.reason in TICKET_REFUSED:
+                refusals.append(exc)
+                is_refused.set()
+            raise
+
+    async def end_when_refused() -> None:
+        await is_refused.wait()
+        raise refusals[0]
+
+    with unwrap_errors():
+        async with (
+            keep_connections(host, limits=limits, connect=connect) as keeper,
+            trio.open_nursery() as nursery,
+        ):
+
+            def connected(peer_id: str) -> None:
+                if peer_id in keeper.wanted:
+                    host.start_soon(_introduce, protocol, peer_id)
+
+            nursery.start_soon(end_when_refused)
+            host.on_connected(connected)
+            for peer_id, known in _by_peer(addresses).items():
+                keeper.want(peer_id, known)
+            yield keeper
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def keep_workers(
+    protocol: Protocol, discovery: Discovery, peer_ids: Iterable[str], addresses: Sequence[str]
+) -> AsyncIterator[Keeper]:
+    """Keep connections to the workers of a coordinator.
+
+    Args:
+        protocol: on the coordinator's host.
+        discovery: where their addresses come from, and new ones.
+        peer_ids: of the workers. One of whom no address is known is waited for: it dialled us.
+        addresses: full multiaddrs that were typed, of whomever.
+    """
+    named = _by_peer(addresses)
+    limits = KeeperLimits(backoff=BACKOFF)
+    async with (
+        keep_connections(protocol.host, limits=limits, connect=discovery.connect) as keeper,
+        trio.open_nursery() as nursery,
+    ):
+        for peer_id in peer_ids:
+            found = discovery.known.get(peer_id)
+            keeper.want(peer_id, [*named.get(peer_id, ()), *(found.addresses if found else ())])
+        nursery.start_soon(_follow, discovery, keeper)
+        yield keeper
+        nursery.cancel_scope.cancel()
+
+
+async def _follow(discovery: Discovery, keeper: Keeper) -> None:
+    """Learn where workers are that have moved."""
+    async for change in discovery.peers():
+        if isinstance(change, PeerFound) and change.peer_id in keeper.wanted:
+            keeper.want(change.peer_id, change.addresses)
+
+
+async def _introduce(protocol: Protocol, peer_id: str) -> None:
+    """Bring up the stream on which each side says what it is."""
+    num_failures = 0
+    while peer_id in protocol.host.connected_peers:
+        try:
+            await protocol.open(peer_id)
+        except (TransportError, PeerRefusedError) as exc:
+            delay = min(BACKOFF.largest, BACKOFF.first * 2**num_failures)
+            num_failures += 1
+            logger.warning("%s; trying again in %.1f s", exc, delay)
+            await trio.sleep(delay)
+        else:
+            logger.info("connected to the coordinator %s", peer_id)
+            return
+
+
+def _by_peer(addresses: Iterable[str]) -> Mapping[str, list[str]]:
+    by_peer: dict[str, list[str]] = {}
+    for address in addresses:
+        by_peer.setdefault(parse_peer_address(address)[1], []).append(address)
+    return by_peer
