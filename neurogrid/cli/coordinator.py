@@ -214,7 +214,8 @@ async def _generate(options: argparse.Namespace) -> int:
         prompt = _decode_prompt(os.fsencode(options.prompt), "the command line")
     where = listening(options, port_flag="--p2p-port")
     trust = existing_trust(options)
-    if options.min_peers is not None:
+    if options.min_peers is not None or trust is None or trust.cluster is not None:
+        # Somebody is to come, who may be elsewhere.
         warn_of_loopback(where, is_chosen=bool(options.listen))
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
@@ -254,6 +255,10 @@ async def _diagnose(options: argparse.Namespace) -> int:
     """Print which workers are there, and what was tried to find them; a failure if there are too few."""
     where = listening(options, port_flag="--p2p-port")
     how_reached = reaching(options, where.addresses)
+    if options.new_cluster:
+        raise ConfigurationError(
+            "--diagnose looks for workers, and a new cluster has no workers yet: leave --new-cluster out"
+        )
     trust = trust_of(options, is_worker=False)
     warn_of_loopback(where, is_chosen=bool(options.listen))
     bootstrap = bootstrap_peers(options)

@@ -78,8 +78,10 @@ def test_a_host_that_runs_in_a_thread() -> None:
         assert other.connected_peers == {host.peer_id}
         with blocking.fail_after(0.01), pytest.raises(ResponseTimeout):
             other.wait_disconnected(host.peer_id)
+        assert other.role_of(host.peer_id) == "any"
         other.disconnect(host.peer_id)
         other.wait_disconnected(host.peer_id)
+        assert other.role_of(host.peer_id) is None
         host.wait_disconnected(other.peer_id)
         assert other.connected_peers == frozenset()
         with pytest.raises(PeerUnreachableError):

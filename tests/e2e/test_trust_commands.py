@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from neurogrid.cli.common import listening, warn_of_loopback
 from neurogrid.cli.coordinator import main
+from neurogrid.cli.worker import build_parser as worker_parser
 from neurogrid.p2p.identity import Identity
 from tests.e2e.coordinator_process import (
     COORDINATOR,
@@ -134,6 +137,7 @@ def test_a_cluster_is_made_last_of_all(tmp_path: Path) -> None:
         (["--ticket", "--expires", "24"], "'24' is no time span: try 30m, 24h or 7d"),
         (["--ticket", "--expires", "0s"], "0s is not between 1s and 3650d"),
         ([*PROMPT, "--expires", "24h"], "--expires is of tickets"),
+        (["--diagnose", "--new-cluster", "."], "a new cluster has no workers yet"),
     ],
 )
 def test_what_is_wrong_with_the_options_is_said(
@@ -147,6 +151,35 @@ def test_what_is_wrong_with_the_options_is_said(
     said = capfd.readouterr()
     assert says in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "For others add --cluster DIR"),
+        (["--port", "0"], "For others add --cluster DIR"),
+        (["--relay-service"], "For others add --cluster DIR"),
+        ([*LOOPBACK], "cannot reach this peer"),
+        ([*LOOPBACK, "--insecure"], "cannot reach this peer"),
+        ([*LOOPBACK, "--cluster", "DIR"], "cannot reach this peer"),
+        (["--insecure"], ""),
+        (["--cluster", "DIR"], ""),
+        (["--join", "-"], ""),
+        (["--allow", "X=coordinator"], ""),
+        (["--listen", "/ip4/0.0.0.0/tcp/0", "--allow", "X=coordinator"], ""),
+        ([*LOOPBACK, "--listen", "/ip4/0.0.0.0/tcp/0", "--cluster", "DIR"], ""),
+    ],
+)
+def test_who_listens_on_loopback_alone_says_so(
+    args: list[str], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="neurogrid")
+    options = worker_parser().parse_args(args)
+    where = listening(options, port_flag="--port")
+    warn_of_loopback(where, is_chosen=bool(options.listen))
+    assert (says in caplog.text) if says else not caplog.records
+    exposed = [address for address in where.addresses if "0.0.0.0" in address]
+    assert bool(exposed) == (not says)
 
 
 def test_who_is_no_member_is_not_used(tmp_path: Path) -> None:
