@@ -60,6 +60,7 @@ class TerminalProgress(Progress):
         self._tasks: dict[str, TaskID] = {}
         self._sent = 0
         self._held = 0
+        self._passed_on = 0
         self._started: float | None = None
         self._finished = 0.0
 
@@ -129,13 +130,18 @@ class TerminalProgress(Progress):
         self._started = self._started or self._finished
         self._advance(peer_id, num_bytes)
 
+    def passed_on(self, peer_id: str, num_bytes: int) -> None:
+        self._passed_on += num_bytes
+        self._advance(peer_id, num_bytes)
+
     def already_held(self, peer_id: str, num_bytes: int) -> None:
         self._held += num_bytes
         self._advance(peer_id, num_bytes)
 
     def ready(self) -> None:
         self._stop_bar()
-        held = f", {format_bytes(self._held)} were there already" if self._held else ""
+        held = f", {format_bytes(self._passed_on)} from worker to worker" if self._passed_on else ""
+        held += f", {format_bytes(self._held)} were there already" if self._held else ""
         if self._started is not None:
             seconds = max(self._finished - self._started, 1e-9)
             rate = format_bytes(self._sent / seconds)

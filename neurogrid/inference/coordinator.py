@@ -302,6 +302,7 @@ async def open_coordinator(
             max_sessions=settings.max_sessions,
             skip_weight_transfer=settings.skip_weight_transfer,
             cache=settings.cache,
+            addresses_of=host.addresses_of,
             progress=progress,
         )
         progress.ready()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 
@@ -19,7 +20,8 @@ from neurogrid.inference.caching import CacheSettings, open_directory
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.pipeline import PipelineStage
 from neurogrid.inference.progress import Progress
-from neurogrid.inference.remote_worker import Placement
+from neurogrid.inference.remote_worker import Placement, TransferReports
+from neurogrid.inference.spreading import Spread
 from neurogrid.model.config import model_config_message
 from neurogrid.model.hash_cache import HashCache
 from neurogrid.p2p.wire import ErrorCode
@@ -36,6 +38,7 @@ async def place_stages(
     max_sessions: int,
     skip_weight_transfer: bool,
     cache: CacheSettings | None,
+    addresses_of: Callable[[str], Sequence[str]],
     progress: Progress,
 ) -> None:
     """Send config and missing layers to all workers at once; returns when all are ready.
@@ -43,6 +46,7 @@ async def place_stages(
     Args:
         max_sessions: sessions open at once.
         skip_weight_transfer: the workers must hold their layers already.
+        addresses_of: full multiaddrs at which a worker can be dialled by another.
         cache: where the hashes of the model's files are kept; None for nowhere.
 
     Raises:
@@ -57,6 +61,8 @@ async def place_stages(
         dtype=model.dtype,
     )
 
+    spread = Spread(addresses_of)
+
     async def place(item: PipelineStage, hashes: HashCache | None) -> None:
         peer_id, stage = item.worker.peer_id, item.stage
         blobs = {i: model.checkpoint.layer_blob(i) for i in range(stage.start, stage.stop)}
@@ -67,13 +73,17 @@ async def place_stages(
             max_sessions=max_sessions,
             dtype=model.dtype,
             skip_weight_transfer=skip_weight_transfer,
+            spread=spread,
         )
         try:
             await item.worker.configure(config)
             await item.worker.place(
                 placement,
-                on_sent=lambda num_bytes: progress.transferred(peer_id, num_bytes),
-                on_held=lambda num_bytes: progress.already_held(peer_id, num_bytes),
+                TransferReports(
+                    sent=partial(progress.transferred, peer_id),
+                    held=partial(progress.already_held, peer_id),
+                    passed_on=partial(progress.passed_on, peer_id),
+                ),
             )
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
             what = (

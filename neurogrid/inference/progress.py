@@ -57,6 +57,9 @@ class Progress:
     def transferred(self, peer_id: str, num_bytes: int) -> None:
         """So many more bytes of weights have gone out."""
 
+    def passed_on(self, peer_id: str, num_bytes: int) -> None:
+        """Bytes came to a worker from other workers."""
+
     def already_held(self, peer_id: str, num_bytes: int) -> None:
         """So many bytes of the plan need not be sent: the worker has them."""
 

@@ -15,7 +15,7 @@ import torch
 import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError, TransportError
-from neurogrid.inference.remote_worker import Placement, RemoteWorker
+from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
 from neurogrid.model.blob import CHUNK_BYTES, LayerBlob
 from neurogrid.model.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.protocol import new_request_id
@@ -49,21 +49,15 @@ class RemoteWorkerV10(RemoteWorker):
         message = TensorMessage(msg_type=MessageType.MODEL_CONFIG, data=serialize_config(config))
         await self.protocol.send(self.peer_id, message)
 
-    async def place(
-        self,
-        placement: Placement,
-        *,
-        on_sent: Callable[[int], None],
-        on_held: Callable[[int], None],
-    ) -> None:
+    async def place(self, placement: Placement, reports: TransferReports) -> None:
         stage = placement.stage
         layers = tuple(range(stage.start, stage.stop))
         if placement.skip_weight_transfer:
             await self._require_loaded(layers)
-            on_held(sum(placement.blobs[layer_id].num_bytes for layer_id in layers))
+            reports.held(sum(placement.blobs[layer_id].num_bytes for layer_id in layers))
             return
         for layer_id in layers:
-            await self._transfer(layer_id, placement.blobs[layer_id], on_sent)
+            await self._transfer(layer_id, placement.blobs[layer_id], reports.sent)
 
     async def _require_loaded(self, layers: tuple[int, ...]) -> None:
         """Ask the worker to load its own copy; 1.0.0 has no way to tell whose weights those are."""

@@ -5,7 +5,7 @@ Source: protocol_spec/sessions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Set
 
 import torch
 import trio
@@ -13,13 +13,15 @@ import trio
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.activations import check_answer, pack, unpack
-from neurogrid.inference.remote_worker import Placement, RemoteWorker
+from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
+from neurogrid.inference.spreading import Choice
 from neurogrid.model.tensors import dtype_name
 from neurogrid.p2p.protocol import new_request_id
 from neurogrid.p2p.transfer import send_blob
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     Assign,
+    AssignAck,
     ConfigAck,
     MessageType,
     ModelConfig,
@@ -34,6 +36,8 @@ __all__ = ["RemoteWorkerV11"]
 
 # Layers of one worker under way at once: the next is hashed and offered while one is loaded there.
 LAYERS_IN_FLIGHT = 2
+# Over the slowest useful link (8 Mbit/s), while a worker fetches a layer from another. Bytes a second.
+SLOWEST_RATE = 1_000_000
 
 
 class RemoteWorkerV11(RemoteWorker):
@@ -59,14 +63,9 @@ class RemoteWorkerV11(RemoteWorker):
         if ConfigAck.decode(reply.data).fingerprint != config_fingerprint(data):
             raise RemoteProtocolError(f"{self.peer_id} acknowledged another config")
 
-    async def place(
-        self,
-        placement: Placement,
-        *,
-        on_sent: Callable[[int], None],
-        on_held: Callable[[int], None],
-    ) -> None:
-        stage = placement.stage
+    async def place(self, placement: Placement, reports: TransferReports) -> None:
+        stage, spread = placement.stage, placement.spread
+        layers = set(range(stage.start, stage.stop))
         assign = TensorMessage(
             msg_type=MessageType.ASSIGN,
             request_id=new_request_id(),
@@ -81,29 +80,39 @@ class RemoteWorkerV11(RemoteWorker):
         with self.protocol.expect(
             self.peer_id, MessageType.READY, request_id=assign.request_id
         ) as ready:
-            await self.protocol.request(
+            reply = await self.protocol.request(
                 self.peer_id, assign, MessageType.ASSIGN_ACK, timeout=self.timeouts.describe
             )
-            limiter = trio.CapacityLimiter(LAYERS_IN_FLIGHT)
-
-            async def transfer(layer_id: int) -> None:
-                async with limiter:
-                    await self._transfer(layer_id, placement, on_sent, on_held)
-
-            with unwrap_errors():
-                async with trio.open_nursery() as nursery:
-                    for layer_id in range(stage.start, stage.stop):
-                        nursery.start_soon(transfer, layer_id)
+            held = layers.intersection(AssignAck.decode(reply.data).held)
+            # Where nothing is sent, whoever has a layer is asked for it, and nobody waits.
+            spread.said_held(self.peer_id, layers if placement.skip_weight_transfer else held)
+            try:
+                with unwrap_errors():
+                    async with trio.open_nursery() as nursery:
+                        for _ in range(LAYERS_IN_FLIGHT):
+                            nursery.start_soon(self._bring, layers, held, placement, reports)
+            except BaseException:
+                spread.lost(self.peer_id)
+                raise
             await ready.wait(timeout=self.timeouts.layer)
 
-    async def _transfer(
-        self,
-        layer_id: int,
-        placement: Placement,
-        on_sent: Callable[[int], None],
-        on_held: Callable[[int], None],
+    async def _bring(
+        self, wanted: set[int], held: Set[int], placement: Placement, reports: TransferReports
     ) -> None:
-        """Bring one layer to the worker: what it lacks of those very bytes."""
+        """Bring one layer after the other, until none is left of those that are wanted."""
+        spread = placement.spread
+        while choice := await spread.next(self.peer_id, wanted):
+            wanted.remove(choice.layer_id)
+            with spread.giving(self.peer_id, choice):
+                await self._transfer(choice, choice.layer_id in held, placement, reports)
+
+    async def _transfer(
+        self, choice: Choice, is_held: bool, placement: Placement, reports: TransferReports
+    ) -> None:
+        """Bring one layer to the worker: what it lacks of those very bytes, and cannot get from others."""
+        layer_id = choice.layer_id
+        blob = placement.blobs[layer_id]
+        sources = () if is_held else placement.spread.sources(choice)
 
         def on_accept(missing_bytes: int) -> None:
             if missing_bytes and placement.skip_weight_transfer:
@@ -112,19 +121,20 @@ class RemoteWorkerV11(RemoteWorker):
                     "--model, or leave --skip-weight-transfer out"
                 )
             if missing_bytes < blob.num_bytes:
-                on_held(blob.num_bytes - missing_bytes)
+                tell = reports.passed_on if sources else reports.held
+                tell(blob.num_bytes - missing_bytes)
 
-        blob = placement.blobs[layer_id]
         await send_blob(
             self.protocol,
             self.peer_id,
             blob,
             layer_id=layer_id,
-            accept_timeout=self.timeouts.layer,
+            sources=sources,
+            accept_timeout=self.timeouts.layer + bool(sources) * blob.num_bytes / SLOWEST_RATE,
             stall_timeout=self.timeouts.stall,
             ack_timeout=self.timeouts.layer,
             on_accept=on_accept,
-            on_sent=on_sent,
+            on_sent=reports.sent,
         )
 
     async def open_session(

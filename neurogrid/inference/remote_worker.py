@@ -20,11 +20,12 @@ import torch
 from neurogrid.errors import PeerRefusedError, ResponseTimeout
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.inference.spreading import Spread
 from neurogrid.model.blob import LayerBlob
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
 
-__all__ = ["Placement", "RemoteWorker", "Timeouts"]
+__all__ = ["Placement", "RemoteWorker", "Timeouts", "TransferReports"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Placement:
         max_sessions: sessions open at once.
         dtype: what the stage computes in.
         skip_weight_transfer: refuse to send: the worker must hold the layers already.
+        spread: who else has which layer, and gets which.
     """
 
     stage: PlannedStage
@@ -65,6 +67,22 @@ class Placement:
     max_sessions: int
     dtype: torch.dtype
     skip_weight_transfer: bool
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class TransferReports:
+    """What is told while a worker gets its layers; each is called with a number of bytes.
+
+    Attributes:
+        sent: went out to it.
+        held: need not be sent, because they are there.
+        passed_on: came to it from other workers.
+    """
+
+    sent: Callable[[int], None]
+    held: Callable[[int], None]
+    passed_on: Callable[[int], None]
 
 
 class RemoteWorker(ABC):
@@ -125,16 +143,8 @@ class RemoteWorker(ABC):
         """Send the model's config; returns when the worker has taken it."""
 
     @abstractmethod
-    async def place(
-        self,
-        placement: Placement,
-        *,
-        on_sent: Callable[[int], None],
-        on_held: Callable[[int], None],
-    ) -> None:
+    async def place(self, placement: Placement, reports: TransferReports) -> None:
         """Bring the stage's layers to the worker; returns when all are usable.
-
-        `on_sent` gets bytes as they go out, `on_held` bytes of layers that need not be sent.
 
         Raises:
             ModelError: a layer is missing there and `skip_weight_transfer` forbids to send it.

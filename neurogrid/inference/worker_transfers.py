@@ -19,6 +19,7 @@ import trio
 from neurogrid.errors import CheckpointError, RequestRefusedError
 from neurogrid.inference.authorisation import require_role
 from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.worker_sources import BlobSources
 from neurogrid.inference.worker_state import Assignment, WorkerState, sender_of
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
@@ -65,6 +66,7 @@ class TransferService(TransferPolicy):
         self._state = state
         self._plain: dict[tuple[str, int], PlainBlob] = {}
         self._transfers: Transfers | None = None
+        self._sources = BlobSources(state.protocol.host)
         self._on_gave_up: Callable[[str], None] = lambda peer_id: None
 
     def register(self) -> None:
@@ -130,9 +132,16 @@ class TransferService(TransferPolicy):
             self.forget(offered.peer_id, layer_id=layer_id)
         info = offered.info
         stored = await state.blobs.load(info.blob_id, max_bytes=info.num_bytes)
+        if stored is not None:
+            await self._use(offered, model, assignment, stored)
+            return Held()
+        store = MemoryStore()
+        if offered.sources:
+            assert self._transfers is not None
+            stored = await self._sources.fetch(self._transfers, offered, store)
         if stored is None:
-            return Wanted(MemoryStore(), partial(self._take, offered, model, assignment))
-        await self._use(offered, model, assignment, stored)
+            return Wanted(store, partial(self._take, offered, model, assignment))
+        await self._take(offered, model, assignment, stored)
         return Held()
 
     async def acknowledged(self, offered: OfferedBlob) -> None:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError
+from neurogrid.model.safetensors_header import ALIGNMENT
 
 __all__ = [
     "MODEL_CODE_ERRORS",
@@ -50,9 +51,6 @@ _MAX_NAMES_SHOWN = 3
 
 # Frequencies are as many as half a head is wide; larger buffers are tables that nothing rewrites.
 _MAX_BUFFER_ELEMENTS = 65_536
-
-# Bytes; what PyTorch's CPU allocator gives.
-_ALIGNMENT = 64
 
 
 @contextmanager
@@ -185,7 +183,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     Kernels choose their order of summation by alignment (seen in MKL: 2e-7 off in float32), so a
     tensor inside a received or mapped file would not give the numbers of the whole model.
     """
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def _some(names: list[str]) -> str:

@@ -22,6 +22,7 @@ import torch
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 
 __all__ = [
+    "ALIGNMENT",
     "MAX_HEADER_BYTES",
     "MAX_NAME_LENGTH",
     "TORCH_DTYPES",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 LENGTH_BYTES = 8
+# Bytes; what PyTorch's CPU allocator gives, and what kernels choose their order of summation by.
+ALIGNMENT = 64
 # The bound of the format's own reader (safetensors 0.5, MAX_HEADER_SIZE).
 MAX_HEADER_BYTES = 100_000_000
 # Names are module paths; the longest on the hub are below 150 characters.
@@ -142,7 +145,8 @@ def parse_header(
 
 def encode_header(entries: Mapping[str, TensorEntry]) -> bytes:
     """The length and the header of a file with `entries`, byte for byte the same for the same
-    entries: sorted keys, no spaces, no metadata, padded with spaces to a multiple of 8 bytes.
+    entries: sorted keys, no spaces, no metadata, padded with spaces so that the tensors begin at a multiple of
+    64 bytes. There they can be computed with where they lie, if the file does.
     """
     table = {
         name: {
@@ -153,7 +157,7 @@ def encode_header(entries: Mapping[str, TensorEntry]) -> bytes:
         for name, entry in entries.items()
     }
     header = json.dumps(table, sort_keys=True, separators=(",", ":")).encode("ascii")
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-(LENGTH_BYTES + len(header)) % ALIGNMENT)
     return len(header).to_bytes(LENGTH_BYTES, "little") + header
 
 

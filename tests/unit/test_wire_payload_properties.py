@@ -45,6 +45,11 @@ def envelopes(draw: st.DrawFn) -> wire.TensorEnvelope:
 
 
 DIGEST = st.binary(min_size=32, max_size=32)
+SOURCE = st.builds(
+    "{}/p2p/{}".format,
+    st.text(max_size=100),
+    st.text(min_size=1, max_size=60).filter(lambda peer_id: "/p2p/" not in peer_id),
+)
 
 
 @st.composite
@@ -53,7 +58,10 @@ def offers(draw: st.DrawFn) -> wire.TransferOffer:
     num_bytes = draw(st.integers(0, 6 * wire.CHUNK_BYTES))
     size = 32 * wire.num_chunks(num_bytes)
     digests = draw(st.binary(min_size=size, max_size=size))
-    return wire.TransferOffer(draw(LAYER), num_bytes, wire.blob_id((digests,)), digests)
+    sources = draw(st.lists(SOURCE, max_size=wire.MAX_SOURCES))
+    return wire.TransferOffer(
+        draw(LAYER), num_bytes, wire.blob_id((digests,)), digests, tuple(sources)
+    )
 
 
 PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
@@ -288,7 +296,11 @@ def test_a_hasher_does_not_see_the_pieces(pieces: list[bytes]) -> None:
 def test_the_largest_offer_fits_its_message() -> None:
     digests = bytes(wire.DIGEST_BYTES * wire.MAX_CHUNKS)
     offer = wire.TransferOffer(
-        wire.MAX_LAYERS - 1, wire.MAX_BLOB_BYTES, wire.blob_id((digests,)), digests
+        wire.MAX_LAYERS - 1,
+        wire.MAX_BLOB_BYTES,
+        wire.blob_id((digests,)),
+        digests,
+        ("😀" * (wire.MAX_ADDRESS_CHARS - 6) + "/p2p/x",) * wire.MAX_SOURCES,
     )
     data = offer.encode()
     assert wire.TransferOffer.decode(data) == offer

@@ -313,7 +313,11 @@ async def decode_offer(message: TensorMessage) -> OfferedBlob:
         # The frame was whole: this offer is refused, the stream goes on.
         raise RequestRefusedError(str(exc), code=exc.code) from exc
     return OfferedBlob(
-        message.from_peer, offer.layer_id, message.request_id, BlobInfo.of_offer(offer)
+        message.from_peer,
+        offer.layer_id,
+        message.request_id,
+        BlobInfo.of_offer(offer),
+        offer.sources,
     )
 
 

@@ -26,12 +26,14 @@ class OfferedBlob:
         layer_id: the number that the peer gave it, 0 to 65,535; of a model, the layer.
         request_id: the id of the transfer, never 0.
         info: its id, length and digests.
+        sources: full multiaddrs of other peers that have it, as far as the giver knows.
     """
 
     peer_id: str
     layer_id: int
     request_id: int
     info: BlobInfo
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ async def send_blob(
     *,
     layer_id: int = 0,
     request_id: int | None = None,
+    sources: Sequence[str] = (),
     accept_timeout: float = ACCEPT_TIMEOUT,
     stall_timeout: float = STALL_TIMEOUT,
     ack_timeout: float = ACK_TIMEOUT,
@@ -94,6 +95,8 @@ async def send_blob(
         source: bytes, a memory map, an array, or anything else with a length, digests and chunks.
         layer_id: the number that the peer knows it by; of a model, the layer.
         request_id: of the TransferRequest that this answers; None when nobody asked.
+        sources: full multiaddrs of other peers that have the blob, at most 16: the peer may fetch it there, and
+            answers the offer afterwards.
         accept_timeout: seconds for the answer to the offer.
         stall_timeout: seconds that a chunk may take to go out.
         ack_timeout: seconds from the last chunk to the acknowledgement.
@@ -122,7 +125,9 @@ async def send_blob(
             msg_type=MessageType.TRANSFER_OFFER,
             layer_id=layer_id,
             request_id=request_id,
-            data=TransferOffer(layer_id, info.num_bytes, info.blob_id, info.digests).encode(),
+            data=TransferOffer(
+                layer_id, info.num_bytes, info.blob_id, info.digests, tuple(sources)
+            ).encode(),
         )
         sending = _Sending(protocol, peer_id, offer, info, source, stall_timeout, on_sent)
         try:

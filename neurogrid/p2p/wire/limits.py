@@ -25,6 +25,7 @@ __all__ = [
     "MAX_PEER_ID_CHARS",
     "MAX_ADDRESS_CHARS",
     "MAX_STAGES",
+    "MAX_SOURCES",
     "MAX_STAGE_ADDRESSES",
     "MAX_ROUTE_BYTES",
     "MAX_AGENT_CHARS",
@@ -78,6 +79,9 @@ MAX_STAGES: Final = 256
 
 MAX_STAGE_ADDRESSES: Final = 8
 """Addresses of one worker in a route: some interfaces, each over TCP and QUIC; more are never dialled."""
+
+MAX_SOURCES: Final = 16
+"""Addresses in an offer of peers that have the blob: some peers with some addresses each; one of them is enough."""
 
 MAX_ROUTE_BYTES: Final = 64 * KIB
 """Bytes of a signed route: 256 workers with two addresses each."""

@@ -38,6 +38,8 @@ _MAX_KEY_CHARS: Final = 64
 # 1,024 characters of four bytes.
 MAX_SCALAR_BYTES: Final = 4096
 
+_NIL: Final = b"\xc0"
+
 # One for all: to make one takes longer than to write a small map. It runs without letting other threads in.
 _PACKER: Final = msgpack.Packer(use_bin_type=True)
 
@@ -109,7 +111,7 @@ def decode_map(
             seen.add(key)
             if key not in known:
                 unpacker.skip()
-            elif key in arrays:
+            elif key in arrays and bytes(head[unpacker.tell() :][:1]) != _NIL:
                 values[key] = _read_array(unpacker, f"{key} of {what}", arrays[key])
             else:
                 values[key] = unpacker.unpack()
@@ -161,6 +163,10 @@ class Fields:
     def texts(self, key: str, max_chars: int) -> tuple[str, ...]:
         """An array of strings of at most `max_chars` characters each."""
         return tuple(self._check_text(key, item, max_chars) for item in self._items(key))
+
+    def optional_texts(self, key: str, max_chars: int) -> tuple[str, ...]:
+        """The same; empty where the entry is absent, nil or empty."""
+        return () if self._values.get(key) is None else self.texts(key, max_chars)
 
     def binary(self, key: str, num_bytes: int) -> bytes:
         """A byte string of exactly `num_bytes` bytes."""

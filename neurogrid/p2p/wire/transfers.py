@@ -7,18 +7,20 @@ peer has, and what it does with one, is not known here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, num_chunks
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.limits import (
     DEFAULT_LIMITS,
+    MAX_ADDRESS_CHARS,
     MAX_BITMAP_BYTES,
     MAX_BLOB_BYTES,
     MAX_LAYERS,
+    MAX_SOURCES,
 )
 from neurogrid.p2p.wire.maps import Fields
 from neurogrid.p2p.wire.types import ErrorCode
@@ -64,15 +66,19 @@ class TransferOffer(ControlPayload):
         num_bytes: length of the blob, at most `MAX_BLOB_BYTES`.
         blob_id: 32 bytes, the SHA-256 of `digests`.
         digests: the SHA-256 of every chunk in order, 32 bytes each.
+        sources: full multiaddrs of other peers that have the blob, at most `MAX_SOURCES`; whoever takes the
+            offer may fetch it there first.
     """
 
     layer_id: int
     num_bytes: int
     blob_id: bytes
     digests: bytes
+    sources: tuple[str, ...] = ()
 
     _name = "TransferOffer"
-    _keys = frozenset({"layer", "bytes", "blob", "digests"})
+    _keys = frozenset({"layer", "bytes", "blob", "digests", "sources"})
+    _arrays: ClassVar[Mapping[str, int]] = {"sources": MAX_SOURCES}
     _max_bytes = DEFAULT_LIMITS.transfer_offer
     # Any that fits a message: a list of the wrong length is TRANSFER_INVALID, however long.
     _max_binary = DEFAULT_LIMITS.transfer_offer
@@ -92,6 +98,7 @@ class TransferOffer(ControlPayload):
             "bytes": self.num_bytes,
             "blob": self.blob_id,
             "digests": self.digests,
+            **({"sources": list(self.sources)} if self.sources else {}),
         }
 
     @classmethod
@@ -101,7 +108,14 @@ class TransferOffer(ControlPayload):
             num_bytes=fields.uint("bytes", MAX_BLOB_BYTES),
             blob_id=fields.binary("blob", BLOB_ID_BYTES),
             digests=fields.binary_up_to("digests", cls._max_binary),
+            sources=fields.optional_texts("sources", MAX_ADDRESS_CHARS),
         )
+        for address in offer.sources:
+            _, is_full, peer_id = address.rpartition("/p2p/")
+            if not is_full or not peer_id:
+                raise RemoteProtocolError(
+                    "a source of TransferOffer names no peer", code=ErrorCode.PROTOCOL_VIOLATION
+                )
         if len(offer.digests) != DIGEST_BYTES * offer.num_chunks:
             raise _invalid(
                 f"{len(offer.digests)} bytes of digests for a blob of {offer.num_chunks} chunks"
