@@ -17,6 +17,7 @@ import torch
 import trio
 
 from neurogrid.errors import (
+    ModelError,
     NeuroGridError,
     NoRouteError,
     PeerRefusedError,
@@ -28,6 +29,7 @@ from neurogrid.errors import (
 from neurogrid.inference.activations import check_answer, pack, unpack
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.model.tensors import is_finite
 from neurogrid.p2p.protocol import Protocol, new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
@@ -95,20 +97,36 @@ class Chain:
         """Extend the session by [1, T, D]; returns what leaves the last of the stages, [1, T, D].
 
         Raises:
-            NoRouteError: it did not come; names layers and peer.
+            NoRouteError: it did not come, or holds NaN or infinity; names layers and peer.
+            ModelError: what went in holds NaN or infinity.
         """
+        is_alone = len(self.stages) == 1
+        forward = self._forward_alone if is_alone else self._forward_through
+        result_BTD = await forward(session_id, hidden_BTD, position)
+        if not is_finite(result_BTD):
+            last = self.stages[-1]
+            raise last.lost(ModelError("its answer holds NaN or infinity"))
+        return result_BTD
+
+    async def _forward_alone(
+        self, session_id: int, hidden_BTD: torch.Tensor, position: int
+    ) -> torch.Tensor:
+        (item,) = self.stages
+        try:
+            return await item.worker.forward(
+                session_id,
+                hidden_BTD,
+                start=item.stage.start,
+                stop=item.stage.stop,
+                position=position,
+            )
+        except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+            raise await self._blame(0, exc) from exc
+
+    async def _forward_through(
+        self, session_id: int, hidden_BTD: torch.Tensor, position: int
+    ) -> torch.Tensor:
         first, last = self.stages[0], self.stages[-1]
-        if first is last:
-            try:
-                return await first.worker.forward(
-                    session_id,
-                    hidden_BTD,
-                    start=first.stage.start,
-                    stop=first.stage.stop,
-                    position=position,
-                )
-            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
-                raise first.lost(exc) from exc
         self._require_streams()
         asked = pack(
             hidden_BTD,
@@ -159,7 +177,7 @@ class Chain:
             if self._protocol.hello_of(item.peer_id) is None:
                 raise item.lost(StreamBrokenError(f"there is no stream to {item.peer_id}"))
 
-    async def _blame(self, index: int, exc: NeuroGridError) -> NoRouteError:
+    async def _blame(self, index: int, exc: NeuroGridError) -> NeuroGridError:
         """Who is to blame for what stage `index` said, or for its silence."""
         item = self.stages[index]
         code = exc.code if isinstance(exc, PeerRefusedError) else None
@@ -167,8 +185,10 @@ class Chain:
             successor = self.stages[index + 1]
             silence = await self._probe(successor)
             return successor.cut_off(item, exc) if silence is None else successor.lost(silence)
-        if code == ErrorCode.NOT_FINITE and index:
-            return self.stages[index - 1].lost(exc)
+        if code == ErrorCode.NOT_FINITE:
+            if index:
+                return self.stages[index - 1].lost(exc)
+            return ModelError(f"NaN or infinity went into {item.name}: the embedding is at fault")
         return item.lost(exc)
 
     async def _out_of_time(self) -> NoRouteError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import trio
@@ -57,6 +57,15 @@ class Session:
         return (self.place and self.place.predecessor) or self.owner
 
     @property
+    def origin(self) -> str:
+        """What computes its activations, for errors: layers and peer."""
+        if self.place is None or self.place.predecessor is None:
+            return f"the coordinator {self.owner}"
+        start, stop = self.place.route.layers_of(self.place.index - 1)
+        layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
+        return f"{layers} on worker {self.source}"
+
+    @property
     def successor(self) -> str | None:
         """The worker that gets its results; None where the coordinator does."""
         return self.place.successor if self.place else None
@@ -65,9 +74,7 @@ class Session:
 class SessionTable:
     """Sessions by id. A worker serves one coordinator at a time, so that all are of one owner."""
 
-    def __init__(self, *, on_drop: Callable[[Session], None]) -> None:
-        """`on_drop` is called with each session that is over."""
-        self._on_drop = on_drop
+    def __init__(self) -> None:
         self._sessions: dict[int, Session] = {}
         self._over: deque[tuple[int, str]] = deque(maxlen=MAX_REMEMBERED)
 
@@ -117,7 +124,6 @@ class SessionTable:
         """Free a session."""
         if session in self:
             del self._sessions[session.session_id]
-            self._on_drop(session)
             if session.source != session.owner:
                 self._over.append((session.session_id, session.source))
 

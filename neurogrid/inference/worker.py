@@ -22,6 +22,7 @@ from neurogrid.inference.authorisation import WORKER_TAKES, authorise
 from neurogrid.inference.finding import open_discovery
 from neurogrid.inference.keeping import keep_coordinators
 from neurogrid.inference.reaching import open_reach
+from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_sessions import SessionService
@@ -119,7 +120,8 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         checkpoint = await trio.to_thread.run_sync(
             lambda path: Checkpoint.open(path, partial=True), settings.model
         )
-    with unwrap_errors():
+    # Outermost: whoever waits for a call has it ended before the thread goes.
+    with TorchThread() as torch_thread, unwrap_errors():
         async with open_host(
             listen=settings.listen,
             listen_fallback=settings.listen_fallback,
@@ -130,7 +132,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
             protocol = Protocol(host, role="worker", versions=versions)
             authorise(protocol, WORKER_TAKES)
-            state = WorkerState(settings, protocol, device)
+            state = WorkerState(settings, protocol, device, torch_thread)
             state.checkpoint = checkpoint
             transfers = TransferService(state)
             layers = LayerService(state, transfers)
@@ -143,7 +145,6 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
                 await _load_own(layers, checkpoint, settings)
             host.start_soon(transfers.expire, worker.forget)
             host.start_soon(state.blobs.run)
-            host.start_soon(sessions.run)
             await open_reach(host, settings.reach)
             host.start_soon(sessions.expire)
             async with (

@@ -18,11 +18,12 @@ from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings
 from neurogrid.inference.reaching import ReachSettings
 from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
 from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.trust import ANY_ROLE, COORDINATOR, Admission
+from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Assignment", "WorkerSettings", "WorkerState", "name_layers", "sender_of"]
@@ -52,8 +53,7 @@ class WorkerSettings:
         finding: how coordinators find this worker.
         reach: how they reach it where they cannot simply dial it.
         max_seq_len: tokens; the longest session that is opened here.
-        max_sessions: sessions that may be open at once; how many there can be is a matter of memory first.
-        prefill_chunk: tokens of a prompt that run in one go while other sessions are open.
+        max_sessions: sessions that a coordinator may ask to have open at once.
         transfer_timeout: seconds without a chunk after which a transfer is given up.
         cache: where layers that came are kept on disk; None for nowhere.
         session_ttl: seconds without an activation after which a session is closed.
@@ -72,8 +72,7 @@ class WorkerSettings:
     finding: FindingSettings = field(default_factory=FindingSettings)
     reach: ReachSettings = field(default_factory=ReachSettings)
     max_seq_len: int = 4096
-    max_sessions: int = 1024
-    prefill_chunk: int = 512
+    max_sessions: int = 64
     transfer_timeout: float = 60.0
     cache: CacheSettings | None = None
     session_ttl: float = 600.0
@@ -116,7 +115,13 @@ class WorkerState:
         on_layers_changed: called when a config or an assignment replaces the layers under open sessions.
     """
 
-    def __init__(self, settings: WorkerSettings, protocol: Protocol, device: torch.device) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        protocol: Protocol,
+        device: torch.device,
+        torch_thread: TorchThread,
+    ) -> None:
         self.settings = settings
         self.protocol = protocol
         self.device = device
@@ -126,7 +131,7 @@ class WorkerState:
         self.assignment: Assignment | None = None
         self.coordinator: str | None = None
         self.on_layers_changed: Callable[[], None] = lambda: None
-        self._torch_limiter = trio.CapacityLimiter(1)
+        self._torch_thread = torch_thread
         self._model_lock = trio.Lock()
 
     async def run_torch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -134,9 +139,7 @@ class WorkerState:
 
         Cancellation waits for the call to end: torch cannot be interrupted.
         """
-        return await trio.to_thread.run_sync(
-            lambda: function(*args, **kwargs), limiter=self._torch_limiter
-        )
+        return await self._torch_thread.run(lambda: function(*args, **kwargs))
 
     @property
     def model_lock(self) -> trio.Lock:
@@ -161,15 +164,8 @@ class WorkerState:
         """Make `peer_id` the coordinator that this worker serves; False if it is already.
 
         Raises:
-            RequestRefusedError: another one is being served (BUSY), or this one was admitted as something
-                else (UNAUTHORIZED): workers know each other only to hand activations on.
+            RequestRefusedError: another one is being served (BUSY).
         """
-        role = self.protocol.host.role_of(peer_id)
-        if role not in (COORDINATOR, ANY_ROLE, None):
-            raise RequestRefusedError(
-                f"{peer_id} is admitted as {role}, and only a coordinator may give layers",
-                code=ErrorCode.UNAUTHORIZED,
-            )
         if self.coordinator == peer_id:
             return False
         if self.coordinator is not None:

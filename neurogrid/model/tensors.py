@@ -8,13 +8,14 @@ B = batch rows, T = tokens, D = hidden size.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from math import prod
 
 import torch
 
-__all__ = ["WIRE_DTYPES", "dtype_name", "tensor_from_bytes", "tensor_to_bytes"]
+__all__ = ["WIRE_DTYPES", "dtype_name", "is_finite", "tensor_from_bytes", "tensor_to_bytes"]
 
 if sys.byteorder != "little":
     raise ImportError("NeuroGrid moves tensors as little-endian bytes: big-endian is not supported")
@@ -69,3 +70,14 @@ def tensor_from_bytes(
         return torch.empty(tuple(shape), dtype=dtype)
     source = bytearray(view) if view.readonly else view
     return torch.frombuffer(source, dtype=dtype).reshape(tuple(shape))
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element of a floating-point tensor is NaN or infinite; an empty one is finite.
+
+    By its extremes, which NaN spreads to: an order of magnitude cheaper than to look at each element.
+    """
+    if not tensor.numel():
+        return True
+    low, high = torch.aminmax(tensor)
+    return math.isfinite(low.item()) and math.isfinite(high.item())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
@@ -153,7 +154,8 @@ def test_a_link_that_breaks_names_both_ends(
                 assert last.peer_id in middle.protocol.host.connected_peers
 
     trio.run(main)
-    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+    ours = [r for r in caplog.records if r.name.startswith("neurogrid")]
+    assert not [r for r in ours if r.levelno >= logging.ERROR]
 
 
 def test_a_link_that_cannot_be_is_relayed_and_that_is_said(
@@ -178,6 +180,33 @@ def test_a_link_that_cannot_be_is_relayed_and_that_is_said(
     assert len(said) == 1
     assert one.peer_id in said[0]
     assert two.peer_id in said[0]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_is_not_finite_is_named_by_who_computed_it(
+    llama: tuple[Path, list[int]], index: int
+) -> None:
+    """The first is found out by the second, the second by the coordinator."""
+    path, _ = llama
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with cluster(path, 2) as (coordinator, workers):
+                model = workers[index]._state.model
+                assert model is not None
+                forward = model.forward
+
+                def spoilt(*args: Any, **kwargs: Any) -> torch.Tensor:
+                    return forward(*args, **kwargs).index_fill(2, torch.tensor([3]), torch.inf)
+
+                model.forward = spoilt  # type: ignore[method-assign]
+                with pytest.raises(NoRouteError, match="NaN or infinity") as caught:
+                    await generate(coordinator, [PROMPT], MAX_TOKENS)
+                stage = coordinator.stages[index].stage
+                assert caught.value.peer_id == stage.peer_id == workers[index].peer_id
+                assert caught.value.layers == tuple(range(stage.start, stage.stop))
+
+    trio.run(main)
 
 
 def test_sessions_end_by_themselves(

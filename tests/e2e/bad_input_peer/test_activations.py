@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from neurogrid.p2p import PROTOCOL_V10, MessageType
 from neurogrid.p2p.wire import (
@@ -62,6 +63,20 @@ def test_an_activation_that_is_not_the_next(
         answered = await peer.activate(hidden(good))
         size = 4 * 3 * good.model.hidden_size
         assert bytes(answered.data)[-size:] == bytes(undisturbed.data)[-size:]
+
+    with_peer(worker, scenario)
+
+
+def test_an_activation_that_is_not_finite(worker: WorkerProcess, good: Good) -> None:
+    async def scenario(peer: BadPeer) -> None:
+        await peer.place(good.model)
+        await peer.open_session(1, 0, 2)
+        for value in (torch.nan, -torch.inf):
+            spoilt = hidden(good)
+            spoilt[0, 1, 7] = value
+            with refused(ErrorCode.NOT_FINITE, "gave NaN or infinity"):
+                await peer.activate(spoilt)
+        await peer.activate(hidden(good))
 
     with_peer(worker, scenario)
 

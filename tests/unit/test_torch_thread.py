@@ -1,0 +1,75 @@
+"""The thread of torch: in order, one at a time, errors to their callers, cancellation after the call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from neurogrid.inference.torch_thread import TorchThread
+
+
+def run(test: Callable[[TorchThread], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with TorchThread() as thread, trio.fail_after(60):
+            await test(thread)
+
+    trio.run(main)
+
+
+def test_calls_run_in_one_thread_in_order() -> None:
+    async def test(thread: TorchThread) -> None:
+        order: list[int] = []
+        idents: set[int] = set()
+
+        def call(number: int) -> None:
+            order.append(number)
+            idents.add(threading.get_ident())
+
+        for number in range(50):
+            await thread.run(lambda number=number: call(number))  # type: ignore[misc]
+        assert order == list(range(50))
+        assert len(idents) == 1
+        assert threading.get_ident() not in idents
+
+    run(test)
+
+
+def test_results_and_errors_come_back() -> None:
+    async def test(thread: TorchThread) -> None:
+        assert await thread.run(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(lambda: 1 // 0)
+        assert await thread.run(lambda: 8) == 8
+
+    run(test)
+
+
+def test_cancellation_waits_for_the_call() -> None:
+    async def test(thread: TorchThread) -> None:
+        may_end, ended = threading.Event(), threading.Event()
+
+        def call() -> None:
+            may_end.wait(60)
+            ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(thread.run, call)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+            nursery.start_soon(_set, may_end)
+        assert ended.is_set()
+
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await thread.run(pytest.fail)  # not begun at all
+        assert scope.cancelled_caught
+
+    run(test)
+
+
+async def _set(event: threading.Event) -> None:
+    event.set()
