@@ -218,10 +218,10 @@ async def share(model: Path, addresses: list[str], cache: Path) -> tuple[int, fl
         await place_stages(
             loaded,
             stages,
+            host,
             max_sessions=1,
             skip_weight_transfer=False,
             cache=CacheSettings(cache),
-            addresses_of=host.addresses_of,
             progress=sent,
         )
         return sent.num_bytes, time.perf_counter() - started

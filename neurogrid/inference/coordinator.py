@@ -302,10 +302,10 @@ async def open_coordinator(
         await place_stages(
             model,
             stages,
+            host,
             max_sessions=settings.max_sessions,
             skip_weight_transfer=settings.skip_weight_transfer,
             cache=settings.cache,
-            addresses_of=host.addresses_of,
             progress=progress,
         )
         progress.ready()

@@ -32,6 +32,12 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES: Final = 4 * 1024**3
 
 
+# The disk waits until nothing has come for so long, unless so much waits for it: writing takes a third of the time that
+# receiving does, which the first token would wait for. What a worker that is killed loses by that is sent again.
+QUIET: Final = 1.0  # seconds
+MAX_PATIENT_BYTES: Final = 1024**3
+
+
 class WorkerBlobs:
     """The blobs of one worker. Keep `run` running.
 
@@ -55,6 +61,7 @@ class WorkerBlobs:
         self._used: set[bytes] = set()
         self._waiting: list[tuple[StoredBlob, str, int]] = []
         self._waiting_bytes = 0
+        self._last_came = 0.0
         self._changed = trio.Event()
 
     async def load(self, blob_id: bytes, *, max_bytes: int) -> StoredBlob | None:
@@ -82,6 +89,7 @@ class WorkerBlobs:
             return
         while self._waiting and self._waiting_bytes + stored.num_bytes > MAX_WAITING_BYTES:
             await self._changed.wait()
+        self._last_came = trio.current_time()
         self._waiting.append((stored, model, layer_id))
         self._waiting_bytes += stored.num_bytes
         self._note_change()
@@ -93,8 +101,7 @@ class WorkerBlobs:
             return
         try:
             while True:
-                while not self._waiting:
-                    await self._changed.wait()
+                await self._wait_for_turn()
                 stored, model, layer_id = self._waiting[0]
                 if await trio.to_thread.run_sync(cache.store, stored):
                     self._on_disk[stored.info.blob_id] = stored.info
@@ -145,6 +152,17 @@ class WorkerBlobs:
             self._cache.release(blob_id)
         for blob_id in self._used:
             self._cache.use(blob_id)
+
+    async def _wait_for_turn(self) -> None:
+        """Until there is something to write, and the network is quiet or there is too much of it."""
+        while not self._waiting:
+            await self._changed.wait()
+        while (
+            self._waiting_bytes < MAX_PATIENT_BYTES
+            and trio.current_time() < self._last_came + QUIET
+        ):
+            with trio.move_on_at(self._last_came + QUIET):
+                await self._changed.wait()
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -18,6 +18,12 @@ from neurogrid.p2p.transfer import BlobInfo, BytesSource, MemoryStore, StoredBlo
 MODEL = "ab" * 32
 
 
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the network to be quiet."""
+    monkeypatch.setattr("neurogrid.inference.worker_blobs.QUIET", 0.0)
+
+
 def blob_of(seed: int) -> StoredBlob:
     data = Random(seed).randbytes(100_000)
     info = BlobInfo.of_digests(BytesSource(data).digests(), len(data))

@@ -76,10 +76,10 @@ async def place(model: LoadedModel, workers: Sequence[Worker], layers: Sequence[
         await place_stages(
             model,
             stages,
+            host,
             max_sessions=1,
             skip_weight_transfer=False,
             cache=None,
-            addresses_of=host.addresses_of,
             progress=told,
         )
         assert protocol.counters.total(Direction.SENT).num_bytes > told.sent
@@ -205,10 +205,10 @@ def test_a_stranger_may_not_offer_what_a_worker_may_ask_for(
             await place_stages(
                 model,
                 [PipelineStage(stage, RemoteWorkerV11(protocol, peer_id, Timeouts()))],
+                host,
                 max_sessions=1,
                 skip_weight_transfer=False,
                 cache=None,
-                addresses_of=host.addresses_of,
                 progress=Progress(),
             )
             await stranger.connect(worker.addresses[0])
