@@ -13,11 +13,10 @@ T = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import torch
 import trio
@@ -31,7 +30,9 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
+from neurogrid.inference.cache_room import CacheRoom
 from neurogrid.inference.caching import CacheSettings
+from neurogrid.inference.ends_queue import EndsQueue, open_ends
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.gathering import gather_workers
 from neurogrid.inference.keeping import keep_workers
@@ -41,7 +42,7 @@ from neurogrid.inference.local_trust import (
     listen_address_beside,
 )
 from neurogrid.inference.local_workers import start_local_workers
-from neurogrid.inference.pipeline import PipelineStage, open_session
+from neurogrid.inference.pipeline import PipelineSession, PipelineStage, open_session
 from neurogrid.inference.placing import place_stages
 from neurogrid.inference.planner import PeerCapacity, Plan, make_plan
 from neurogrid.inference.progress import Progress, WorkerInfo
@@ -64,9 +65,6 @@ from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 __all__ = ["Coordinator", "CoordinatorSettings", "load_model", "open_coordinator"]
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 # Of the machine's free memory, what local workers get; the rest is the coordinator's own.
 LOCAL_WORKERS_FRACTION = 0.8
@@ -144,13 +142,16 @@ class Coordinator:
         stages: Sequence[PipelineStage],
         workers: Sequence[WorkerInfo],
         routing: Routing,
+        ends: EndsQueue,
+        room: CacheRoom,
     ) -> None:
         self.model = model
         self.stages = tuple(stages)
         self.workers = tuple(workers)
         self._protocol = protocol
         self._routing = routing
-        self._torch_limiter = trio.CapacityLimiter(1)
+        self._ends = ends
+        self._room = room
 
     @property
     def counters(self) -> TrafficCounters:
@@ -166,45 +167,44 @@ class Coordinator:
     ) -> AsyncIterator[int]:
         """Yield new token ids, at most `max_tokens`, until an end-of-sequence token or the last place.
 
-        The end-of-sequence token itself is not yielded. Greedy unless `sampling` says otherwise.
+        The end-of-sequence token itself is not yielded. Greedy unless `sampling` says otherwise. Many may run at
+        once; they share forward passes, so that each gives what it gives alone up to rounding. One for which the
+        workers have no room waits. Close the generator (`contextlib.aclosing`) when you want no more of it: that
+        closes its session on all workers.
 
         Raises:
             ConfigurationError: the prompt cannot be served.
             NoRouteError: a worker was lost; names its layers.
+            CapacityError: thousands wait for room already.
         """
         model = self.model
         model.check_prompt(token_ids)
         max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
         sampler = Sampler(sampling or SamplingParams())
         tokens = list(token_ids)
-        while len(tokens) < max_length:
-            # A model whose caches hold only below some length starts over there, by one prefill.
-            bound = model.traits.recompute_at
-            stop = max_length if bound is None or len(tokens) >= bound else min(max_length, bound)
-            async with open_session(self.stages, self._routing, max_length=stop) as session:
-                while len(tokens) < stop:
-                    new_tokens = tokens[session.length :]
-                    hidden_BTD = await self._run_torch(
-                        model.ends.embed, new_tokens, position=session.length
-                    )
-                    hidden_BTD = await session.forward(hidden_BTD)
-                    logits_V = await self._run_torch(
-                        model.ends.logits, hidden_BTD, position=session.length - 1
-                    )
-                    if not logits_V.max().isfinite():
-                        raise ModelError("the output head gave NaN or infinity")
-                    token_id = sampler.sample(logits_V)
-                    if token_id in model.eos_token_ids:
-                        return
-                    tokens.append(token_id)
-                    yield token_id
+        async with self._room.session(max_length):
+            while len(tokens) < max_length:
+                # A model whose caches hold only below some length starts over there, by one prefill.
+                bound = model.traits.recompute_at
+                is_past = bound is None or len(tokens) >= bound
+                stop = max_length if is_past else min(max_length, bound or max_length)
+                async with open_session(self.stages, self._routing, max_length=stop) as session:
+                    while len(tokens) < stop:
+                        token_id = sampler.sample(await self._next_logits(session, tokens))
+                        if token_id in model.eos_token_ids:
+                            return
+                        tokens.append(token_id)
+                        yield token_id
 
-    async def _run_torch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        def call() -> R:
-            with torch.inference_mode():
-                return function(*args, **kwargs)
-
-        return await trio.to_thread.run_sync(call, limiter=self._torch_limiter)
+    async def _next_logits(self, session: PipelineSession, tokens: Sequence[int]) -> torch.Tensor:
+        """Bring a session up to all of `tokens`; logits [V] for the next one."""
+        position = session.length
+        hidden_BTD = await self._ends.embed(tokens[position:], position=position)
+        hidden_BTD = await session.forward(hidden_BTD)
+        logits_V = await self._ends.logits(hidden_BTD, position=position)
+        if not logits_V.max().isfinite():
+            raise ModelError("the output head gave NaN or infinity")
+        return logits_V
 
 
 @asynccontextmanager
@@ -309,7 +309,16 @@ async def open_coordinator(
             progress=progress,
         )
         progress.ready()
-        yield Coordinator(protocol, model, stages, infos, Routing(protocol, settings.routing))
+        ends = await stack.enter_async_context(
+            open_ends(model.ends, shares_forward=model.traits.row_bounds is not None)
+        )
+        room = CacheRoom(
+            [model.costs[item.stage.start : item.stage.stop] for item in stages],
+            max_sessions=settings.max_sessions,
+            max_length=model.max_seq_len,
+        )
+        routing = Routing(protocol, settings.routing)
+        yield Coordinator(protocol, model, stages, infos, routing, ends, room)
 
 
 async def load_model(settings: CoordinatorSettings) -> LoadedModel:

@@ -8,7 +8,8 @@ B = batch rows (1), T = tokens, D = hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +29,12 @@ from neurogrid.model.config import build_config, config_fingerprint
 from neurogrid.model.cost import LayerCost, layer_cost
 from neurogrid.model.device import device_memory
 from neurogrid.model.miniature import check_splittable
-from neurogrid.model.stage import Stage
+from neurogrid.model.stage import Row, Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
 
 __all__ = ["ServedModel", "checkpoint_config_of"]
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -117,7 +120,7 @@ class ServedModel:
         try:
             with bounded_memory(min(MAX_CHECK_BYTES, free_bytes // 2)):
                 hf_config = build_config(raw)
-                check_splittable(hf_config)
+                self._traits = check_splittable(hf_config)
                 self.fingerprint = config_fingerprint(raw)
                 self.costs: tuple[LayerCost, ...] = tuple(layer_cost(hf_config, self.dtype))
                 self._stage = Stage(hf_config, dtype=self.dtype, device=device)
@@ -129,6 +132,17 @@ class ServedModel:
             raise RequestRefusedError(
                 f"the model cannot be built: {_first_line(exc)}", code=ErrorCode.CONFIG_INVALID
             ) from exc
+
+        if self._traits.row_bounds is None:
+            logger.warning(
+                "sessions of this model run one after another, not together: %s",
+                self._traits.rows_refused,
+            )
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a prefill may be run in chunks: nothing in the model changes with the length."""
+        return self._traits.row_bounds == ()
 
     @property
     def num_layers(self) -> int:
@@ -247,6 +261,49 @@ class ServedModel:
                 f"layers {start} to {stop - 1} failed: {_first_line(exc)}",
                 code=ErrorCode.COMPUTE_FAILED,
             ) from exc
+
+    def forward_rows(
+        self, rows: Sequence[Row], *, start: int, stop: int
+    ) -> list[torch.Tensor | Exception | None]:
+        """Run layers [start, stop) on one token of each of several sessions, together where that goes.
+
+        If the rows of a forward fail together, they are run one after another, so that the one that is at fault
+        is the only one that fails.
+
+        Returns:
+            For each row [1, 1, D] in `dtype`, on the CPU, or the RequestRefusedError that `forward` raises.
+        """
+        results: list[torch.Tensor | Exception | None] = [None] * len(rows)
+        groups = [[i] for i in range(len(rows))]
+        bounds = self._traits.row_bounds
+        if bounds is not None and len(rows) > 1:
+            groups = self._stage.group_rows(rows, start=start, stop=stop, bounds=bounds)
+        for group in groups:
+            if len(group) > 1:
+                try:
+                    together = self._stage.forward_rows(
+                        [rows[i] for i in group], start=start, stop=stop
+                    )
+                    # One copy from the device for all of them.
+                    result_R1D = torch.cat(together).cpu()
+                    for row, i in enumerate(group):
+                        results[i] = result_R1D[row : row + 1]
+                    continue
+                except (ModelError, RuntimeError, ValueError, MemoryError) as exc:
+                    logger.warning(
+                        "%d sessions failed together, trying each alone: %s",
+                        len(group),
+                        _first_line(exc),
+                    )
+            for i in group:
+                hidden_BTD, position, cache = rows[i].hidden, rows[i].position, rows[i].cache
+                try:
+                    results[i] = self.forward(
+                        hidden_BTD, start=start, stop=stop, position=position, cache=cache
+                    )
+                except RequestRefusedError as exc:
+                    results[i] = exc
+        return results
 
 
 def _first_line(exc: BaseException) -> str:

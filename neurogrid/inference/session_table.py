@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import trio
@@ -74,7 +74,9 @@ class Session:
 class SessionTable:
     """Sessions by id. A worker serves one coordinator at a time, so that all are of one owner."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_drop: Callable[[Session], None]) -> None:
+        """`on_drop` is called with each session that is over."""
+        self._on_drop = on_drop
         self._sessions: dict[int, Session] = {}
         self._over: deque[tuple[int, str]] = deque(maxlen=MAX_REMEMBERED)
 
@@ -124,6 +126,7 @@ class SessionTable:
         """Free a session."""
         if session in self:
             del self._sessions[session.session_id]
+            self._on_drop(session)
             if session.source != session.owner:
                 self._over.append((session.session_id, session.source))
 

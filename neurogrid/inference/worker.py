@@ -145,6 +145,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
                 await _load_own(layers, checkpoint, settings)
             host.start_soon(transfers.expire, worker.forget)
             host.start_soon(state.blobs.run)
+            host.start_soon(sessions.run)
             await open_reach(host, settings.reach)
             host.start_soon(sessions.expire)
             async with (

@@ -12,6 +12,7 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 import trio
@@ -23,10 +24,11 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.inference.activations import pack, unpack
+from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_links import WorkerLinks
-from neurogrid.inference.worker_state import WorkerState, name_layers, sender_of
+from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.model.tensors import dtype_name, is_finite, tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.routes import Place, place_in
 from neurogrid.p2p.wire import (
@@ -48,6 +50,9 @@ logger = logging.getLogger(__name__)
 # Seconds between looks at sessions that may be over.
 EXPIRY_INTERVAL = 5.0
 
+# Steps that wait for the torch thread: one of each of hundreds of sessions, and a few of those of 1.0.0.
+MAX_WAITING_STEPS = 1024
+
 
 class SessionService:
     """The handlers that compute. `register` puts them on the worker's protocol."""
@@ -56,8 +61,12 @@ class SessionService:
         self._state = state
         self._links = links
         self._device_name = device_name
-        self._sessions = SessionTable()
+        self._sessions = SessionTable(on_drop=self._withdraw)
         self._v10_caches: dict[tuple[str, int], Session] = {}
+        self._prefilled_last = True
+        self._steps: Batcher[Step, torch.Tensor] = Batcher(
+            self._choose, self._compute, state.run_torch, max_waiting=MAX_WAITING_STEPS
+        )
         state.on_layers_changed = self.forget_all
 
     def register(self) -> None:
@@ -78,6 +87,24 @@ class SessionService:
         """Drop all sessions: their layers are being replaced."""
         self._sessions.clear()
         self._v10_caches.clear()
+
+    async def run(self) -> None:
+        """Compute what comes; runs as long as the worker."""
+        await self._steps.run()
+
+    def _choose(self, waiting: Sequence[Step]) -> list[Step]:
+        steps = next_steps(waiting, after_prefill=self._prefilled_last)
+        self._prefilled_last = not steps[0].is_decoded
+        return steps
+
+    def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:
+        # A session that is alone keeps nobody waiting: in one go it gets the bits of the whole model.
+        is_alone = len(self._sessions) + len(self._v10_caches) <= 1
+        return run_steps(steps, chunk=None if is_alone else self._state.settings.prefill_chunk)
+
+    def _withdraw(self, session: Session) -> None:
+        """Compute nothing more for a session that is over."""
+        self._steps.withdraw(lambda step: step.cache is session.cache)
 
     async def expire(self) -> None:
         """Drop the sessions that nobody has used or may use any more; runs as long as the worker."""
@@ -128,12 +155,7 @@ class SessionService:
             raise RequestRefusedError(
                 f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
             )
-        if len(self._sessions) >= state.assignment.max_sessions:
-            raise RequestRefusedError(
-                f"{len(self._sessions)} sessions are open, and no more were agreed",
-                code=ErrorCode.SESSION_LIMIT,
-                retry_after=1.0,
-            )
+        self._require_room(model, state.assignment, opened.max_length)
         session = Session(
             session_id=opened.session_id,
             owner=sender_of(message),
@@ -152,6 +174,21 @@ class SessionService:
             raise
         ack = SessionAck(session_id=opened.session_id)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
+
+    def _require_room(self, model: ServedModel, assignment: Assignment, max_length: int) -> None:
+        """Check that a session fits in the memory that was agreed: short ones take less of it."""
+        start, stop = assignment.start, assignment.stop
+        agreed = assignment.max_sessions * model.cache_bytes(start, stop, assignment.max_length)
+        taken = sum(model.cache_bytes(s.start, s.stop, s.max_length) for s in self._sessions)
+        needed = model.cache_bytes(start, stop, max_length)
+        num_open = len(self._sessions)
+        if taken + needed > agreed or num_open >= self._state.settings.max_sessions:
+            raise RequestRefusedError(
+                f"{num_open} session{'s are' if num_open != 1 else ' is'} open and take {taken:,} B of "
+                f"the {agreed:,} B that were agreed, too much for one of {max_length} tokens more",
+                code=ErrorCode.SESSION_LIMIT,
+                retry_after=1.0,
+            )
 
     def _place(self, opened: SessionOpen, coordinator: str) -> Place | None:
         if not opened.route:
@@ -188,9 +225,13 @@ class SessionService:
         try:
             hidden_BTD = self._check(session, message.envelope)
             result_BTD = await self._extend(session, message.envelope.position, hidden_BTD)
-            if session.place is None or session in self._sessions:  # else nobody wants it any more
+            if (
+                result_BTD is not None and session in self._sessions
+            ):  # else nobody wants it any more
                 await self._pass_on(session, message, message.envelope, result_BTD)
         except RequestRefusedError as exc:
+            if session.place is not None and session not in self._sessions:
+                return
             if session.source == session.owner:
                 raise
             logger.warning("refused an activation of %s: %s", session.source, exc)
@@ -356,28 +397,28 @@ class SessionService:
                     "that were agreed",
                     code=ErrorCode.LIMIT_EXCEEDED,
                 )
-            result_BTD = await self._state.run_torch(_step, session, hidden_BTD)
+            if not await self._is_finite(hidden_BTD):
+                raise RequestRefusedError(
+                    f"{session.origin} gave NaN or infinity", code=ErrorCode.NOT_FINITE
+                )
+            result_BTD = await self._steps.submit(
+                Step(
+                    session.model, session.start, session.stop, position, hidden_BTD, session.cache
+                )
+            )
+            if result_BTD is None:
+                raise RequestRefusedError(
+                    f"session {session.session_id} ended before its turn came",
+                    code=ErrorCode.SESSION_UNKNOWN,
+                )
             session.length += num_tokens
             session.last_used = trio.current_time()
         finally:
             session.lock.release()
         return result_BTD
 
-
-def _step(session: Session, hidden_BTD: torch.Tensor) -> torch.Tensor:
-    """In the torch thread.
-
-    Raises:
-        RequestRefusedError: what came is not finite (NOT_FINITE), or the computation failed.
-    """
-    if not is_finite(hidden_BTD):
-        raise RequestRefusedError(
-            f"{session.origin} gave NaN or infinity", code=ErrorCode.NOT_FINITE
-        )
-    return session.model.forward(
-        hidden_BTD,
-        start=session.start,
-        stop=session.stop,
-        position=session.length,
-        cache=session.cache,
-    )
+    async def _is_finite(self, hidden_BTD: torch.Tensor) -> bool:
+        """Look at a token here, which takes some microseconds, and at more of them where torch runs."""
+        if hidden_BTD.shape[1] == 1:
+            return is_finite(hidden_BTD)
+        return await self._state.run_torch(is_finite, hidden_BTD)

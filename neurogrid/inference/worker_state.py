@@ -53,7 +53,8 @@ class WorkerSettings:
         finding: how coordinators find this worker.
         reach: how they reach it where they cannot simply dial it.
         max_seq_len: tokens; the longest session that is opened here.
-        max_sessions: sessions that a coordinator may ask to have open at once.
+        max_sessions: sessions that may be open at once; how many there can be is a matter of memory first.
+        prefill_chunk: tokens of a prompt that run in one go while other sessions are open.
         transfer_timeout: seconds without a chunk after which a transfer is given up.
         cache: where layers that came are kept on disk; None for nowhere.
         session_ttl: seconds without an activation after which a session is closed.
@@ -72,7 +73,8 @@ class WorkerSettings:
     finding: FindingSettings = field(default_factory=FindingSettings)
     reach: ReachSettings = field(default_factory=ReachSettings)
     max_seq_len: int = 4096
-    max_sessions: int = 64
+    max_sessions: int = 1024
+    prefill_chunk: int = 512
     transfer_timeout: float = 60.0
     cache: CacheSettings | None = None
     session_ttl: float = 600.0

@@ -61,21 +61,18 @@ class Split:
         self, sessions: Sequence[Session], token_ids: Sequence[int]
     ) -> list[torch.Tensor]:
         """Logits [V] of each session after its next token, all of them in one forward a stage."""
-        hidden = [
-            self.ends.embed([token_id], position=session.position)
-            for session, token_id in zip(sessions, token_ids, strict=True)
-        ]
+        positions = [session.position for session in sessions]
+        hidden = list(self.ends.embed_rows(token_ids, positions=positions).chunk(len(sessions)))
         for i, (stage, (start, stop)) in enumerate(zip(self.stages, self.ranges, strict=True)):
             rows = [
                 Row(hidden_BTD, session.position, session.caches[i])
                 for session, hidden_BTD in zip(sessions, hidden, strict=True)
             ]
             hidden = stage.forward_rows(rows, start=start, stop=stop)
-        logits = []
-        for session, hidden_BTD in zip(sessions, hidden, strict=True):
-            logits.append(self.ends.logits(hidden_BTD, position=session.position))
+        logits_RV = self.ends.logits_rows(torch.cat(hidden), positions=positions)
+        for session in sessions:
             session.position += 1
-        return logits
+        return list(logits_RV)
 
 
 class Session:

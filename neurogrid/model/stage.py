@@ -309,6 +309,36 @@ class Ends:
             input_ids_BT = torch.tensor([token_ids], device=self._device)
             return self._skeleton.run_embedding(input_ids_BT, position, self._cache)
 
+    def embed_rows(self, token_ids: Sequence[int], *, positions: Sequence[int]) -> torch.Tensor:
+        """What enters layer 0 for the next token of each of several sessions: [R, 1, D].
+
+        Args:
+            token_ids: one for each session, in 0..vocab_size-1.
+            positions: of each of them in its sequence.
+        """
+        self._check(min(positions))
+        if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            raise ValueError(f"token ids must be one or more of 0..{self.vocab_size - 1}")
+        with torch.inference_mode():
+            self._cache.pretend(max(positions))
+            input_ids_R1 = torch.tensor(token_ids, device=self._device)[:, None]
+            return self._skeleton.run_embedding(input_ids_R1, list(positions), self._cache)
+
+    def logits_rows(self, hidden_R1D: torch.Tensor, *, positions: Sequence[int]) -> torch.Tensor:
+        """Logits [R, V] in float32 for the token after the last one of each of several sessions.
+
+        Args:
+            hidden_R1D: what left the last layer for one token of each.
+            positions: of those tokens in their sequences.
+        """
+        self._check(min(positions))
+        _check_hidden(hidden_R1D[:1], self.hidden_size)
+        with torch.inference_mode():
+            self._cache.pretend(max(positions))
+            hidden_R1D = hidden_R1D.to(self._device, self._dtype)
+            logits_R1V = self._skeleton.run_head(hidden_R1D, list(positions), self._cache)
+            return logits_R1V[:, -1].float()
+
     def logits(self, hidden_BTD: torch.Tensor, *, position: int) -> torch.Tensor:
         """Logits [V] in float32 for the token after the last one of `hidden_BTD`.
 

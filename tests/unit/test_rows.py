@@ -37,12 +37,14 @@ class Batch:
 
     def decode(self, sessions: Sequence[Session]) -> None:
         """One token of each, together; compared with the twins."""
-        hidden = [s.ends.embed([s.next_token()], position=s.position) for s in sessions]
+        positions = [s.position for s in sessions]
+        embedded = self.ends.embed_rows([s.next_token() for s in sessions], positions=positions)
+        hidden = list(embedded.chunk(len(sessions)))
         for i, (stage, (start, stop)) in enumerate(zip(self.stages, self.ranges, strict=True)):
             rows = [Row(h, s.position, s.caches[i]) for h, s in zip(hidden, sessions, strict=True)]
             hidden = stage.forward_rows(rows, start=start, stop=stop)
-        for session, each in zip(sessions, hidden, strict=True):
-            logits = self.ends.logits(each, position=session.position)
+        together = self.ends.logits_rows(torch.cat(hidden), positions=positions)
+        for session, logits in zip(sessions, together, strict=True):
             expected = session.solo([session.next_token()])
             off = float((logits - expected).abs().max() / expected.abs().max())
             self.worst = max(self.worst, off)

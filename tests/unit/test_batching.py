@@ -1,0 +1,285 @@
+"""What waits is taken together, in a fair order, and leaves the queue when nobody wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import trio
+import trio.testing
+from stage_families import MAIN_FAMILIES, Checkpoint
+
+from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
+from neurogrid.inference.served_model import ServedModel
+from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.config import model_config_message
+
+
+class Desk:
+    """A batcher of numbers whose calls end when the test says so; doubles them."""
+
+    def __init__(self, max_waiting: int = 8) -> None:
+        self.calls: list[list[int]] = []
+        self.may_end = trio.Semaphore(0)
+        self.results: dict[int, object] = {}
+        self.batcher: Batcher[int, Any] = Batcher(
+            lambda waiting: [job for job in waiting if job % 10 == waiting[0] % 10],
+            self._compute,
+            self._run_torch,
+            max_waiting=max_waiting,
+        )
+
+    async def _run_torch(
+        self, function: Callable[[Sequence[int]], Sequence[Any]], jobs: Sequence[int]
+    ) -> Sequence[Any]:
+        self.calls.append(list(jobs))
+        with trio.CancelScope(shield=True):
+            await self.may_end.acquire()
+        return function(jobs)
+
+    def _compute(self, jobs: Sequence[int]) -> Sequence[Any]:
+        if 99 in jobs:
+            raise RuntimeError("all of them")
+        return [ValueError(f"{job} is odd one out") if job == 13 else 2 * job for job in jobs]
+
+    async def submit(self, job: int) -> None:
+        try:
+            self.results[job] = await self.batcher.submit(job)
+        except (ValueError, RuntimeError, RequestRefusedError) as exc:
+            self.results[job] = exc
+
+
+def with_desk(
+    scenario: Callable[[Desk, trio.Nursery], Awaitable[None]],
+) -> Callable[[], None]:
+    """A test of `scenario`, with a desk that is open."""
+
+    def test() -> None:
+        async def main() -> None:
+            async with trio.open_nursery() as nursery:
+                desk = Desk()
+                nursery.start_soon(desk.batcher.run)
+                await scenario(desk, nursery)
+                nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+    return test
+
+
+async def _settle() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+@with_desk
+async def test_what_came_while_one_ran_is_the_next_batch(desk: Desk, nursery: trio.Nursery) -> None:
+    for job in (1, 11, 2, 21):
+        nursery.start_soon(desk.submit, job)
+        await _settle()
+    assert desk.calls == [[1]]  # nobody waited for the others
+    desk.may_end.release()
+    await _settle()
+    assert desk.calls == [[1], [11, 21]]
+    desk.may_end.release()
+    desk.may_end.release()
+    await _settle()
+    assert desk.calls == [[1], [11, 21], [2]]
+    assert desk.results == {1: 2, 11: 22, 21: 42, 2: 4}
+
+
+@with_desk
+async def test_an_error_of_one_is_told_to_that_one_and_a_failed_call_to_all(
+    desk: Desk, nursery: trio.Nursery
+) -> None:
+    for job in (1, 3, 13, 23, 99, 9):
+        nursery.start_soon(desk.submit, job)
+        await _settle()
+    for _ in range(3):
+        desk.may_end.release()
+    await _settle()
+    assert isinstance(desk.results[13], ValueError)
+    assert desk.results[3] == 6
+    assert desk.results[23] == 46
+    assert isinstance(desk.results[99], RuntimeError)
+    assert isinstance(desk.results[9], RuntimeError)
+    # And it goes on.
+    nursery.start_soon(desk.submit, 5)
+    desk.may_end.release()
+    await _settle()
+    assert desk.results[5] == 10
+
+
+@with_desk
+async def test_the_queue_is_bounded(desk: Desk, nursery: trio.Nursery) -> None:
+    for job in range(10):
+        nursery.start_soon(desk.submit, job)
+        await _settle()
+    error = desk.results[9]
+    assert isinstance(error, RequestRefusedError)
+    assert error.retry_after is not None
+    assert desk.batcher.num_waiting == 8
+    for _ in range(9):
+        desk.may_end.release()
+    await _settle()
+    assert len(desk.results) == 10
+
+
+@with_desk
+async def test_who_is_cancelled_or_withdrawn_leaves_the_queue(
+    desk: Desk, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(desk.submit, 1)
+    await _settle()
+    with trio.move_on_after(0):
+        await desk.submit(2)
+    nursery.start_soon(desk.submit, 3)
+    nursery.start_soon(desk.submit, 4)
+    await _settle()
+    assert desk.batcher.num_waiting == 2
+    desk.batcher.withdraw(lambda job: job in (1, 3))
+    await _settle()
+    assert desk.results == {3: None}
+    desk.may_end.release()
+    desk.may_end.release()
+    await _settle()
+    assert desk.calls == [[1], [4]]
+    assert desk.results[4] == 8
+
+
+@with_desk
+async def test_cancelled_while_it_runs_it_waits_for_the_end(
+    desk: Desk, nursery: trio.Nursery
+) -> None:
+    ended = trio.Event()
+
+    async def leave() -> None:
+        with scope:
+            await desk.submit(1)
+        ended.set()
+
+    scope = trio.CancelScope()
+    nursery.start_soon(leave)
+    await _settle()
+    scope.cancel()
+    await _settle()
+    assert not ended.is_set()
+    desk.may_end.release()
+    await ended.wait()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("llama")
+    checkpoint = Checkpoint(MAIN_FAMILIES["llama"](), path)
+    files = CheckpointFiles.open(path)
+    message = model_config_message(
+        checkpoint.config, files.config, model_name="llama", max_seq_len=128, dtype=torch.float32
+    )
+    model = ServedModel(message, device=torch.device("cpu"))
+    for layer_id in range(3):
+        blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
+        model.load(layer_id, memoryview(bytearray(blob)), b"")
+    return model
+
+
+def _step(model: ServedModel, num_tokens: int, position: int = 0, stop: int = 3) -> Step:
+    generator = torch.Generator().manual_seed(num_tokens + position)
+    cache = model.new_cache()
+    if position:
+        hidden = torch.randn(1, position, 48, generator=generator)
+        model.forward(hidden, start=0, stop=stop, position=0, cache=cache)
+    hidden = torch.randn(1, num_tokens, 48, generator=generator)
+    return Step(model, 0, stop, position, hidden, cache)
+
+
+def test_all_that_decode_share_a_forward_with_one_chunk_between(llama: ServedModel) -> None:
+    first, other, last = (_step(llama, 1, position) for position in (3, 9, 5))
+    elsewhere = _step(llama, 1, 4, stop=2)
+    long, short = _step(llama, 100), _step(llama, 1)  # a prompt of one token is a prefill too
+    waiting = [long, first, elsewhere, other, short, last]
+    assert next_steps(waiting, after_prefill=True) == [first, other, last]
+    assert next_steps(waiting, after_prefill=False) == [long]
+    assert next_steps([elsewhere, *waiting], after_prefill=True) == [elsewhere, elsewhere]
+    assert next_steps([long, short], after_prefill=True) == [long]
+    assert next_steps([first], after_prefill=False) == [first]
+
+
+def test_steps_give_what_each_gives_alone(llama: ServedModel) -> None:
+    steps = [_step(llama, 1, position) for position in (3, 9, 5)]
+    alone = [_step(llama, 1, position) for position in (3, 9, 5)]
+    got = run_steps(steps, chunk=None)
+    for mine, step in zip(got, alone, strict=True):
+        (expected,) = run_steps([step], chunk=None)
+        assert isinstance(mine, torch.Tensor)
+        assert isinstance(expected, torch.Tensor)
+        assert torch.allclose(mine, expected, atol=1e-4)
+
+
+def test_a_prefill_runs_in_chunks(llama: ServedModel) -> None:
+    whole, chunked = _step(llama, 20), _step(llama, 20)
+    (expected,) = run_steps([whole], chunk=None)
+    results = [run_steps([chunked], chunk=8)[0] for _ in range(3)]
+    assert results[:2] == [None, None]
+    assert isinstance(results[2], torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
+    assert torch.allclose(results[2], expected, atol=1e-4)
+    assert chunked.cache.length == 20
+
+
+def test_the_row_at_fault_fails_alone(llama: ServedModel) -> None:
+    steps = [_step(llama, 1, position) for position in (3, 9, 5)]
+    steps[1].cache.spoil("it was dropped")
+    got = run_steps(steps, chunk=None)
+    assert isinstance(got[0], torch.Tensor)
+    assert isinstance(got[1], RequestRefusedError)
+    assert isinstance(got[2], torch.Tensor)
+    assert [step.cache.length for step in steps] == [4, 9, 6]
+
+
+def test_a_long_prompt_does_not_stall_those_that_decode(llama: ServedModel) -> None:
+    order: list[str] = []
+    after_prefill = True
+
+    def choose(waiting: Sequence[Step]) -> list[Step]:
+        nonlocal after_prefill
+        steps = next_steps(waiting, after_prefill=after_prefill)
+        after_prefill = not steps[0].is_decoded
+        order.append(f"{len(steps)} decoded" if steps[0].is_decoded else "chunk")
+        return steps
+
+    async def run_torch(function: Callable[..., Any], steps: Sequence[Step]) -> Any:
+        await _settle()  # all that want to come have come
+        return function(steps)
+
+    batcher: Batcher[Step, torch.Tensor] = Batcher(
+        choose, lambda steps: run_steps(steps, chunk=8), run_torch, max_waiting=8
+    )
+    done = trio.Event()
+
+    async def prefill() -> None:
+        assert await batcher.submit(_step(llama, 40)) is not None
+        done.set()
+
+    async def decode(position: int) -> None:
+        step = _step(llama, 1, position)
+        while not done.is_set():
+            await batcher.submit(Step(llama, 0, 3, step.cache.length, step.hidden, step.cache))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(prefill)
+            nursery.start_soon(decode, 3)
+            nursery.start_soon(decode, 6)
+            nursery.start_soon(batcher.run)
+            await done.wait()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert order.count("chunk") == 5
+    assert not any(pair == ("chunk", "chunk") for pair in pairwise(order))
+    assert "2 decoded" in order
