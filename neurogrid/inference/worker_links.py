@@ -57,10 +57,12 @@ class WorkerLinks:
             raise self.unreachable(peer_id, exc) from exc
 
     async def _open(self, peer_id: str, addresses: tuple[str, ...]) -> None:
-        if peer_id not in self._protocol.host.connected_peers:
-            if not addresses:
+        host = self._protocol.host
+        if peer_id not in host.connected_peers:
+            ways = host.ways_to(peer_id, addresses)
+            if not ways:
                 raise TransportError("the route has no address of it")
-            await connect_any(self._connect, addresses)
+            await connect_any(self._connect, ways)
         if await self._protocol.open(peer_id) != PROTOCOL_V11:
             raise TransportError("it speaks 1.0.0, which has no routes")
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -48,6 +47,7 @@ from neurogrid.p2p.oneshot import OneshotStreams
 from neurogrid.p2p.pending import Waiter
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.subscribers import Job, MessageHandler
+from neurogrid.p2p.succession import StreamMovedError
 from neurogrid.p2p.wire import (
     CREDITED_TYPES,
     DEFAULT_LIMITS,
@@ -64,6 +64,10 @@ from neurogrid.p2p.wire import (
 __all__ = ["Exchange", "new_request_id"]
 
 logger = logging.getLogger(__name__)
+
+# To get a stream on a connection that has just become direct: how often, and seconds between.
+MOVE_ATTEMPTS = 5
+MOVE_DELAY = 1.0
 
 PeerOpenedHandler = Callable[[str, Hello], None]
 PeerLostHandler = Callable[[str, NeuroGridError], None]
@@ -112,7 +116,7 @@ class Exchange:
             credit=bounds.credit_window,
         )
         self._streams: dict[str, MessageStream] = {}
-        self._num_streams: Counter[str] = Counter()
+        self._running: dict[str, list[MessageStream]] = {}  # in the order in which they were opened
         self._opening: dict[str, trio.Lock] = {}
         self._v10_only: set[str] = set()  # peers of whom the negotiation told
         self._dispatcher = Dispatcher(host.start_soon, bounds)
@@ -132,6 +136,7 @@ class Exchange:
         if PROTOCOL_V10 in self._versions:
             host.set_stream_handler(PROTOCOL_V10, self._oneshot.serve)
         host.on_disconnected(self._forget)
+        host.on_direct(self._has_become_direct)
 
     # Peers
 
@@ -222,7 +227,17 @@ class Exchange:
         elif message.msg_type is None or await self.open(peer_id) == PROTOCOL_V10:
             await self._oneshot.send(peer_id, message, *more)
         else:
-            await self._streams[peer_id].send(enveloped(message), *more)
+            await self._send_v11(peer_id, enveloped(message), *more)
+
+    async def _send_v11(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
+        for attempt in range(MOVE_ATTEMPTS):
+            try:
+                await self._streams[peer_id].send(message, *more)
+                return
+            except StreamMovedError:
+                if attempt == MOVE_ATTEMPTS - 1:
+                    raise
+                await self.open(peer_id)  # the one that has taken its place
 
     def send_nowait(self, peer_id: str, message: TensorMessage) -> bool:
         """Send a small message over 1.1.0 if nothing has to be waited for; else False, and nothing is sent.
@@ -313,6 +328,7 @@ class Exchange:
     # 1.1.0
 
     def _message_stream(self, stream: Stream) -> MessageStream:
+        relayed = [old for old in self._running.get(stream.peer_id, ()) if old.is_relayed]
         message_stream = MessageStream(
             stream,
             hello=self._hello,
@@ -321,6 +337,8 @@ class Exchange:
             on_sent=partial(self._count, Direction.SENT, stream.peer_id),
             budget=self._budget,
             bounds=self._bounds,
+            follows=() if stream.is_relayed else relayed,
+            succeed=self._succeed,
         )
         current = self._streams.get(stream.peer_id)
         if current is None or not current.is_open or current.hello is None:
@@ -329,7 +347,7 @@ class Exchange:
         return message_stream
 
     async def _serve_v11(self, stream: Stream) -> None:
-        if self._num_streams[stream.peer_id] >= self._bounds.max_streams_per_peer:
+        if len(self._running.get(stream.peer_id, ())) >= self._bounds.max_streams_per_peer:
             # No warning: they may come by the thousand.
             logger.debug("%s opened one more stream than it may", stream.peer_id)
             await stream.reset()
@@ -340,16 +358,21 @@ class Exchange:
 
     async def _run_stream(self, stream: MessageStream) -> None:
         peer_id = stream.peer_id
-        self._num_streams[peer_id] += 1
+        running = self._running.setdefault(peer_id, [])
+        running.append(stream)
         try:
             await stream.run()
         finally:
-            self._num_streams[peer_id] -= 1
-            if not self._num_streams[peer_id]:
-                del self._num_streams[peer_id]
+            running.remove(stream)
+            if not running:
+                del self._running[peer_id]
+        if stream.is_complete and self._succeed(stream):
+            return
         reason = stream.end_reason or StreamBrokenError(f"the stream to {peer_id} ended")
-        if self._streams.get(peer_id) is stream:
+        is_current = self._streams.get(peer_id) is stream
+        if is_current:
             del self._streams[peer_id]
+        if is_current or stream.is_retired:  # what was under way on it is lost with it
             lost = StreamBrokenError(f"lost the stream to {peer_id}: {reason}")
             lost.__cause__ = reason
             self._dispatcher.forget(peer_id, lost)
@@ -361,6 +384,8 @@ class Exchange:
         if message.msg_type is MessageType.HELLO:
             assert stream.hello is not None
             self._streams[stream.peer_id] = stream
+            for old in stream.follows:
+                old.retire()
             for opened in self._opened_handlers:
                 opened(stream.peer_id, stream.hello)
             return
@@ -383,10 +408,50 @@ class Exchange:
             self._budget.add(stream.peer_id, num_bytes)
         self._dispatcher.serve(
             message,
-            refuse=stream.owe,
+            refuse=partial(self._owe, stream),
             on_violation=lambda error: self.host.start_soon(stream.fail, error),
             on_done=on_done,
         )
+
+    def _owe(self, stream: MessageStream, message: TensorMessage) -> None:
+        """Owe a message on the stream that asked for it, or on the one that took its place."""
+        target = self._streams.get(stream.peer_id, stream) if stream.is_retired else stream
+        target.owe(message)
+
+    # From a relay to a direct connection
+
+    def _succeed(self, stream: MessageStream) -> bool:
+        """Put the stream that follows this one in its place, be its Hello late; False if none does."""
+        for other in self._running.get(stream.peer_id, ()):
+            if stream in other.follows and other.is_open:
+                if self._streams.get(stream.peer_id) is stream:
+                    self._streams[stream.peer_id] = other
+                return True
+        return False
+
+    def _has_become_direct(self, peer_id: str) -> None:
+        # One side is enough; both at once would make two streams.
+        if PROTOCOL_V11 in self._versions and self.host.peer_id < peer_id:
+            self.host.start_soon(self._move, peer_id)
+
+    async def _move(self, peer_id: str) -> None:
+        """Open a stream on the direct connection, whose Hello takes the place of what goes through the relay."""
+        for _ in range(MOVE_ATTEMPTS):
+            stream = self._streams.get(peer_id)
+            if stream is None or not stream.is_relayed or not stream.is_open:
+                return
+            try:
+                async with self._opening.setdefault(peer_id, trio.Lock()):
+                    opened = await self.host.open_stream(peer_id, [PROTOCOL_V11])
+                if not opened.is_relayed:
+                    fresh = self._message_stream(opened)
+                    self.host.start_soon(self._run_stream, fresh)
+                    await fresh.wait_hello()
+                    return
+                await opened.reset()
+            except TransportError as exc:
+                logger.debug("%s is still reached through a relay: %s", peer_id, exc)
+            await trio.sleep(MOVE_DELAY)
 
     # 1.0.0
 

@@ -83,6 +83,9 @@ class HostReach(Protocol):
     def more_addresses(self) -> tuple[str, ...]:
         """Full multiaddrs that lead here besides: a router's, those through relays."""
 
+    def circuits_to(self, peer_id: str) -> tuple[str, ...]:
+        """Addresses through relays at which this host has reached a peer that is connected."""
+
     def ways_to(self, peer_id: str) -> tuple[str, ...]:
         """Addresses at which a peer may be reached although nobody said so: through our own relays."""
 
@@ -106,6 +109,7 @@ class Host(ABC):
             self.gate = Gate(self, admission, self._announce)
         self._connected_handlers: list[ConnectionHandler] = []
         self._disconnected_handlers: list[ConnectionHandler] = []
+        self._direct_handlers: list[ConnectionHandler] = []
         self._disconnected: dict[str, trio.Event] = {}
         self._reach: HostReach | None = None
 
@@ -273,6 +277,18 @@ class Host(ABC):
     def on_disconnected(self, handler: ConnectionHandler) -> None:
         """Call `handler(peer_id)` when the last connection to a peer is gone; as `on_connected`."""
         self._disconnected_handlers.append(handler)
+
+    def on_direct(self, handler: ConnectionHandler) -> None:
+        """Call `handler(peer_id)` when a peer that was connected through a relay is connected directly besides.
+
+        What runs through the relay goes on, and the connection there is closed once nothing does. As `on_connected`.
+        """
+        self._direct_handlers.append(handler)
+
+    def note_direct(self, peer_id: str) -> None:
+        """A peer that was connected through a relay is connected directly; for who has brought that about."""
+        for handler in self._direct_handlers:
+            handler(peer_id)
 
     async def wait_disconnected(self, peer_id: str) -> None:
         """Return when there is no connection to the peer; at once if there is none now."""

@@ -152,12 +152,14 @@ class Libp2pHost(Host):
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         suffix = f"/p2p/{peer_id}"
+        circuits = self._reach.circuits_to(peer_id) if self._reach is not None else ()
         try:
             known = self.libp2p.get_peerstore().addrs(ID.from_base58(peer_id))
         except PeerStoreError:
-            return ()
+            return circuits
         places = (str(address).removesuffix(suffix) for address in known)
-        return tuple(dict.fromkeys(f"{place}{suffix}" for place in places))
+        # One of those may be private to a network that nobody else is on; a relay was reached from here at least.
+        return tuple(dict.fromkeys((*circuits, *(f"{place}{suffix}" for place in places))))
 
     @property
     def _linked_peers(self) -> frozenset[str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import cast
+from typing import Any, cast
 
 import trio
+from libp2p.connection_types import ConnectionType
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.net_stream import NetStream
 
@@ -32,6 +33,11 @@ class Libp2pStream(Stream):
         super().__init__(peer_id=peer_id, protocol_id=protocol_id)
         self._net_stream = net_stream
         self._link_stream = cast(LinkStream, net_stream.muxed_stream)
+
+    @property
+    def is_relayed(self) -> bool:
+        connection: Any = self._net_stream.muxed_conn
+        return bool(connection.get_connection_type() == ConnectionType.RELAYED)
 
     @property
     def is_reset_by_peer(self) -> bool:

@@ -18,6 +18,7 @@ from neurogrid.errors import RemoteProtocolError, RequestRefusedError
 from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.budget import ByteBudget
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.succession import Hold
 from neurogrid.p2p.wire import (
     ErrorCode,
     MessageDecoder,
@@ -68,8 +69,12 @@ class MessageReader:
     ) -> None:
         self._release()
 
-    async def receive_all(self, on_message: Callable[[TensorMessage], None]) -> None:
+    async def receive_all(
+        self, on_message: Callable[[TensorMessage], None], *, hold: Hold | None = None
+    ) -> None:
         """Call `on_message` with each message until the orderly end of the stream. It must not block.
+
+        While `hold` is on, nothing more is read; then `on_message` is called with what it has kept, first of all.
 
         Raises:
             RemoteProtocolError, RequestRefusedError, StreamBrokenError: as `receive`, and what `on_message` raises.
@@ -78,9 +83,13 @@ class MessageReader:
         def take(data: bytes) -> bool:
             for message in self._received(len(data), self._decoder.receive_data(data)):
                 on_message(message)
-            return not self._num_bytes and self._decoder.error is None
+            is_held = hold is not None and hold.is_on
+            return not self._num_bytes and self._decoder.error is None and not is_held
 
         while True:
+            if hold is not None and hold.is_on:
+                for message in await hold.wait():
+                    on_message(message)
             if not self._num_bytes and self._decoder.error is None:
                 # Between messages nothing is timed, and small ones come whole.
                 if not await self._stream.receive_each(take):

@@ -13,7 +13,7 @@ Source: protocol_spec/streams.md, protocol_spec/sessions.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import trio
@@ -36,6 +36,7 @@ from neurogrid.p2p.message_reader import MessageReader
 from neurogrid.p2p.message_writer import write_message
 from neurogrid.p2p.outbox import Outbox, Outgoing
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.succession import DRAIN_TIMEOUT, Hold, StreamMovedError
 from neurogrid.p2p.wire import (
     CREDITED_TYPES,
     Credit,
@@ -70,6 +71,14 @@ class MessageStream:
     Attributes:
         peer_id: the remote peer (base58).
         hello: what the peer said of itself; None until its Hello has arrived.
+        is_relayed: whether it goes through a relay.
+        follows: the streams whose place it takes with its Hello.
+        is_retired: whether another has taken its place.
+        is_complete: whether the peer has ended its direction in order: nothing of it was lost.
+        received_all: set when nothing more comes.
+
+    Args:
+        succeed: puts the stream that follows this one in its place; False if there is none.
     """
 
     def __init__(
@@ -82,6 +91,8 @@ class MessageStream:
         on_sent: SentCallback,
         budget: ByteBudget,
         bounds: Bounds = DEFAULT_BOUNDS,
+        follows: Sequence[MessageStream] = (),
+        succeed: Callable[[MessageStream], bool] = lambda stream: False,
     ) -> None:
         self.peer_id = stream.peer_id
         self.hello: Hello | None = None
@@ -102,6 +113,14 @@ class MessageStream:
         self._num_stray_errors = 0  # in a row
         self._num_unbreathed = 0  # sends since other tasks were let in
         self._closed: NeuroGridError | None = None
+        self.is_relayed = stream.is_relayed
+        self.follows = tuple(follows)
+        self.is_retired = False
+        self.is_complete = False
+        self.received_all = trio.Event()
+        self._succeed = succeed
+        self._hold = Hold(self.follows)
+        self._wrote_all = trio.Event()
 
     @property
     def is_open(self) -> bool:
@@ -125,18 +144,37 @@ class MessageStream:
                     error = await self._read()
                 if self._reading.cancelled_caught and self._closed is None:
                     error = self._late_hello()
+                if self.is_complete and self._closed is None and self._succeed(self):
+                    self.retire()
+                if self.is_complete and self.is_retired:
+                    with trio.move_on_after(DRAIN_TIMEOUT):
+                        await self._wrote_all.wait()
                 if isinstance(error, RemoteProtocolError | RequestRefusedError):
                     await self.fail(error)
                 elif error is not None:
                     self._end(error)
                 nursery.cancel_scope.cancel()
         finally:
+            self.received_all.set()
             self._end(StreamBrokenError("this host is closing"))
             if isinstance(self._closed, RemoteProtocolError | RequestRefusedError):
                 await self._part()
                 await self._stream.reset()
             else:
                 await self._stream.aclose()
+
+    def retire(self) -> None:
+        """Another stream has taken the place of this one: what is begun is finished, and then our direction ends.
+
+        Who waits to send here gets a `StreamMovedError`. It is read until the peer has ended its own direction.
+        """
+        if self._closed is None and not self.is_retired:
+            self.is_retired = True
+            self._outbox.finish(self._moved())
+            self._wake_credited()
+
+    def _moved(self) -> StreamMovedError:
+        return StreamMovedError(f"the stream to {self.peer_id} has a successor")
 
     async def _part(self) -> None:
         """End our side and let the peer end its own: a reset overtakes what it has not read, our Error too."""
@@ -191,7 +229,7 @@ class MessageStream:
 
         A peer that reads none of what it makes us owe it loses the stream.
         """
-        if self._closed is None and not self._outbox.owe(message):
+        if self._closed is None and not self.is_retired and not self._outbox.owe(message):
             self._end(
                 RemoteProtocolError(
                     f"{self.peer_id} makes us owe it {self._bounds.max_owed} messages",
@@ -265,6 +303,7 @@ class MessageStream:
     async def _wait_credit(self, num_bytes: int) -> None:
         """Wait for credit in turn, and take it."""
         async with self._credit_turn:
+            self._require_open()
             while not self._credit.is_available:
                 await self._credit_came.wait()
                 self._require_open()
@@ -273,6 +312,8 @@ class MessageStream:
     def _require_open(self) -> None:
         if self._closed is not None:
             raise HeaderWriteError(str(self._closed)) from self._closed
+        if self.is_retired:
+            raise self._moved()
 
     # Life
 
@@ -339,12 +380,18 @@ class MessageStream:
             with MessageReader(
                 self._stream, self._decoder, budget=self._budget, bounds=self._bounds
             ) as reader:
-                await reader.receive_all(self._receive)
+                await reader.receive_all(self._receive, hold=self._hold)
         except NeuroGridError as exc:
             return exc
+        finally:
+            self.received_all.set()
+        self.is_complete = True
         return StreamBrokenError(f"{self.peer_id} closed the stream")
 
     def _receive(self, message: TensorMessage) -> None:
+        if self._hold.is_on:
+            self._hold.keep(message)
+            return
         if message.msg_type is not MessageType.ERROR:
             self._num_stray_errors = 0
         if message.msg_type is MessageType.HELLO:
@@ -352,6 +399,7 @@ class MessageStream:
                 raise RemoteProtocolError("a second Hello", code=ErrorCode.PROTOCOL_VIOLATION)
             self.hello = Hello.decode(message.data)
             self._reading.deadline = math.inf
+            self._hold.begin()
             self._take_grant(self.hello.credit)
             self._hello_received.set()
         elif self.hello is None and message.msg_type is not MessageType.ERROR:
@@ -384,6 +432,10 @@ class MessageStream:
                 raise
             else:
                 outgoing.succeed()
+        if self.is_retired and self._closed is None:
+            with suppress(StreamBrokenError):  # then the reader says so
+                await self._stream.send_eof()
+        self._wrote_all.set()
 
     async def _write_message(self, outgoing: Outgoing) -> None:
         parts = outgoing.parts or message_parts(outgoing.message)

@@ -54,11 +54,16 @@ class Outbox:
         self._wake = trio.Event()
         self._is_awaited = False  # the writer waits for something to do
         self._closed: NeuroGridError | None = None
+        self._finished: NeuroGridError | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being written or waits to be: what is written to the stream now overtakes nothing."""
-        return self._is_awaited and not (self._owed or self._prompt or self._weights)
+        return (
+            self._is_awaited
+            and not self._finished
+            and not (self._owed or self._prompt or self._weights)
+        )
 
     def owe(self, message: TensorMessage) -> bool:
         """Leave a small message without waiting; False when as many are owed as may be."""
@@ -77,6 +82,8 @@ class Outbox:
         """
         if self._closed is not None:
             raise HeaderWriteError(str(self._closed)) from self._closed
+        if self._finished is not None:
+            raise self._finished
         is_weights = outgoing.message.msg_type is MessageType.WEIGHTS
         lane = self._weights if is_weights else self._prompt
         lane.append(outgoing)
@@ -99,14 +106,25 @@ class Outbox:
             lane.clear()
         self._wake.set()
 
+    def finish(self, error: NeuroGridError) -> None:
+        """Fail what waits and is not owed, take nothing more, and let `next` end once what is owed was taken."""
+        self._finished = error
+        for lane in (self._prompt, self._weights):
+            for outgoing in lane:
+                outgoing.fail(error)
+            lane.clear()
+        self._wake.set()
+
     async def next(self) -> Outgoing | None:
-        """Wait for what is to be written next, and take it; None when the outbox is closed."""
+        """Wait for what is to be written next, and take it; None when the outbox is closed or finished."""
         while self._closed is None:
             lane = self._owed or self._prompt or self._weights
             if lane:
                 outgoing = lane.popleft()
                 outgoing.is_begun = True
                 return outgoing
+            if self._finished is not None:
+                return None
             self._wake = trio.Event()
             self._is_awaited = True
             try:

@@ -28,6 +28,11 @@ class Stream(ABC):
         self.protocol_id = protocol_id
 
     @property
+    def is_relayed(self) -> bool:
+        """Whether what is sent goes through a relay: there may be a better way by and by."""
+        return False
+
+    @property
     def is_reset_by_peer(self) -> bool:
         """Whether the peer has reset the stream, which says no to it; a lost connection says nothing."""
         return False

@@ -1,23 +1,59 @@
-"""The commands behind NATs, in network namespaces: through a relay of ours, then directly where the NATs let them."""
+"""The commands on bad networks, in network namespaces.
+
+Behind NATs: through a relay of ours, then directly where the NATs let them. And apart for half a minute.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from neurogrid.p2p.identity import Identity
 from tests.e2e.namespaces.nat import home, why_no_nat
-from tests.e2e.namespaces.netns import Machine, network
+from tests.e2e.namespaces.netns import Lan, Machine, network
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
 
 COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
 WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "40")
 ALIKE = ("--insecure", "--disable-mdns")
+PATIENCE = ("--keep-alive", "6")
+
+
+@dataclass
+class Parted:
+    """A coordinator that waits for two workers, and the first of them, whose cable was pulled out."""
+
+    internet: Lan
+    coordinator: subprocess.Popen[str]
+    log_file: Path
+    worker: WorkerProcess
+    machine: Machine
+    spare: Machine
+    bootstrap: str
+    parted_at: float
+
+    def wait_log(self, *lines: str) -> None:
+        """Until the coordinator has said these lines, in this order."""
+        deadline = time.monotonic() + DEADLINE
+        while True:
+            text = log = self.log_file.read_text()
+            for line in lines:
+                _, found, text = text.partition(line)
+                if not found:
+                    break
+            else:
+                return
+            assert time.monotonic() < deadline, log
+            assert self.coordinator.poll() is None, log
+            time.sleep(0.2)
 
 
 @dataclass
@@ -29,6 +65,7 @@ class Scene:
     relay_address: str
     friendly: WorkerProcess
     symmetric: WorkerProcess
+    parted: Parted
 
     def through_relay(self, worker: WorkerProcess) -> str:
         return f"{self.relay_address}/p2p-circuit/p2p/{worker.peer_id}"
@@ -50,8 +87,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("reach")
     with network() as net, ExitStack() as stack:
-        internet = net.lan(1)
-        (public,) = internet.machines
+        internet = net.lan(4)
+        public = internet.machines[0]
         homes = [home(net, internet, n, is_symmetric=n == 2) for n in range(3)]
 
         def start(machine: Machine, *args: str) -> WorkerProcess:
@@ -60,10 +97,31 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
                 start_worker(directory, "--port", "4001", *ALIKE, *args, command=command)
             )
 
+        parted = part(internet, directory, start)  # first: it takes its time while others work
         relay = start(public, "--relay-service")
         address = f"/ip4/{public.address}/tcp/4001/p2p/{relay.peer_id}"
         at_home = [start(machine, "--relay", address) for machine in homes[1:]]
-        yield Scene(homes[0], relay, address, *at_home)
+        yield Scene(homes[0], relay, address, *at_home, parted)
+
+
+def part(internet: Lan, directory: Path, start: Callable[..., WorkerProcess]) -> Parted:
+    first, machine, spare = internet.machines[1:]
+    key, log_file = directory / "coordinator.key", directory / "coordinator.log"
+    address = f"/ip4/{first.address}/tcp/4002/p2p/{Identity.load(key).peer_id}"
+    flags = [*ALIKE, *PATIENCE, "--p2p-port", "4002", "--identity", str(key), "--min-peers", "2"]
+    with log_file.open("w") as log:
+        coordinator = first.popen(
+            [*COORDINATOR, *PROMPT, *flags, "--stages", "2", "--wait", str(DEADLINE)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=ENVIRONMENT,
+        )
+    worker = start(machine, "--bootstrap", address, *PATIENCE)
+    parted = Parted(internet, coordinator, log_file, worker, machine, spare, address, 0.0)
+    parted.wait_log("1 of 2 found")
+    internet.unplug_cable(machine)
+    parted.parted_at = time.monotonic()
+    return parted
 
 
 def test_workers_behind_nats_generate_over_whatever_way_there_is(scene: Scene) -> None:
@@ -91,3 +149,19 @@ def test_workers_behind_nats_generate_over_whatever_way_there_is(scene: Scene) -
     assert "-  relayed: " in relayed
     assert "the NAT on one side gives each peer another port" in relayed
     assert scene.symmetric.peer_id in told.stdout.rpartition("workers found")[2]
+
+
+def test_a_worker_comes_back_after_a_partition_of_30_s(scene: Scene, tmp_path: Path) -> None:
+    parted = scene.parted
+    parted.wait_log("1 of 2 found", "0 of 2 found")
+    time.sleep(max(0.0, parted.parted_at + 30 - time.monotonic()))
+    parted.internet.plug_cable(parted.machine)
+    parted.wait_log("1 of 2 found", "0 of 2 found", "1 of 2 found")
+    # Neither was started again, and the one that was away computes a half of the model.
+    command = parted.spare.command(WORKER)
+    flags = (*ALIKE, *PATIENCE, "--bootstrap", parted.bootstrap)
+    with start_worker(tmp_path, *flags, command=command):
+        text, _ = parted.coordinator.communicate(timeout=DEADLINE)
+    assert parted.coordinator.returncode == 0, parted.log_file.read_text()
+    assert text.strip()
+    assert parted.worker.log.count("connected to the coordinator") == 2

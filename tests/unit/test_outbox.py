@@ -121,6 +121,34 @@ def test_a_closed_outbox_takes_and_gives_nothing() -> None:
     run(test)
 
 
+def test_a_finished_outbox_gives_what_is_owed_and_sends_the_others_elsewhere() -> None:
+    async def test() -> None:
+        outbox = Outbox(max_owed=3)
+        moved = HeaderWriteError("moved")
+        failures: list[Exception] = []
+
+        async def wait_to_send(kind: MessageType) -> None:
+            with pytest.raises(HeaderWriteError) as caught:
+                await put(outbox, kind)
+            failures.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            for kind in (MessageType.RESPONSE, MessageType.WEIGHTS):
+                nursery.start_soon(wait_to_send, kind)
+            await trio.testing.wait_all_tasks_blocked()
+            assert outbox.owe(message(MessageType.ERROR))
+            outbox.finish(moved)
+        await wait_to_send(MessageType.RESPONSE)
+        assert failures == [moved, moved, moved]
+        assert not outbox.is_idle
+        owed = await outbox.next()
+        assert owed is not None
+        assert owed.message.msg_type is MessageType.ERROR
+        assert await outbox.next() is None
+
+    run(test)
+
+
 def test_closing_wakes_the_writer() -> None:
     async def test() -> None:
         outbox = Outbox(max_owed=3)

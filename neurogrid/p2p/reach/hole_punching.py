@@ -10,6 +10,9 @@ both have dialled; by the specification A is the client on it, B the server.
 A direct connection takes over: new streams go over it. The relayed one is closed when it is not used any more, so
 what runs on it goes on. When three attempts fail, all stays relayed, and the state says so.
 
+TCP alone. QUIC would have to dial from the socket that it listens on, and ours dials each peer from a socket of its own
+(quic/transport.py), whose port no NAT has shown to anybody.
+
 Source: https://github.com/libp2p/specs/blob/master/relay/DCUtR.md
 """
 
@@ -291,6 +294,7 @@ class HolePuncher:
         if peer_id not in self._retiring:
             self._retiring.add(peer_id)
             self._host.start_soon(self._retire_relayed, peer_id)
+            self._host.note_direct(peer_id)
 
     def _stay_relayed(self, peer_id: str, reason: str) -> None:
         self._swarm.unprotect(ID.from_base58(peer_id), PROTECTED)

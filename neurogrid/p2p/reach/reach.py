@@ -184,6 +184,10 @@ class Reach:
         """
         self._relay_client.use(address)
 
+    def circuits_to(self, peer_id: str) -> tuple[str, ...]:
+        """Addresses through relays at which this host has reached a peer that is connected."""
+        return self._relay_client.circuits_to(peer_id)
+
     def ways_to(self, peer_id: str) -> tuple[str, ...]:
         """Addresses of a peer through the relays at which we have a slot: it may have one there too."""
         return tuple(

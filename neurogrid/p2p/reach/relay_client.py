@@ -111,6 +111,7 @@ class RelayClient:
         self._dials: dict[str, Errand[None]] = {}
         self._joining: dict[str, trio.Lock] = {}
         self._relayed: dict[str, RelayedConnection] = {}  # the newest to each peer
+        self._circuits: dict[str, str] = {}  # the address that led to each peer
         self._observed: dict[str, str] = {}  # our address, by the relay that sees it
         self._num_inbound = 0
         self._changed = trio.Event()
@@ -133,6 +134,10 @@ class RelayClient:
         """When data last went over the newest relayed connection to a peer (`trio.current_time`)."""
         raw = self._relayed.get(peer_id)
         return -math.inf if raw is None else raw.used_at
+
+    def circuits_to(self, peer_id: str) -> tuple[str, ...]:
+        """The address through a relay at which we have reached a peer, while it is connected."""
+        return tuple(filter(None, [self._circuits.get(peer_id)]))
 
     def states(self) -> tuple[RelayState, ...]:
         """How it stands with each relay that was named to `use`."""
@@ -276,6 +281,7 @@ class RelayClient:
 
     def _lost(self, peer_id: str) -> None:
         self._relayed.pop(peer_id, None)
+        self._circuits.pop(peer_id, None)
         self._observed.pop(peer_id, None)
 
     # ------------------------------------------------------------------ to reach
@@ -310,6 +316,8 @@ class RelayClient:
                 relay_id = parse_peer_address(relay_address)[1]
                 await self._dial_relay(relay_address, relay_id)
                 await self._join(relay_id, peer_id)
+                if peer_id in self._relayed:
+                    self._circuits[peer_id] = address
         except trio.TooSlowError as exc:
             raise PeerUnreachableError(
                 f"no answer from {address} in {CIRCUIT_TIMEOUT:g} s"

@@ -133,7 +133,7 @@ def leftovers(protocol: Protocol) -> dict[str, Any]:
         "jobs that wait": dict(dispatcher.serving._waiting),
         "bytes held": protocol._budget.held_bytes,
         "1.1.0 streams": set(protocol._streams) - connected,
-        "counts of 1.1.0 streams": set(protocol._num_streams) - connected,
+        "counts of 1.1.0 streams": set(protocol._running) - connected,
         "counts of 1.0.0 streams": set(oneshot._num_streams) - connected,
         "peers that used 1.0.0": oneshot._served - connected,
         "peers that have 1.0.0 alone": protocol._v10_only - connected,

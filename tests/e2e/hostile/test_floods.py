@@ -84,7 +84,7 @@ def test_a_peer_that_reads_none_of_the_errors_it_causes() -> None:
             for index in range(20_000)
         )
         await say_until_reset(stream, flood)
-        await until(lambda: scene.hostile_id not in scene.victim._num_streams)
+        await until(lambda: scene.hostile_id not in scene.victim._running)
         await stream.end_in_any_way()
 
     run(scenario, bounds=Bounds(max_owed=100))
@@ -95,7 +95,7 @@ def test_a_peer_that_reads_no_answers() -> None:
         stream = await scene.hostile.open_v11()
         flood = b"".join(status_request(1 + index) for index in range(30_000))
         await say_until_reset(stream, flood)
-        await until(lambda: scene.hostile_id not in scene.victim._num_streams)
+        await until(lambda: scene.hostile_id not in scene.victim._running)
         await stream.end_in_any_way()
 
     run(
@@ -110,7 +110,7 @@ def test_a_peer_that_reads_no_large_answers() -> None:
         for request_id in range(1, 11):
             await stream.say(activation(bytes(2 * MIB), request_id=request_id))
         # Nobody waits for such a peer for ever.
-        await until(lambda: scene.hostile_id not in scene.victim._num_streams)
+        await until(lambda: scene.hostile_id not in scene.victim._running)
         await stream.end_in_any_way()
 
     run(scenario, bounds=Bounds(silence_timeout=1.0, min_rate=8.0 * MIB))

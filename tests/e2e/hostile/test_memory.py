@@ -90,6 +90,6 @@ def test_a_peer_that_goes_while_it_waits_for_room() -> None:
             await stream.say(header(MessageType.ACTIVATION, MIB), b"x")
             await scene.check_honest()
             await scene.hostile.leave()
-            await until(lambda: scene.hostile_id not in scene.victim._num_streams)
+            await until(lambda: scene.hostile_id not in scene.victim._running)
 
     run(scenario, bounds=bounds)
