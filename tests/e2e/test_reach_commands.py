@@ -102,6 +102,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         address = f"/ip4/{public.address}/tcp/4001/p2p/{relay.peer_id}"
         at_home = [start(machine, "--relay", address) for machine in homes[1:]]
         yield Scene(homes[0], relay, address, *at_home, parted)
+        for worker in (relay, *at_home, parted.worker):
+            worker.process.terminate()  # all at once: each takes its time
 
 
 def part(internet: Lan, directory: Path, start: Callable[..., WorkerProcess]) -> Parted:
