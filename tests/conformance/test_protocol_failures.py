@@ -166,11 +166,11 @@ def test_a_stream_that_says_no_hello_takes_no_answers(over: Runner) -> None:
             serve_echo(pair.server)
             await check_echo(pair.client, pair.server_id)
             silent = await pair.client.host.open_stream(pair.server_id, [PROTOCOL_V11])
-            await until(lambda: pair.server._num_streams[pair.client_id] == 2)
+            await until(lambda: len(pair.server._running.get(pair.client_id, ())) == 2)
             with trio.fail_after(PATIENCE):
                 await check_echo(pair.client, pair.server_id)
             await silent.reset()
-            await until(lambda: pair.server._num_streams[pair.client_id] == 1)
+            await until(lambda: len(pair.server._running.get(pair.client_id, ())) == 1)
             await check_echo(pair.client, pair.server_id)
 
     over.run(scenario)
