@@ -282,7 +282,7 @@ async def _diagnose(options: argparse.Namespace) -> int:
         reach = await open_reach(host, how_reached)
         announcement = Announcement("coordinator")
         async with open_discovery(
-            host, how, announcement=lambda: announcement, admission=trust.admission
+            host, how, announcement=lambda: announcement, admission=trust.admission, reach=reach
         ) as discovery:
             workers = await look_for_workers(
                 protocol,

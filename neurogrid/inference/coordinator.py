@@ -248,7 +248,7 @@ async def open_coordinator(
                 keep_alive=settings.reach.keep_alive,
             )
         )
-        await open_reach(host, settings.reach)
+        reach = await open_reach(host, settings.reach)
         progress.listening(host.peer_id, host.addresses)
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
         protocol = Protocol(host, role="coordinator", versions=versions)
@@ -279,6 +279,7 @@ async def open_coordinator(
                 settings.finding,
                 announcement=lambda: announcement,
                 admission=settings.admission,
+                reach=reach,
             )
         )
         remote = await gather_workers(

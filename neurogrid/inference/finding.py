@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -13,6 +14,8 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.discovery import Attempt, Discovery
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.host import Host
+from neurogrid.p2p.reach.autonat import Reachability
+from neurogrid.p2p.reach.reach import Reach
 from neurogrid.p2p.trust import Admission
 
 __all__ = ["DhtSettings", "FindingSettings", "is_news", "open_discovery"]
@@ -65,6 +68,7 @@ async def open_discovery(
     *,
     announcement: Callable[[], Announcement],
     admission: Admission | None = None,
+    reach: Reach | None = None,
 ) -> AsyncIterator[Discovery]:
     """A discovery with the sources that were asked for.
 
@@ -73,6 +77,7 @@ async def open_discovery(
         settings: which sources.
         announcement: what this peer says of itself now, but for its certificate; asked for again and again.
         admission: by whose word others are believed; None believes every signed record.
+        reach: knows whether others get through to this peer: only then it serves the DHT.
 
     Raises:
         ConfigurationError: an interface is named that is not there.
@@ -91,7 +96,9 @@ async def open_discovery(
             return
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
-                await nursery.start(_use_dht, discovery, settings.dht, announcement, admission)
+                await nursery.start(
+                    partial(_use_dht, discovery, settings.dht, announcement, admission, reach)
+                )
                 yield discovery
                 nursery.cancel_scope.cancel()
 
@@ -101,6 +108,7 @@ async def _use_dht(
     settings: DhtSettings,
     announcement: Callable[[], Announcement],
     admission: Admission | None,
+    reach: Reach | None,
     *,
     task_status: Any = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -122,6 +130,7 @@ async def _use_dht(
         bootstrap=settings.bootstrap,
         verify=admission.verify if admission is not None else None,
         may_know=admission.may_know if admission is not None else lambda peer_id: True,
+        is_reachable=lambda: _is_reachable(reach),
     )
     task_status.started()
     told = record()
@@ -130,6 +139,13 @@ async def _use_dht(
         if is_news(told, said := record()):
             told = said
             dht.tell()
+
+
+def _is_reachable(reach: Reach | None) -> bool | None:
+    found = reach.state().reachability if reach is not None else None
+    if found is None or found.reachability is Reachability.UNKNOWN:
+        return None
+    return found.reachability is Reachability.PUBLIC
 
 
 async def _wait_for_certificate(admission: Admission) -> None:

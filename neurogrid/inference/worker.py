@@ -146,7 +146,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             host.start_soon(transfers.expire, worker.forget)
             host.start_soon(state.blobs.run)
             host.start_soon(sessions.run)
-            await open_reach(host, settings.reach)
+            reach = await open_reach(host, settings.reach)
             host.start_soon(sessions.expire)
             async with (
                 keep_coordinators(protocol, settings.bootstrap),
@@ -156,6 +156,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
                     settings.finding,
                     announcement=worker.announcement,
                     admission=settings.admission,
+                    reach=reach,
                 ),
             ):
                 yield worker

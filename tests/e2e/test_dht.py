@@ -16,9 +16,11 @@ from neurogrid.errors import (
     ConfigurationError,
     LocalProtocolError,
     NeuroGridError,
+    PeerUnreachableError,
     StreamBrokenError,
 )
 from neurogrid.p2p import Identity, open_host
+from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.discovery.dht import Announcement, Dht, DhtTiming, open_dht
 from neurogrid.p2p.discovery.dht_key import cluster_key
 from neurogrid.p2p.discovery.records import MemberRecord, sign_record
@@ -319,6 +321,34 @@ def test_a_dht_of_another_prefix_is_another_dht() -> None:
                     )
                 )
                 assert not other.members
+
+    trio.run(main)
+
+
+def test_a_discovery_can_be_opened_again_on_the_same_host() -> None:
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with (
+                seat(None, mode="server") as bootstrap,
+                seat("one", bootstrap.host.addresses[0]) as other,
+                open_host() as host,
+            ):
+                for _ in range(2):
+                    async with Discovery(host) as discovery:
+                        dht = await discovery.setup_dht(
+                            namespace="one",
+                            record=lambda: Announcement("worker"),
+                            mode="server",
+                            bootstrap=bootstrap.host.addresses[:1],
+                            timing=SOON,
+                        )
+                        with pytest.raises(LocalProtocolError, match="dht runs already"):
+                            await discovery.setup_dht(namespace="one", record=None)
+                        await wait_for(lambda dht=dht: other.host.peer_id in dht.members)  # type: ignore[misc]
+                        assert isinstance(await anext(discovery.peers()), PeerFound)
+                    # It serves nothing of it in between.
+                    with pytest.raises(PeerUnreachableError):
+                        await other.host.open_stream(host.peer_id, [RECORD_PROTOCOL])
 
     trio.run(main)
 

@@ -26,6 +26,7 @@ from typing import Final
 import trio
 from libp2p.kad_dht.kad_dht import DHTMode
 from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
 
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
@@ -144,7 +145,11 @@ class Dht:
         self._network = KademliaNetwork(
             host.libp2p, protocol_id=protocol_id, addresses=self._own_addresses
         )
-        self._kademlia = Kademlia(self._network, on_asked=lambda peer: servers.note_asked_by(peer))
+        self._kademlia = Kademlia(
+            self._network,
+            on_asked=lambda peer: servers.note_asked_by(peer),
+            on_announced=self._note_announced,
+        )
         self._servers = servers = Servers(
             host, self._network, self._kademlia, protocol_id=protocol_id, on_attempt=on_attempt
         )
@@ -237,6 +242,12 @@ class Dht:
         if not self._is_closed:
             self._servers.note_connected(peer_id)
             self._members.note_connected(peer_id)
+
+    def _note_announced(self, key: bytes, provider: PeerInfo) -> None:
+        """A server need not look for those who announce themselves to it."""
+        if self._namespace is not None and key == self._key:
+            peer_id = provider.peer_id.to_base58()
+            self._members.note_named(peer_id, dialable(list(map(str, provider.addrs)), peer_id))
 
     async def _keep_bootstrapped(self, peer_id: str, addresses: list[str]) -> None:
         what = f"connect to {peer_id} at {', '.join(a.rsplit('/p2p/', 1)[0] for a in addresses)}"

@@ -165,10 +165,20 @@ class KademliaNetwork:
 
 
 class ProviderTable(ProviderStore):
-    """Provider records, of which the oldest give way."""
+    """Provider records, of which the oldest give way.
 
-    def __init__(self, network: KademliaNetwork) -> None:
+    Args:
+        network: the host, as the stock classes see it.
+        on_announced: called with each record that is kept: its key, and who is where.
+    """
+
+    def __init__(
+        self,
+        network: KademliaNetwork,
+        on_announced: Callable[[bytes, PeerInfo], None] = lambda key, provider: None,
+    ) -> None:
         super().__init__(cast(IHost, network))
+        self._on_announced = on_announced
         self._book = network.get_peerstore()
         self._oldest_first: OrderedDict[tuple[bytes, str], None] = OrderedDict()
 
@@ -188,6 +198,7 @@ class ProviderTable(ProviderStore):
         self._oldest_first.move_to_end((key, peer))
         while len(self._oldest_first) > MAX_PROVIDER_RECORDS:
             self._drop(*next(iter(self._oldest_first)))
+        self._on_announced(key, provider)
 
     def _drop(self, key: bytes, peer: str) -> None:
         self._oldest_first.pop((key, peer), None)
@@ -204,9 +215,16 @@ class Kademlia(KadDHT):
     Args:
         network: the host, as the stock classes see it.
         on_asked: called with each peer that opens a stream of questions: it may be a server, or not.
+        on_announced: as that of `ProviderTable`.
     """
 
-    def __init__(self, network: KademliaNetwork, *, on_asked: Callable[[ID], None]) -> None:
+    def __init__(
+        self,
+        network: KademliaNetwork,
+        *,
+        on_asked: Callable[[ID], None],
+        on_announced: Callable[[bytes, PeerInfo], None] = lambda key, provider: None,
+    ) -> None:
         super().__init__(
             cast(IHost, network),
             DHTMode.CLIENT,
@@ -219,7 +237,7 @@ class Kademlia(KadDHT):
         self._network = network
         self._on_asked = on_asked
         self._serving: Counter[ID] = Counter()
-        self.provider_store = ProviderTable(network)
+        self.provider_store = ProviderTable(network, on_announced)
 
     async def switch_mode(self, new_mode: DHTMode) -> DHTMode:
         """Serve the DHT, or do so no more; the routing table stays."""

@@ -15,10 +15,11 @@ import pytest
 import trio
 from libp2p.peer.id import ID
 
-from neurogrid.p2p import open_host
+from neurogrid.p2p import Identity, open_host
 from neurogrid.p2p.discovery.dht import Announcement, Dht, open_dht
 from neurogrid.p2p.discovery.dht_key import cluster_cid
 from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.trust import COORDINATOR, WORKER, Cluster, ClusterAdmission, Membership
 from tests.e2e.interop import go_control
 from tests.e2e.interop.foreign_peer import ForeignPeer, run_process
 from tests.e2e.interop.go_peer import _find_p2pd
@@ -159,16 +160,24 @@ async def run_js_server() -> AsyncIterator[tuple[JsServer, str, str]]:
 
 
 @asynccontextmanager
-async def member(bootstrap: str, told: list[str]) -> AsyncIterator[tuple[Libp2pHost, Dht]]:
+async def member(
+    bootstrap: str,
+    told: list[str],
+    *,
+    identity: Identity | None = None,
+    admission: ClusterAdmission | None = None,
+) -> AsyncIterator[tuple[Libp2pHost, Dht]]:
     """A member of the cluster that begins with a foreign server; `told` gets what succeeded."""
+    certificate = admission.own_certificate if admission is not None else None
     async with (
-        open_host() as host,
+        open_host(identity=identity, admission=admission) as host,
         open_dht(
             host,
             namespace=NAMESPACE,
-            record=lambda: Announcement("worker"),
+            record=lambda: Announcement("worker", certificate=certificate or b""),
             mode="server",
             bootstrap=[bootstrap],
+            verify=admission.verify if admission is not None else None,
             on_sighting=lambda sighting: None,
             on_attempt=lambda attempt: told.append(attempt.what) if attempt.is_good else None,
         ) as dht,
@@ -193,6 +202,36 @@ def test_go_keeps_our_announcement_and_introduces_two_members() -> None:
                 await wait_for(lambda: one.peer_id in other_dht.members)
                 while not {one.peer_id, other.peer_id} <= await go_find(go):
                     await trio.sleep(0.1)
+
+    trio.run(main)
+
+
+def test_go_introduces_members_who_serve_nobody_else(tmp_path: Path) -> None:
+    """The daemon shows no certificate, and two workers admit coordinators only: the DHT is for all of them."""
+    cluster = Cluster.create(tmp_path / "cluster")
+
+    def worker() -> dict[str, Any]:
+        identity = Identity.generate()
+        membership = Membership(cluster.public_key, cluster.issue(identity.peer_id, WORKER))
+        admission = ClusterAdmission(membership, admits={COORDINATOR})
+        return {"identity": identity, "admission": admission}
+
+    async def main() -> None:
+        told: list[str] = []
+        with trio.fail_after(DEADLINE):
+            async with (
+                run_go_server() as go,
+                member(go.address, told, **worker()) as (one, one_dht),
+                member(go.address, told, **worker()) as (other, other_dht),
+            ):
+                await wait_for(lambda: other.peer_id in one_dht.members)
+                await wait_for(lambda: one.peer_id in other_dht.members)
+                while not {one.peer_id, other.peer_id} <= await go_find(go):
+                    await trio.sleep(0.1)
+                await go_provide(go)
+                await wait_for(lambda: go.peer_id in named_here(one_dht) | named_here(other_dht))
+                assert not one.connected_peers
+                assert not other.connected_peers
 
     trio.run(main)
 
