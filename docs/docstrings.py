@@ -27,6 +27,9 @@ PAGES = (
     "neurogrid.p2p.transport",
     "neurogrid.p2p.transfer",
     "neurogrid.p2p.memory",
+    "neurogrid.p2p.discovery",
+    "neurogrid.p2p.reach.reach",
+    "neurogrid.p2p.trust",
 )
 
 SECTIONS = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")

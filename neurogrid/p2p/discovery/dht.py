@@ -213,7 +213,7 @@ class Dht:
         await self._set_mode()
         self._host.on_connected(self._note_connected)
         for peer_id, addresses in self._bootstrap.items():
-            self._servers.note_bootstrap(peer_id)
+            self._servers.note_bootstrap(peer_id, addresses)
             nursery.start_soon(self._keep_bootstrapped, peer_id, addresses)
         nursery.start_soon(self._servers.verify_askers)
         nursery.start_soon(self._refresh)

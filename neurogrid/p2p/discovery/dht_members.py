@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 
 # Peers that may be members: those that are, and some that were and are still named.
 _MAX_CANDIDATES: Final = 2048
-# Exchanges that we begin at once.
-_MAX_ASKING: Final = 16
+# Exchanges that we begin at once. Where many members start together, each pair of them dials: more handshakes at once
+# only take longer, and in the end too long.
+_MAX_ASKING: Final = 4
 # Seconds until a peer that failed is asked again: the first time, and at most, if it is a member and if not. Servers
 # name the dead for up to two days.
 _FIRST_RETRY: Final = 1.0

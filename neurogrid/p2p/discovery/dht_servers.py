@@ -98,9 +98,10 @@ class Servers:
         except trio.WouldBlock:
             return
 
-    def note_bootstrap(self, peer_id: str) -> None:
-        """The peer is one to begin with, whatever else is known."""
+    def note_bootstrap(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """The peer is one to begin with, at these addresses, whatever else is known."""
         self._bootstrap.append(ID.from_base58(peer_id))
+        self._remember(self._bootstrap[-1], addresses)
 
     def note_connected(self, peer_id: str) -> None:
         """The peer is here again, so whatever made it fail may be over."""

@@ -46,6 +46,7 @@ class PeerLost:
 
 
 PeerChange: TypeAlias = PeerFound | PeerLost
+"""What `Discovery.peers` yields."""
 
 
 class KnownPeers:

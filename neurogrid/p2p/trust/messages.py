@@ -26,6 +26,7 @@ from neurogrid.p2p.wire.maps import Fields, printable_line
 __all__ = ["Credentials", "TRUST_PROTOCOL", "Verdict", "read_frame", "write_frames"]
 
 TRUST_PROTOCOL: Final = "/neurogrid/trust/1"
+"""Under which credentials are shown and judged."""
 
 _LENGTH_BYTES: Final = 4
 
