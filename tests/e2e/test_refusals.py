@@ -1,9 +1,10 @@
 """Who is refused, by a real worker and by a real coordinator, over TCP and over QUIC: each for its reason, named in
 the refuser's log, with nothing served; and the cluster generates as before.
 
-What stands elsewhere, and is not repeated: peers that are not on an allow list (test_trust_commands.py, and
-tests/conformance/test_admission.py over every network), members whose certificate expires or is revoked while they
-are connected (there too), records of others (tests/unit/test_records.py).
+What stands elsewhere, and is not repeated: members whose certificate expires or is revoked while they are connected
+(tests/conformance/test_admission.py, test_trust_commands.py), a liar that is dialled (the former, and
+test_trust_streams.py), routes and the activations that they allow (test_chain.py), records that are forged, expired
+or replayed (tests/unit/test_records.py).
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from neurogrid.p2p.trust import (
     COORDINATOR,
     WORKER,
     Admission,
+    AllowList,
     Cluster,
     ClusterAdmission,
+    Insecure,
     JoinToken,
     Membership,
     NotAdmittedError,
@@ -123,6 +126,10 @@ def right_role(scene: Scene, identity: Identity, role: str) -> Admission:
     return ClusterAdmission(scene.member(scene.cluster, identity, role), admits=EVERYBODY)
 
 
+def unlisted(scene: Scene, identity: Identity, role: str) -> Admission:
+    return Insecure()
+
+
 def old_ticket(scene: Scene, identity: Identity, role: str) -> Admission:
     ticket = scene.cluster.ticket(REFUSER[0], [], now=LONG_AGO)
     return ClusterAdmission(Membership(ticket.cluster_key), admits=EVERYBODY, ticket=ticket)
@@ -147,25 +154,23 @@ ATTACKS = {
     "expired": Attack(expired, "the certificate expired at 2001"),
     "revoked": Attack(revoked, "was revoked by the cluster"),
 }
-# Where a worker admits no workers at all, a member of that role gets no further than any stranger.
-AT_THE_GATE = "its role is worker; admitted here: coordinator"
 ON_A_WORKER = {
     **ATTACKS,
     "a worker that poses as coordinator": Attack(
         same_role,
-        f"MODEL_CONFIG is taken from coordinator, and the sender is a worker|{AT_THE_GATE}",
+        "MODEL_CONFIG is taken from coordinator, and the sender is a worker",
     ),
     "a worker that assigns": Attack(
-        same_role, f"ASSIGN is taken from coordinator, and|{AT_THE_GATE}", sends=MessageType.ASSIGN
+        same_role, "ASSIGN is taken from coordinator, and", sends=MessageType.ASSIGN
     ),
     "a worker that brings weights": Attack(
         same_role,
-        f"an offer that nobody asked for is taken from coordinator, and|{AT_THE_GATE}",
+        "an offer that nobody asked for is taken from coordinator, and",
         sends=MessageType.TRANSFER_OFFER,
     ),
     "a worker that opens a session": Attack(
         same_role,
-        f"SESSION_OPEN is taken from coordinator, and|{AT_THE_GATE}",
+        "SESSION_OPEN is taken from coordinator, and",
         sends=MessageType.SESSION_OPEN,
     ),
 }
@@ -182,6 +187,12 @@ ON_A_COORDINATOR = {
     "a false ticket": Attack(false_ticket, "the join token is not signed by"),
 }
 
+ON_A_LIST = {
+    "not on the list": Attack(unlisted, "is not on the list of allowed peers"),
+    "a member of a cluster": Attack(right_role, "is not on the list of allowed peers"),
+}
+Identities = dict[tuple[str, str], tuple[Identity, Admission | None]]
+
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
@@ -189,8 +200,18 @@ def scene(tmp_path: Path) -> Scene:
 
 
 @contextmanager
+def worker_on_both(directory: Path, *args: str) -> Iterator[tuple[WorkerProcess, list[str]]]:
+    """A worker, with its addresses over TCP and over QUIC."""
+    listen = [part for address in LISTEN for part in ("--listen", address)]
+    identity = ("--identity", str(directory / "worker.key"))
+    with start_worker(directory, *listen, *identity, *args) as worker:
+        assert worker.process.stdout is not None
+        second = worker.process.stdout.readline().strip()
+        yield worker, sorted([worker.address, second], key=lambda address: "quic" in address)
+
+
+@contextmanager
 def member_worker(scene: Scene, directory: Path) -> Iterator[tuple[WorkerProcess, list[str]]]:
-    """A worker of the cluster, with its addresses over TCP and over QUIC."""
     identity = Identity.load(directory / "worker.key")
     certificate = scene.cluster.issue(identity.peer_id, WORKER)
     Membership(
@@ -199,33 +220,31 @@ def member_worker(scene: Scene, directory: Path) -> Iterator[tuple[WorkerProcess
         revocations=scene.cluster.revocations(),
         directory=directory / "member",
     ).save()
-    listen = [part for address in LISTEN for part in ("--listen", address)]
-    with start_worker(
-        directory,
-        *listen,
-        *("--cluster", str(directory / "member"), "--identity", str(directory / "worker.key")),
-    ) as worker:
-        assert worker.process.stdout is not None
-        second = worker.process.stdout.readline().strip()
-        yield worker, sorted([worker.address, second], key=lambda address: "quic" in address)
+    with worker_on_both(directory, "--cluster", str(directory / "member")) as worker:
+        yield worker
+
+
+def issuer(scene: Scene, directory: Path) -> Admission:
+    """What the coordinator admits by, which has the cluster's key."""
+    identity = Identity.load(directory / "coordinator.key")
+    membership = Membership(
+        scene.cluster.public_key, scene.cluster.issue(identity.peer_id, COORDINATOR)
+    )
+    return ClusterAdmission(membership, admits={WORKER}, issuer=scene.cluster)
 
 
 async def coordinate(
-    scene: Scene,
+    admission: Admission,
     worker_address: str,
     directory: Path,
     work: Callable[[Coordinator], Awaitable[None]],
 ) -> None:
     """Run a coordinator that gives the worker its layers; generate before and after `work`."""
-    identity = Identity.load(directory / "coordinator.key")
-    membership = Membership(
-        scene.cluster.public_key, scene.cluster.issue(identity.peer_id, COORDINATOR)
-    )
     settings = CoordinatorSettings(
         peers=(worker_address,),
         listen=LISTEN,
         identity_file=directory / "coordinator.key",
-        admission=ClusterAdmission(membership, admits={WORKER}, issuer=scene.cluster),
+        admission=admission,
     )
     with trio.fail_after(DEADLINE):
         async with open_coordinator(settings) as coordinator:
@@ -233,6 +252,15 @@ async def coordinate(
             await work(coordinator)
             after = [token async for token in coordinator.generate(PROMPT, max_tokens=4)]
             assert after == before
+
+
+def addresses_of(coordinator: Coordinator) -> list[str]:
+    """Over TCP and over QUIC."""
+    own = coordinator._protocol.host.addresses
+    return [
+        next(address for address in own if ("quic" in address) == is_quic)
+        for is_quic in (False, True)
+    ]
 
 
 async def attack(
@@ -260,11 +288,10 @@ async def attack(
 
 async def run_attacks(
     attacks: dict[str, Attack],
-    scene: Scene,
     addresses: Sequence[str],
     role: str,
     log: Callable[[], str],
-    identities: dict[tuple[str, str], tuple[Identity, Admission | None]],
+    identities: Identities,
 ) -> None:
     """Every attack over every transport, all at once; assert what each was told and what the log says."""
 
@@ -290,9 +317,7 @@ async def run_attacks(
                 nursery.start_soon(one, name, transport, address)
 
 
-def disguises(
-    attacks: dict[str, Attack], scene: Scene, role: str
-) -> dict[tuple[str, str], tuple[Identity, Admission | None]]:
+def disguises(attacks: dict[str, Attack], scene: Scene, role: str) -> Identities:
     """Who attacks: an identity for each attack and transport, and what it shows."""
     made = {}
     for name, one in attacks.items():
@@ -302,16 +327,22 @@ def disguises(
     return made
 
 
+def check_sent_nothing(coordinator: Coordinator, identities: Identities) -> None:
+    """Assert that no attacker was sent anything but who we are and why not."""
+    sent = coordinator.counters.snapshot()
+    for identity, _ in identities.values():
+        by_type = sent.get(identity.peer_id, {}).get("sent", {})
+        assert set(by_type) <= {"hello", "error"}, by_type
+
+
 def test_a_worker_refuses(scene: Scene, tmp_path: Path) -> None:
     identities = disguises(ON_A_WORKER, scene, COORDINATOR)
     with member_worker(scene, tmp_path) as (worker, addresses):
 
         async def work(coordinator: Coordinator) -> None:
-            await run_attacks(
-                ON_A_WORKER, scene, addresses, COORDINATOR, lambda: worker.log, identities
-            )
+            await run_attacks(ON_A_WORKER, addresses, COORDINATOR, lambda: worker.log, identities)
 
-        trio.run(coordinate, scene, addresses[0], tmp_path, work)
+        trio.run(coordinate, issuer(scene, tmp_path), addresses[0], tmp_path, work)
         assert worker.is_alive()
         assert worker.log.count(" serves ") == 1
 
@@ -325,17 +356,32 @@ def test_a_coordinator_refuses(
     with member_worker(scene, tmp_path) as (_, addresses):
 
         async def work(coordinator: Coordinator) -> None:
-            own = coordinator._protocol.host.addresses
-            by_transport = [
-                next(address for address in own if ("quic" in address) == is_quic)
-                for is_quic in (False, True)
-            ]
             await run_attacks(
-                ON_A_COORDINATOR, scene, by_transport, WORKER, lambda: caplog.text, identities
+                ON_A_COORDINATOR, addresses_of(coordinator), WORKER, lambda: caplog.text, identities
             )
-            sent = coordinator.counters.snapshot()
-            for identity, _ in identities.values():
-                by_type = sent.get(identity.peer_id, {}).get("sent", {})
-                assert set(by_type) <= {"hello", "error"}, by_type
+            check_sent_nothing(coordinator, identities)
 
-        trio.run(coordinate, scene, addresses[0], tmp_path, work)
+        trio.run(coordinate, issuer(scene, tmp_path), addresses[0], tmp_path, work)
+
+
+def test_who_is_not_on_the_list_is_refused(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the worker and by the coordinator; a certificate is of no help."""
+    caplog.set_level(logging.INFO, logger="neurogrid")
+    on_both = [disguises(ON_A_LIST, scene, role) for role in (COORDINATOR, WORKER)]
+    names = {
+        role: Identity.load(tmp_path / f"{role}.key").peer_id for role in (COORDINATOR, WORKER)
+    }
+    allow = ("--allow", f"{names[COORDINATOR]}=coordinator")
+    with worker_on_both(tmp_path, *allow) as (worker, addresses):
+
+        async def work(coordinator: Coordinator) -> None:
+            await run_attacks(ON_A_LIST, addresses, COORDINATOR, lambda: worker.log, on_both[0])
+            own = addresses_of(coordinator)
+            await run_attacks(ON_A_LIST, own, WORKER, lambda: caplog.text, on_both[1])
+            check_sent_nothing(coordinator, on_both[1])
+
+        listed = AllowList({names[WORKER]: WORKER}, admits={WORKER})
+        trio.run(coordinate, listed, addresses[0], tmp_path, work)
+        assert worker.log.count(" serves ") == 1
