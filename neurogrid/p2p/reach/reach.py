@@ -206,12 +206,6 @@ class Reach:
         if self._autonat is not None:
             await self._autonat.check(sorted(linked_peers(self._host))[:MAX_ASKED])
 
-    @property
-    def is_reachable(self) -> bool | None:
-        """Whether others can dial this host directly, as far as peers have tried it; None where that is not known."""
-        known = {Reachability.PUBLIC: True, Reachability.PRIVATE: False}
-        return known.get(self._autonat.state.reachability) if self._autonat else None
-
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr, direct or through a relay, and return the peer id. As `Host.connect`."""
         return await self._host.connect(address)
