@@ -54,6 +54,8 @@ PAYLOADS: dict[MessageType, Decode] = {
     MessageType.SESSION_ACK: wire.SessionAck.decode,
     MessageType.CREDIT: wire.Credit.decode,
     MessageType.TRANSFER_REQUEST: wire.TransferRequest.decode,
+    MessageType.DEVICE_INFO_REQUEST: wire.DeviceInfoRequest.decode,
+    MessageType.DEVICE_INFO: wire.DeviceInfo.decode,
 }
 # Which messages carry the payload of a file of vectors.
 CARRIERS = {

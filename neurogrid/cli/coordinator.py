@@ -117,6 +117,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="look for workers, print what was tried and what came of it, and end",
     )
     workers.add_argument(
+        "--plan-only",
+        action="store_true",
+        help="wait for the workers, print which layers each would hold and how fast that would be, and end",
+    )
+    workers.add_argument(
         "--stages",
         type=positive_int,
         metavar="N",
@@ -196,6 +201,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.diagnose:
         set_up_logging(options.log_level)
         return run_command(NAME, lambda: _diagnose(options))
+    if options.plan_only:
+        set_up_logging(options.log_level)
+        return run_command(NAME, lambda: _show_plan(options))
     if options.prompt is None and options.prompt_file is None:
         parser.error("give --prompt or --prompt-file: serving over HTTP is not there yet")
     set_up_logging(options.log_level)
@@ -248,6 +256,34 @@ async def _generate(options: argparse.Namespace) -> int:
             progress.ticket_for = trust.ticket
         async with open_coordinator(settings, model=model, progress=progress) as coordinator:
             await _write(coordinator, token_ids, sampling, options.max_tokens, console)
+    return ExitStatus.OK
+
+
+async def _show_plan(options: argparse.Namespace) -> int:
+    """Print the plan to stdout; that the layers do not fit is an error that says what is missing."""
+    where = listening(options, port_flag="--p2p-port")
+    trust = trust_of(options, is_worker=False)
+    if options.min_peers is not None:
+        warn_of_loopback(where, is_chosen=bool(options.listen))
+
+    from rich.console import Console
+
+    from neurogrid.cli.plan_table import print_plan
+    from neurogrid.cli.show import TerminalProgress
+
+    with TerminalProgress(Console(stderr=True)) as progress:
+        progress.working("reading the model")
+        from neurogrid.inference.coordinator import load_model, open_plan
+
+        settings = _settings(options, where, trust)
+        model = await load_model(settings)
+        progress.model_name = model.name
+        if trust.cluster is not None:
+            progress.ticket_for = trust.ticket
+        ends_seconds = await trio.to_thread.run_sync(model.ends_seconds)
+        async with open_plan(settings, model=model, progress=progress) as planned:
+            told = planned.explain(max_sessions=settings.max_sessions, ends_seconds=ends_seconds)
+        print_plan(Console(), told, planned.infos)
     return ExitStatus.OK
 
 

@@ -42,6 +42,8 @@ WORKER_TAKES: Final[Table] = {
     # With ids, of the coordinator that is served alone.
     MessageType.LAYER_REQUEST: _MEMBERS,
     MessageType.GPU_INFO_REQUEST: _MEMBERS,
+    # The worker measures itself for it.
+    MessageType.DEVICE_INFO_REQUEST: _COORDINATORS,
 }
 """The roles that a worker takes each message from."""
 

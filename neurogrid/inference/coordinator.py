@@ -24,14 +24,12 @@ import trio
 from neurogrid.errors import (
     ConfigurationError,
     ModelError,
-    NoRouteError,
-    PeerRefusedError,
-    TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.cache_room import CacheRoom
 from neurogrid.inference.caching import CacheSettings
+from neurogrid.inference.describing import capacities, describe_workers, far_links, links
 from neurogrid.inference.ends_queue import EndsQueue, open_ends
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.gathering import gather_workers
@@ -44,7 +42,7 @@ from neurogrid.inference.local_trust import (
 from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.pipeline import PipelineSession, PipelineStage, open_session
 from neurogrid.inference.placing import place_stages
-from neurogrid.inference.planner import PeerCapacity, Plan, make_plan
+from neurogrid.inference.planner import Explanation, Plan, explain, make_plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import ReachSettings, open_reach
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
@@ -62,7 +60,14 @@ from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
-__all__ = ["Coordinator", "CoordinatorSettings", "load_model", "open_coordinator"]
+__all__ = [
+    "Coordinator",
+    "CoordinatorSettings",
+    "PlannedWorkers",
+    "load_model",
+    "open_coordinator",
+    "open_plan",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +212,29 @@ class Coordinator:
         return logits_V
 
 
+@dataclass(frozen=True)
+class PlannedWorkers:
+    """Workers that are connected, and what each is to hold. Made by `open_plan`.
+
+    Attributes:
+        workers: those that can be used, in no particular order.
+        infos: what they said of themselves.
+        plan: its replicas are named and get nothing yet.
+    """
+
+    protocol: Protocol
+    model: LoadedModel
+    workers: tuple[RemoteWorker, ...]
+    infos: tuple[WorkerInfo, ...]
+    plan: Plan
+
+    def explain(self, *, max_sessions: int, ends_seconds: float = 0.0) -> Explanation:
+        """Why the plan is as it is, with the links as they were measured."""
+        size = self.model.size(num_sessions=max_sessions, ends_seconds=ends_seconds)
+        peers = capacities(self.infos, len(self.model.costs))
+        return explain(self.plan, size, peers, links(self.infos))
+
+
 @asynccontextmanager
 async def open_coordinator(
     settings: CoordinatorSettings,
@@ -215,6 +243,50 @@ async def open_coordinator(
     progress: Progress | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Load the model, gather workers, place the layers; ready when the block is entered.
+
+    Args, and what may be raised before anything is sent: as for `open_plan`.
+
+    Raises:
+        NoRouteError: a worker was lost while it got its layers.
+    """
+    progress = progress or Progress()
+    async with AsyncExitStack() as stack:
+        planned = await stack.enter_async_context(
+            open_plan(settings, model=model, progress=progress)
+        )
+        model = planned.model
+        by_peer = {worker.peer_id: worker for worker in planned.workers}
+        stages = [PipelineStage(stage, by_peer[stage.peer_id]) for stage in planned.plan.stages]
+        await place_stages(
+            model,
+            stages,
+            planned.protocol.host,
+            max_sessions=settings.max_sessions,
+            skip_weight_transfer=settings.skip_weight_transfer,
+            cache=settings.cache,
+            progress=progress,
+        )
+        progress.ready()
+        ends = await stack.enter_async_context(
+            open_ends(model.ends, shares_forward=model.traits.row_bounds is not None)
+        )
+        room = CacheRoom(
+            [model.costs[item.stage.start : item.stage.stop] for item in stages],
+            max_sessions=settings.max_sessions,
+            max_length=model.max_seq_len,
+        )
+        routing = Routing(planned.protocol, settings.routing)
+        yield Coordinator(planned.protocol, model, stages, planned.infos, routing, ends, room)
+
+
+@asynccontextmanager
+async def open_plan(
+    settings: CoordinatorSettings,
+    *,
+    model: LoadedModel | None = None,
+    progress: Progress | None = None,
+) -> AsyncIterator[PlannedWorkers]:
+    """Load the model, gather workers and plan; nothing is sent to them.
 
     What was asked for is checked before anybody is waited for.
 
@@ -225,7 +297,7 @@ async def open_coordinator(
         ConfigurationError: what was asked for cannot be right.
         ModelError: the model cannot be loaded or split.
         CapacityError: the layers do not fit the workers.
-        NoRouteError: too few workers, or one was lost while it got its layers.
+        NoRouteError: too few workers, or one did not say what it has.
     """
     progress = progress or Progress()
     min_peers = _num_awaited(settings)
@@ -253,7 +325,7 @@ async def open_coordinator(
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
         protocol = Protocol(host, role="coordinator", versions=versions)
         authorise(protocol, COORDINATOR_TAKES)
-        addresses = list(settings.peers)
+        local: list[str] = []
         if settings.local_workers:
             many = settings.local_workers > 1
             progress.working(f"starting {settings.local_workers} worker{'s' if many else ''} here")
@@ -263,7 +335,7 @@ async def open_coordinator(
                     settings.local_workers, settings.admission, host.peer_id
                 )
             )
-            addresses += await stack.enter_async_context(
+            local += await stack.enter_async_context(
                 start_local_workers(
                     settings.local_workers,
                     memory_bytes=int(memory.free_bytes * LOCAL_WORKERS_FRACTION),
@@ -285,41 +357,27 @@ async def open_coordinator(
         remote = await gather_workers(
             protocol,
             discovery,
-            addresses=[*addresses, *settings.bootstrap],
+            addresses=[*settings.peers, *local, *settings.bootstrap],
             min_peers=min_peers,
             wait=settings.wait,
             timeouts=settings.timeouts,
             progress=progress,
         )
         await stack.enter_async_context(
-            keep_workers(protocol, discovery, [w.peer_id for w in remote], addresses)
+            keep_workers(
+                protocol, discovery, [w.peer_id for w in remote], [*settings.peers, *local]
+            )
         )
         progress.working("asking the workers what they have")
-        infos = await _describe(remote, settings)
+        infos = await describe_workers(
+            remote,
+            model,
+            assumed_bytes=settings.peer_memory_bytes,
+            alike={parse_peer_address(address)[1] for address in local},
+        )
         plan = _plan(model, infos, settings)
         progress.planned(plan, infos, len(model.costs))
-        by_peer = {worker.peer_id: worker for worker in remote}
-        stages = [PipelineStage(stage, by_peer[stage.peer_id]) for stage in plan.stages]
-        await place_stages(
-            model,
-            stages,
-            host,
-            max_sessions=settings.max_sessions,
-            skip_weight_transfer=settings.skip_weight_transfer,
-            cache=settings.cache,
-            progress=progress,
-        )
-        progress.ready()
-        ends = await stack.enter_async_context(
-            open_ends(model.ends, shares_forward=model.traits.row_bounds is not None)
-        )
-        room = CacheRoom(
-            [model.costs[item.stage.start : item.stage.stop] for item in stages],
-            max_sessions=settings.max_sessions,
-            max_length=model.max_seq_len,
-        )
-        routing = Routing(protocol, settings.routing)
-        yield Coordinator(protocol, model, stages, infos, routing, ends, room)
+        yield PlannedWorkers(protocol, model, tuple(remote), tuple(infos), plan)
 
 
 async def load_model(settings: CoordinatorSettings) -> LoadedModel:
@@ -361,27 +419,10 @@ def _num_awaited(settings: CoordinatorSettings) -> int:
     return num_awaited
 
 
-async def _describe(
-    workers: Sequence[RemoteWorker], settings: CoordinatorSettings
-) -> list[WorkerInfo]:
-    infos: dict[str, WorkerInfo] = {}
-
-    async def describe(worker: RemoteWorker) -> None:
-        try:
-            infos[worker.peer_id] = await worker.describe(assumed_bytes=settings.peer_memory_bytes)
-        except (TransportError, PeerRefusedError) as exc:
-            raise NoRouteError(f"worker {worker.peer_id} did not describe itself: {exc}") from exc
-
-    with unwrap_errors():
-        async with trio.open_nursery() as nursery:
-            for worker in workers:
-                nursery.start_soon(describe, worker)
-    return [infos[worker.peer_id] for worker in workers]
-
-
 def _plan(model: LoadedModel, infos: Sequence[WorkerInfo], settings: CoordinatorSettings) -> Plan:
     return make_plan(
         model.size(num_sessions=settings.max_sessions),
-        [PeerCapacity(info.peer_id, info.free_bytes) for info in infos],
+        capacities(infos, len(model.costs)),
+        far_links(infos),
         num_stages=settings.stages or settings.local_workers or None,
     )

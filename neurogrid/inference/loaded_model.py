@@ -6,6 +6,7 @@ before anybody waits for workers.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,9 @@ from neurogrid.model.stage import Ends
 from neurogrid.model.tokenizer import Tokenizer
 
 __all__ = ["LoadedModel"]
+
+# The first one is slow, for pages and kernels; of the others the fastest counts.
+NUM_MEASUREMENTS = 4
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class LoadedModel:
         """
         return Tokenizer.open(self.checkpoint.path)
 
-    def size(self, *, num_sessions: int) -> ModelSize:
+    def size(self, *, num_sessions: int, ends_seconds: float = 0.0) -> ModelSize:
         """What the planner has to know, with the caches of so many sessions."""
         return ModelSize(
             tuple(
@@ -102,7 +106,19 @@ class LoadedModel:
                 for cost in self.costs
             ),
             activation_bytes=self.ends.hidden_size * self.dtype.itemsize,
+            ends_seconds=ends_seconds,
         )
+
+    def ends_seconds(self) -> float:
+        """What embedding and head of one token take here, measured. Blocks."""
+        token_ids = [0]
+        seconds = []
+        for _ in range(NUM_MEASUREMENTS):
+            started = time.perf_counter()
+            hidden_BTD = self.ends.embed(token_ids, position=0)
+            self.ends.logits(hidden_BTD, position=0)
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
 
     def check_prompt(self, token_ids: Sequence[int]) -> None:
         """Refuse a prompt that cannot be served.

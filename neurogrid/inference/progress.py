@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neurogrid.inference.planner import Plan
+from neurogrid.inference.planner import PeerSpeed, Plan
 
 __all__ = ["Progress", "WorkerInfo"]
 
@@ -23,6 +23,9 @@ class WorkerInfo:
         protocol_id: the version that it speaks with us.
         memory_known: False where it did not say and a size was assumed.
         held_layers: layers in its memory, of whatever model.
+        model_layers: layers of the coordinator's model that need not be sent to it.
+        speed: as it measured itself; None where it did not say.
+        latency: seconds that a message takes to it; None where that was not measured.
     """
 
     peer_id: str
@@ -31,6 +34,9 @@ class WorkerInfo:
     protocol_id: str
     memory_known: bool
     held_layers: tuple[int, ...]
+    model_layers: frozenset[int] = frozenset()
+    speed: PeerSpeed | None = None
+    latency: float | None = None
 
 
 class Progress:

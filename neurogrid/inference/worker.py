@@ -23,6 +23,7 @@ from neurogrid.inference.finding import open_discovery
 from neurogrid.inference.keeping import keep_coordinators
 from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.torch_thread import TorchThread
+from neurogrid.inference.worker_device import DeviceService
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_sessions import SessionService
@@ -138,7 +139,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             layers = LayerService(state, transfers)
             links = WorkerLinks(protocol, host.connect)
             sessions = SessionService(state, links, device_name=device_name(device))
-            for service in (transfers, layers, sessions):
+            for service in (transfers, layers, sessions, DeviceService(state)):
                 service.register()
             worker = Worker(state, transfers, sessions)
             if checkpoint is not None and not settings.wait_for_assignment:

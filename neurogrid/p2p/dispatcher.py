@@ -45,6 +45,7 @@ _ANSWERS = frozenset(
         MessageType.TRANSFER_ACCEPT,
         MessageType.READY,
         MessageType.SESSION_ACK,
+        MessageType.DEVICE_INFO,
     }
 )
 

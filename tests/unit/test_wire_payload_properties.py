@@ -90,6 +90,18 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
     "transfer_accept": st.builds(
         wire.TransferAccept, LAYER, st.booleans(), st.binary(max_size=200)
     ),
+    "device_info_request": st.builds(
+        wire.DeviceInfoRequest, st.sampled_from(sorted(wire.DTYPES)), st.just(b"") | DIGEST
+    ),
+    "device_info": st.builds(
+        wire.DeviceInfo,
+        LINE.map(lambda line: line[:64]),
+        st.sampled_from(sorted(wire.DTYPES)),
+        st.lists(LAYER, max_size=40).map(tuple),
+        U64,
+        U64,
+        U64,
+    ),
     "ready": SPAN.map(lambda span: wire.Ready(*span)),
     "session_open": st.tuples(
         U64,
@@ -123,6 +135,8 @@ PAYLOAD_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "transfer_request": wire.TransferRequest.decode,
     "transfer_offer": wire.TransferOffer.decode,
     "transfer_accept": wire.TransferAccept.decode,
+    "device_info_request": wire.DeviceInfoRequest.decode,
+    "device_info": wire.DeviceInfo.decode,
     "ready": wire.Ready.decode,
     "session_open": wire.SessionOpen.decode,
     "route": wire.Route.decode,

@@ -122,7 +122,10 @@ def plain(value: Any) -> Any:
 
 
 # 64-bit numbers stand in the vectors as strings, since JSON readers differ past 2**53.
-U64_FIELDS = {"session_id", "position", "total_bytes", "used_bytes", "credit", "max_total"}
+U64_FIELDS = {
+    *("session_id", "position", "total_bytes", "used_bytes", "credit", "max_total"),
+    *("read_rate", "compute_rate", "layer_nanos"),
+}
 
 
 def to_fields(payload: Any) -> dict[str, Any]:

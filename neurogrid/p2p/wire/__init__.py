@@ -8,6 +8,7 @@ msgpack only.
 from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.control import ROLES, ControlPayload, ErrorPayload, Hello
 from neurogrid.p2p.wire.decoder import MessageDecoder, StreamDecoder
+from neurogrid.p2p.wire.device_info import MODEL_FINGERPRINT_BYTES, DeviceInfo, DeviceInfoRequest
 from neurogrid.p2p.wire.envelope import (
     TENSOR_ALIGNMENT,
     decode_envelope,
@@ -138,6 +139,9 @@ __all__ = [
     "ConfigAck",
     "Assign",
     "AssignAck",
+    "MODEL_FINGERPRINT_BYTES",
+    "DeviceInfo",
+    "DeviceInfoRequest",
     "TransferRequest",
     "TransferOffer",
     "TransferAccept",

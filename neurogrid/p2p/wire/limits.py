@@ -29,6 +29,7 @@ __all__ = [
     "MAX_STAGE_ADDRESSES",
     "MAX_ROUTE_BYTES",
     "MAX_AGENT_CHARS",
+    "MAX_DEVICE_KIND_CHARS",
     "MAX_VERSIONS",
     "MAX_ERROR_CHARS",
     "MAX_RETRY_AFTER",
@@ -88,6 +89,9 @@ MAX_ROUTE_BYTES: Final = 64 * KIB
 
 MAX_AGENT_CHARS: Final = 256
 """Characters in the agent and in each version of a Hello."""
+
+MAX_DEVICE_KIND_CHARS: Final = 64
+"""Characters in the kind of a device: today's have four."""
 
 MAX_VERSIONS: Final = 16
 """Versions listed in a Hello."""

@@ -152,6 +152,10 @@ class Fields:
         """An integer from `smallest` to `largest`."""
         return self._check_uint(key, self._get(key), smallest, largest)
 
+    def optional_uint(self, key: str, largest: int) -> int:
+        """An integer from 0 to `largest`; 0 where the entry is absent or nil."""
+        return 0 if self._values.get(key) is None else self.uint(key, largest)
+
     def uints(self, key: str, largest: int) -> tuple[int, ...]:
         """An array of integers from 0 to `largest`."""
         return tuple(self._check_uint(key, item, 0, largest) for item in self._items(key))

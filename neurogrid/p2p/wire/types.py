@@ -60,6 +60,8 @@ class MessageType(IntEnum):
     SESSION_ACK = 0x2A
     CREDIT = 0x2B
     TRANSFER_REQUEST = 0x2C
+    DEVICE_INFO_REQUEST = 0x2D
+    DEVICE_INFO = 0x2E
 
 
 V10_TYPES: Final[frozenset[MessageType]] = frozenset(t for t in MessageType if t < 0x20)

@@ -1,0 +1,96 @@
+"""The plan as `--plan-only` prints it: a table on a terminal, the same in plain columns on a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from neurogrid.cli.show import format_bytes, short_peer_id
+from neurogrid.inference.planner import Explanation, PeerReport
+from neurogrid.inference.progress import WorkerInfo
+
+__all__ = ["print_plan"]
+
+COLUMNS = (
+    "stage",
+    "layers",
+    "worker",
+    "weights",
+    "caches",
+    "left",
+    "to send",
+    "tokens/s",
+    "device",
+)
+# The columns of numbers.
+RIGHT = frozenset({"weights", "caches", "left", "to send", "tokens/s"})
+GAP = "  "
+
+
+def print_plan(console: Console, told: Explanation, workers: Sequence[WorkerInfo]) -> None:
+    """Print to the console: a row for each worker, why some have no stage, and the expected speed."""
+    by_peer = {worker.peer_id: worker for worker in workers}
+    rows = [_row(report, by_peer[report.peer_id]) for report in told.peers]
+    if console.is_terminal:
+        table = Table()
+        for column in COLUMNS:
+            table.add_column(column, justify="right" if column in RIGHT else "left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:
+        for line in _plain(rows):
+            _say(console, line)
+    for report in told.peers:
+        if report.reason:
+            _say(console, f"{short_peer_id(report.peer_id)}: {report.reason}")
+    _say(console, _expectation(told, by_peer))
+
+
+def _row(report: PeerReport, worker: WorkerInfo) -> tuple[str, ...]:
+    assumed = "" if worker.memory_known else " (memory assumed)"
+    layers = f"{report.layers[0]}-{report.layers[1] - 1}" if report.layers else "-"
+    without_stage = "replica" if report.layers else "-"
+    return (
+        without_stage if report.stage is None else str(report.stage),
+        layers,
+        short_peer_id(report.peer_id),
+        format_bytes(report.weight_bytes) if report.layers else "-",
+        format_bytes(report.cache_bytes) if report.layers else "-",
+        format_bytes(report.spare_bytes),
+        format_bytes(report.missing_bytes) if report.layers else "-",
+        f"{1 / report.step_seconds:.1f}" if report.step_seconds else "-",
+        f"{worker.name}, {format_bytes(worker.free_bytes)} free{assumed}",
+    )
+
+
+def _plain(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    table = [COLUMNS, *rows]
+    widths = [max(len(row[index]) for row in table) for index in range(len(COLUMNS))]
+    return [
+        GAP.join(
+            cell.rjust(width) if column in RIGHT else cell.ljust(width)
+            for cell, width, column in zip(row, widths, COLUMNS, strict=True)
+        ).rstrip()
+        for row in table
+    ]
+
+
+def _expectation(told: Explanation, by_peer: dict[str, WorkerInfo]) -> str:
+    if told.tokens_per_second is None or told.peak_tokens_per_second is None:
+        unknown = [
+            short_peer_id(report.peer_id)
+            for report in told.peers
+            if report.stage is not None and by_peer[report.peer_id].speed is None
+        ]
+        return f"expected speed: not known, {', '.join(unknown)} did not say how fast they compute"
+    return (
+        f"expected speed: {told.tokens_per_second:.1f} tokens/s for one session, "
+        f"{told.peak_tokens_per_second:.1f} with every stage busy (estimates)"
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,162 @@
+"""What a coordinator asks its workers before it plans, and what it makes of the answers.
+
+Memory, speed, the layers that they have, and how long a message takes. Nothing of it is needed: where no speed is
+known, memory decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from statistics import median
+
+import trio
+
+from neurogrid.errors import NoRouteError, PeerRefusedError, RemoteProtocolError, TransportError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.planner import Link, Links, PeerCapacity, PeerSpeed
+from neurogrid.inference.progress import WorkerInfo
+from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.model.config import config_fingerprint
+from neurogrid.model.tensors import dtype_name
+from neurogrid.p2p.protocol import new_request_id
+from neurogrid.p2p.wire import (
+    PROTOCOL_V11,
+    DeviceInfo,
+    DeviceInfoRequest,
+    MessageType,
+    TensorMessage,
+)
+
+__all__ = ["capacities", "describe_workers", "far_links", "links"]
+
+logger = logging.getLogger(__name__)
+
+# Round trips of which the shortest is taken.
+NUM_ROUND_TRIPS = 3
+# Below this a link is as good as any other to a plan: a busy machine's answers vary by as much. Seconds.
+FAR_LATENCY = 5e-3
+# Devices of one name differ by noise. What is faster or slower than the others by more than this is different.
+SAME_SPEED = 2.0
+
+
+async def describe_workers(
+    workers: Sequence[RemoteWorker],
+    model: LoadedModel,
+    *,
+    assumed_bytes: int,
+    alike: Collection[str] = (),
+) -> list[WorkerInfo]:
+    """Ask all workers at once; in their order.
+
+    Args:
+        assumed_bytes: of memory, where a worker does not tell.
+        alike: peer ids of workers that share one machine, and are equally fast.
+
+    Raises:
+        NoRouteError: a worker did not answer.
+    """
+    infos: dict[str, WorkerInfo] = {}
+    asked = DeviceInfoRequest(dtype_name(model.dtype), config_fingerprint(model.checkpoint.config))
+
+    async def describe(worker: RemoteWorker) -> None:
+        try:
+            info = await worker.describe(assumed_bytes=assumed_bytes)
+            if worker.protocol_id == PROTOCOL_V11:
+                info = await _with_device(worker, info, asked)
+        except (TransportError, PeerRefusedError) as exc:
+            raise NoRouteError(f"worker {worker.peer_id} did not describe itself: {exc}") from exc
+        infos[worker.peer_id] = info
+
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(describe, worker)
+    shared = [info.speed for info in infos.values() if info.speed and info.peer_id in alike]
+    for peer_id, info in infos.items():
+        if peer_id in alike and info.speed:
+            infos[peer_id] = replace(info, speed=_typical(shared))
+    return [infos[worker.peer_id] for worker in workers]
+
+
+async def _with_device(
+    worker: RemoteWorker, info: WorkerInfo, asked: DeviceInfoRequest
+) -> WorkerInfo:
+    """`info` with speed, layers and latency, as far as the worker tells them."""
+    try:
+        data = await _ask(
+            worker, MessageType.DEVICE_INFO_REQUEST, MessageType.DEVICE_INFO, asked.encode()
+        )
+        device = DeviceInfo.decode(data)
+    except (PeerRefusedError, RemoteProtocolError) as exc:
+        logger.info("%s does not say how fast it is: %s", worker.peer_id, exc)
+        return info
+    trips = []
+    for _ in range(NUM_ROUND_TRIPS):
+        started = trio.current_time()
+        await _ask(worker, MessageType.GPU_INFO_REQUEST, MessageType.GPU_INFO)
+        trips.append(trio.current_time() - started)
+    speed = None
+    if device.read_rate and device.dtype == asked.dtype:
+        speed = PeerSpeed(float(device.read_rate), device.layer_nanos / 1e9)
+    return replace(info, speed=speed, model_layers=frozenset(device.held), latency=min(trips) / 2)
+
+
+async def _ask(
+    worker: RemoteWorker, msg_type: MessageType, answer: MessageType, data: bytes = b""
+) -> bytes:
+    message = TensorMessage(msg_type=msg_type, request_id=new_request_id(), data=data)
+    reply = await worker.protocol.request(
+        worker.peer_id, message, answer, timeout=worker.timeouts.describe
+    )
+    return bytes(reply.data)
+
+
+def capacities(infos: Sequence[WorkerInfo], num_layers: int) -> list[PeerCapacity]:
+    """The workers as the planner takes them; speeds of like devices evened out."""
+    speeds: dict[str, list[PeerSpeed]] = {}
+    for info in infos:
+        if info.speed:
+            speeds.setdefault(info.name, []).append(info.speed)
+    return [
+        PeerCapacity(
+            info.peer_id,
+            info.free_bytes,
+            speed=_evened(info.speed, speeds[info.name]) if info.speed else None,
+            held=frozenset(layer for layer in info.model_layers if layer < num_layers),
+        )
+        for info in infos
+    ]
+
+
+def links(infos: Sequence[WorkerInfo]) -> Links:
+    """The ways to the coordinator; none unless all are known, so that who tells nothing is not the nearest."""
+    known = {info.peer_id: Link(info.latency) for info in infos if info.latency is not None}
+    return Links(known) if len(known) == len(infos) else Links()
+
+
+def far_links(infos: Sequence[WorkerInfo]) -> Links:
+    """The same to plan with: without latencies that differ by noise, so that plans come out the same again."""
+    nearest = min((info.latency for info in infos if info.latency is not None), default=0.0)
+    far = []
+    for info in infos:
+        # What all have in common, as on a busy machine, makes none of them the farther one.
+        latency = None if info.latency is None else info.latency - nearest
+        is_near = latency is not None and latency < FAR_LATENCY
+        far.append(replace(info, latency=0.0 if is_near else latency))
+    return links(far) if any(info.latency for info in far) else Links()
+
+
+def _evened(speed: PeerSpeed, alike: Sequence[PeerSpeed]) -> PeerSpeed:
+    typical = _typical(alike)
+    ratio = speed.bytes_per_second / typical.bytes_per_second
+    return typical if 1 / SAME_SPEED <= ratio <= SAME_SPEED else speed
+
+
+def _typical(speeds: Sequence[PeerSpeed]) -> PeerSpeed:
+    return PeerSpeed(
+        median(speed.bytes_per_second for speed in speeds),
+        median(speed.layer_seconds for speed in speeds),
+    )

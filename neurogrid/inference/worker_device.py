@@ -1,0 +1,86 @@
+"""What a worker says of its device for a plan: how fast it computes, and which layers it has already.
+
+It measures itself when it is first asked for a dtype, for half a second in its torch thread, and keeps the
+figures as long as it runs. While it computes for another coordinator it measures nothing.
+
+Source: protocol_spec/messages.md, DeviceInfo.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from neurogrid.inference.worker_state import WorkerState, sender_of
+from neurogrid.model.config import config_fingerprint
+from neurogrid.model.device_speed import DeviceSpeed, measure_speed
+from neurogrid.model.tensors import WIRE_DTYPES, dtype_name
+from neurogrid.p2p.wire import (
+    CONFIG_DTYPES,
+    DeviceInfo,
+    DeviceInfoRequest,
+    MessageType,
+    TensorMessage,
+)
+
+__all__ = ["DeviceService"]
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceService:
+    """The handler of DeviceInfoRequest."""
+
+    def __init__(self, state: WorkerState) -> None:
+        self._state = state
+        self._speeds: dict[str, DeviceSpeed | None] = {}
+        self._lock = trio.Lock()
+
+    def register(self) -> None:
+        """Serve the messages of this service on the worker's protocol."""
+        self._state.protocol.on_message(MessageType.DEVICE_INFO_REQUEST, self._on_request)
+
+    async def _on_request(self, message: TensorMessage) -> None:
+        request = DeviceInfoRequest.decode(message.data)
+        speed = await self._speed(request.dtype, sender_of(message))
+        info = DeviceInfo(
+            kind=self._state.device.type,
+            dtype=request.dtype,
+            held=tuple(sorted(await self._held(request))),
+            read_rate=int(speed.bytes_per_second) if speed else 0,
+            compute_rate=int(speed.flops) if speed else 0,
+            layer_nanos=int(speed.layer_seconds * 1e9) if speed else 0,
+        )
+        await self._state.answer(message, MessageType.DEVICE_INFO, info.encode())
+
+    async def _speed(self, dtype: str, peer_id: str) -> DeviceSpeed | None:
+        """What was measured in this dtype; None where it was not, or cannot be."""
+        state = self._state
+        if dtype not in CONFIG_DTYPES.values():
+            return None
+        async with self._lock:
+            is_busy = state.coordinator not in (None, peer_id)
+            if dtype not in self._speeds and not is_busy:
+                self._speeds[dtype] = await state.run_torch(
+                    measure_speed,
+                    state.device,
+                    WIRE_DTYPES[dtype],
+                    free_bytes=state.memory().free_bytes,
+                )
+                logger.debug("measured in %s: %s", dtype, self._speeds[dtype])
+        return self._speeds.get(dtype)
+
+    async def _held(self, request: DeviceInfoRequest) -> set[int]:
+        """Layers of the model that is asked about, in memory and on disk."""
+        state = self._state
+        if not request.model:
+            return set()
+        held = set(await state.blobs.layers_on_disk(request.model.hex()))
+        model = state.model
+        if model is not None and model.fingerprint == request.model:
+            held |= set(model.held) if dtype_name(model.dtype) == request.dtype else set()
+        checkpoint = state.checkpoint
+        if checkpoint is not None and config_fingerprint(checkpoint.config) == request.model:
+            held |= checkpoint.present_layers
+        return held

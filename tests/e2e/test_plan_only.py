@@ -1,0 +1,81 @@
+"""`--plan-only`: workers say what they have, the plan is printed, and nothing is sent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.e2e.commands import Ended, expect, run_preloaded
+from tests.e2e.support import WorkerProcess, start_worker
+
+# The embedded model's eight layers take 8 MB with one session; 5 MiB are room for some of them.
+TIGHT = "5MiB"
+
+
+def plan(*args: str) -> Ended:
+    return run_preloaded("coordinator", "--plan-only", *args)
+
+
+def peers(*workers: WorkerProcess) -> list[str]:
+    return [word for worker in workers for word in ("--peer", worker.address)]
+
+
+def rows(ended: Ended) -> dict[str, dict[str, str]]:
+    """The table on stdout, by the end of the worker's peer id."""
+    lines = ended.stdout.splitlines()
+    columns = re.split(r"\s{2,}", lines[0].strip())
+    table = {}
+    for line in lines[1:]:
+        cells = re.split(r"\s{2,}", line.strip())
+        if len(cells) == len(columns):
+            row = dict(zip(columns, cells, strict=True))
+            table[row["worker"].lstrip("…")] = row
+    return table
+
+
+def test_who_gets_what_who_stands_by_and_how_fast_it_would_be(
+    workers: list[WorkerProcess],
+) -> None:
+    roomy, other, _ = workers
+    ended = plan(*peers(roomy, other), "--stages", "1", "--max-sessions", "3")
+    assert ended.status == 0, ended.stderr
+    table = rows(ended)
+    assert set(table) == {roomy.peer_id[-8:], other.peer_id[-8:]}
+    assert sorted(row["stage"] for row in table.values()) == ["1", "replica"]
+    for row in table.values():
+        assert row["layers"] == "0-7"
+        assert row["to send"] == row["weights"] != "0 B"
+        # Three sessions of 1,024 tokens, keys and values of 128 floats in 8 layers.
+        assert row["caches"] == "6.3 MB"
+    (stage,) = (row for row in table.values() if row["stage"] == "1")
+    assert float(stage["tokens/s"]) > 1
+    assert "stands by for stage 1" in ended.stdout
+    assert re.search(r"expected speed: [\d.]+ tokens/s for one session", ended.stdout)
+
+
+def test_layers_that_are_there_need_not_be_sent(tmp_path: Path) -> None:
+    with start_worker(tmp_path, "--cache-dir", str(tmp_path / "cache")) as worker:
+        written = run_preloaded(
+            *("coordinator", *peers(worker), "--prompt", "A class", "--max-tokens", "1")
+        )
+        assert written.status == 0, written.stderr
+        held = plan(*peers(worker))
+    assert rows(held)[worker.peer_id[-8:]]["to send"] == "0 B", held.stdout
+    # Nor by a worker that has them on its disk alone.
+    with start_worker(tmp_path, "--cache-dir", str(tmp_path / "cache")) as worker:
+        cached = plan(*peers(worker))
+    assert rows(cached)[worker.peer_id[-8:]]["to send"] == "0 B", cached.stdout
+
+
+def test_why_a_worker_gets_nothing_and_what_is_missing(
+    workers: list[WorkerProcess], tmp_path: Path
+) -> None:
+    with start_worker(tmp_path, "--memory-limit", TIGHT) as tight:
+        ended = plan(*peers(workers[0], tight))
+        assert ended.status == 0, ended.stderr
+        assert rows(ended)[tight.peer_id[-8:]]["stage"] == "-"
+        assert f"…{tight.peer_id[-8:]}: too little memory: " in ended.stdout
+        alone = plan(*peers(tight))
+    expect(alone, status=1, says="the layers do not fit: ")
+    assert "available on 1 worker" in alone.error
+    assert alone.stdout == ""
