@@ -19,9 +19,9 @@ MIB = 1024**2
 # Read once, so that no cache has it: the largest last-level caches have some hundred MiB.
 CPU_BYTES = 256 * MIB
 CUDA_BYTES = 1024 * MIB
-# Of the memory that may be used, at most this share; and not less than this, which a cache could have.
+# Of the memory that may be used, at most this share; less than this, a cache would have all of it.
 MEMORY_SHARE = 0.125
-MIN_BYTES = 128 * MIB
+MIN_BYTES = 64 * MIB
 # Weight matrices of this many columns, as in models of a few billion parameters, in pieces that a CPU reads in a
 # millisecond or two: the fastest of many such moments is there on a busy machine too.
 NUM_COLUMNS = 4096
