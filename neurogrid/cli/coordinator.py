@@ -135,6 +135,12 @@ def build_parser() -> argparse.ArgumentParser:
         "comes back here in between (default %(default)s)",
     )
     workers.add_argument(
+        "--wire-dtype",
+        choices=("float32", "float16", "bfloat16", "int8"),
+        help="in which activations travel between the stages; int8 is off by up to 1/254 of the largest of 64 "
+        "neighbours (default: what is computed in, which loses nothing)",
+    )
+    workers.add_argument(
         "--skip-weight-transfer",
         action="store_true",
         help="send no weights: workers must hold this model's layers already",
@@ -360,6 +366,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
         routing=options.routing,
+        wire_dtype=options.wire_dtype,
     )
 
 

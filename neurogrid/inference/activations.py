@@ -1,5 +1,7 @@
 """Hidden states as envelopes, and back: what a coordinator and its workers send each other.
 
+A session says in which element type they travel; `I8` are the quantised rows of `neurogrid.model.quantized`.
+
 T = tokens, D = hidden size.
 """
 
@@ -8,16 +10,32 @@ from __future__ import annotations
 import torch
 
 from neurogrid.errors import RemoteProtocolError
+from neurogrid.model.quantized import dequantize_rows, quantize_rows, quantized_width
 from neurogrid.model.tensors import WIRE_DTYPES, dtype_name, tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.wire import ErrorCode, TensorEnvelope
 
-__all__ = ["check_answer", "pack", "unpack"]
+__all__ = ["check_answer", "pack", "unpack", "width"]
+
+QUANTIZED = "I8"
 
 
 def pack(
-    hidden_BTD: torch.Tensor, *, session_id: int, start: int, stop: int, position: int
+    hidden_BTD: torch.Tensor,
+    *,
+    session_id: int,
+    start: int,
+    stop: int,
+    position: int,
+    wire: str = "",
 ) -> TensorEnvelope:
-    """The envelope of [1, T, D] for layers [start, stop) of a session, at `position`."""
+    """The envelope of [1, T, D] for layers [start, stop) of a session, at `position`.
+
+    `wire` is one of `SESSION_DTYPES`; empty for the dtype of the tensor.
+    """
+    if wire == QUANTIZED:
+        hidden_BTD = quantize_rows(hidden_BTD)
+    elif wire:
+        hidden_BTD = hidden_BTD.to(WIRE_DTYPES[wire])
     return TensorEnvelope(
         session_id=session_id,
         position=position,
@@ -29,9 +47,17 @@ def pack(
     )
 
 
-def unpack(envelope: TensorEnvelope) -> torch.Tensor:
-    """The tensor of an envelope, a view of its bytes."""
-    return tensor_from_bytes(envelope.data, WIRE_DTYPES[envelope.dtype], envelope.shape)
+def unpack(envelope: TensorEnvelope, *, hidden_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """[1, T, D] in `dtype`; a view of the envelope's bytes where they are in that already."""
+    tensor = tensor_from_bytes(envelope.data, WIRE_DTYPES[envelope.dtype], envelope.shape)
+    if envelope.dtype == QUANTIZED:
+        return dequantize_rows(tensor, hidden_size, dtype)
+    return tensor.to(dtype)
+
+
+def width(wire: str, hidden_size: int) -> int:
+    """Elements of a row as it travels."""
+    return quantized_width(hidden_size) if wire == QUANTIZED else hidden_size
 
 
 def check_answer(

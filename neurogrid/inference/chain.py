@@ -82,9 +82,13 @@ class Chain:
     Args:
         protocol: the coordinator's.
         stages: in order; one alone is asked as any other worker is.
+        wire: in what activations travel; empty for what the stages compute in.
     """
 
-    def __init__(self, protocol: Protocol, stages: Sequence[PipelineStage]) -> None:
+    def __init__(
+        self, protocol: Protocol, stages: Sequence[PipelineStage], *, wire: str = ""
+    ) -> None:
+        self.wire = wire
         self.stages = tuple(stages)
         self._protocol = protocol
         self._peer_ids = tuple(item.peer_id for item in stages)
@@ -119,6 +123,7 @@ class Chain:
                 start=item.stage.start,
                 stop=item.stage.stop,
                 position=position,
+                wire=self.wire,
             )
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
             raise await self._blame(0, exc) from exc
@@ -134,6 +139,7 @@ class Chain:
             start=first.stage.start,
             stop=first.stage.stop,
             position=position,
+            wire=self.wire,
         )
         message = TensorMessage(
             msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=asked
@@ -159,7 +165,7 @@ class Chain:
             except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 index = self._peer_ids.index(waiter.ended_by)
                 raise await self._blame(index, exc) from exc
-        return unpack(answer)
+        return unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
 
     async def _send_first(self, message: TensorMessage) -> None:
         try:

@@ -102,6 +102,7 @@ class CoordinatorSettings:
         peer_memory_bytes: assumed for workers that do not tell.
         dtype: to compute in; None for the checkpoint's own.
         routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
+        wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
         timeouts: deadlines towards workers.
         protocol_versions: protocol ids to speak; None for all.
     """
@@ -127,6 +128,7 @@ class CoordinatorSettings:
     peer_memory_bytes: int = 8 * GIB
     dtype: str | None = None
     routing: RoutingMode = "chain"
+    wire_dtype: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     protocol_versions: tuple[str, ...] | None = None
 
@@ -275,7 +277,7 @@ async def open_coordinator(
             max_sessions=settings.max_sessions,
             max_length=model.max_seq_len,
         )
-        routing = Routing(planned.protocol, settings.routing)
+        routing = Routing(planned.protocol, settings.routing, wire_dtype=settings.wire_dtype)
         yield Coordinator(planned.protocol, model, stages, planned.infos, routing, ends, room)
 
 

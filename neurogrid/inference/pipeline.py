@@ -101,6 +101,7 @@ async def _open(session: PipelineSession, routing: Routing, max_length: int) -> 
                 stop=item.stage.stop,
                 max_length=max_length,
                 route=route,
+                wire=routing.wire,
             )
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
             code = exc.code if isinstance(exc, PeerRefusedError) else None

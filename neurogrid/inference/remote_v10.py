@@ -97,7 +97,14 @@ class RemoteWorkerV10(RemoteWorker):
             await acked.wait(timeout=self.timeouts.layer)
 
     async def open_session(
-        self, session_id: int, *, start: int, stop: int, max_length: int, route: bytes = b""
+        self,
+        session_id: int,
+        *,
+        start: int,
+        stop: int,
+        max_length: int,
+        route: bytes = b"",
+        wire: str = "",
     ) -> None:
         """Nothing to do: position 0 begins the layer's cache anew."""
 
@@ -105,7 +112,14 @@ class RemoteWorkerV10(RemoteWorker):
         """Nothing to do: 1.0.0 has no sessions to close."""
 
     async def forward(
-        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        *,
+        start: int,
+        stop: int,
+        position: int,
+        wire: str = "",
     ) -> torch.Tensor:
         dtype, shape = hidden_BTD.dtype, tuple(hidden_BTD.shape)
         data = bytes(tensor_to_bytes(hidden_BTD.to(torch.float16)))

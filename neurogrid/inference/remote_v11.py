@@ -138,7 +138,14 @@ class RemoteWorkerV11(RemoteWorker):
         )
 
     async def open_session(
-        self, session_id: int, *, start: int, stop: int, max_length: int, route: bytes = b""
+        self,
+        session_id: int,
+        *,
+        start: int,
+        stop: int,
+        max_length: int,
+        route: bytes = b"",
+        wire: str = "",
     ) -> None:
         opened = SessionOpen(
             session_id=session_id,
@@ -146,6 +153,7 @@ class RemoteWorkerV11(RemoteWorker):
             stop_layer=stop,
             max_length=max_length,
             route=route,
+            wire=wire,
         )
         await self._request(
             MessageType.SESSION_OPEN,
@@ -163,18 +171,31 @@ class RemoteWorkerV11(RemoteWorker):
         )
 
     async def forward(
-        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        *,
+        start: int,
+        stop: int,
+        position: int,
+        wire: str = "",
     ) -> torch.Tensor:
-        asked = pack(hidden_BTD, session_id=session_id, start=start, stop=stop, position=position)
+        asked = pack(
+            hidden_BTD,
+            session_id=session_id,
+            start=start,
+            stop=stop,
+            position=position,
+            wire=wire,
+        )
         message = TensorMessage(
             msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=asked
         )
         reply = await self.protocol.request(
             self.peer_id, message, MessageType.RESPONSE, timeout=self.timeouts.step
         )
-        return unpack(
-            check_answer(reply.envelope, asked, start=start, stop=stop, peer_id=self.peer_id)
-        )
+        answer = check_answer(reply.envelope, asked, start=start, stop=stop, peer_id=self.peer_id)
+        return unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
 
     async def _request(
         self, msg_type: MessageType, data: bytes, answer: MessageType, *, timeout: float

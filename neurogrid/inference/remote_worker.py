@@ -152,9 +152,19 @@ class RemoteWorker(ABC):
 
     @abstractmethod
     async def open_session(
-        self, session_id: int, *, start: int, stop: int, max_length: int, route: bytes = b""
+        self,
+        session_id: int,
+        *,
+        start: int,
+        stop: int,
+        max_length: int,
+        route: bytes = b"",
+        wire: str = "",
     ) -> None:
-        """Open a session over layers [start, stop), on a signed route if there is one."""
+        """Open a session over layers [start, stop), on a signed route if there is one.
+
+        Its activations travel in `wire`, one of `SESSION_DTYPES`; empty for what the stage computes in.
+        """
 
     @abstractmethod
     async def close_session(self, session_id: int) -> None:
@@ -162,6 +172,13 @@ class RemoteWorker(ABC):
 
     @abstractmethod
     async def forward(
-        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        *,
+        start: int,
+        stop: int,
+        position: int,
+        wire: str = "",
     ) -> torch.Tensor:
-        """Send [1, T, D] through layers [start, stop) of the session; returns [1, T, D]."""
+        """Send [1, T, D] through layers [start, stop) of the session, opened with `wire`; returns [1, T, D]."""

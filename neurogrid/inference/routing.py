@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import trio
@@ -18,12 +18,20 @@ from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.routes import can_sign, sign_route
 from neurogrid.p2p.wire import MAX_STAGE_ADDRESSES, MAX_STAGES, Route
 
-__all__ = ["ROUTINGS", "Routing", "RoutingMode"]
+__all__ = ["ROUTINGS", "WIRE_DTYPES", "Routing", "RoutingMode"]
 
 logger = logging.getLogger(__name__)
 
 RoutingMode = Literal["chain", "star"]
 ROUTINGS: Final[tuple[RoutingMode, ...]] = ("chain", "star")
+
+WIRE_DTYPES: Final[Mapping[str, str]] = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int8": "I8",
+}
+"""What `--wire-dtype` names, and the name on the wire."""
 
 # Seconds that a route is good for: the longest generation, and more. What ends a session sooner is its close.
 ROUTE_LIFETIME = 24 * 3600
@@ -37,12 +45,20 @@ class Routing:
     Args:
         protocol: the coordinator's.
         mode: `chain`, or `star` for everything through the coordinator.
+        wire_dtype: in what activations travel; None for what the stages compute in.
 
     Raises:
-        ConfigurationError: another mode.
+        ConfigurationError: another mode or dtype.
     """
 
-    def __init__(self, protocol: Protocol, mode: RoutingMode = "chain") -> None:
+    def __init__(
+        self, protocol: Protocol, mode: RoutingMode = "chain", *, wire_dtype: str | None = None
+    ) -> None:
+        if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
+            raise ConfigurationError(
+                f"activations do not travel in {wire_dtype!r}: choose {', '.join(WIRE_DTYPES)}"
+            )
+        self.wire = "" if wire_dtype is None else WIRE_DTYPES[wire_dtype]
         if mode not in ROUTINGS:
             raise ConfigurationError(f"no routing {mode!r}: choose {' or '.join(ROUTINGS)}")
         self.protocol = protocol
@@ -64,7 +80,7 @@ class Routing:
                 runs[-1].append(item)
             else:
                 runs.append([item])
-        return [Chain(self.protocol, run) for run in runs]
+        return [Chain(self.protocol, run, wire=self.wire) for run in runs]
 
     def _hands_on(self, run: Sequence[PipelineStage], item: PipelineStage) -> bool:
         before = run[-1]

@@ -33,6 +33,7 @@ class Session:
         session_id: u64; 0 for a cache of 1.0.0, which has no sessions.
         owner: the coordinator that opened it.
         place: this worker's place in the session's route; None where the coordinator sends and gets everything.
+        wire: the element type in which its activations and results travel.
         length: tokens that it has taken.
         last_used: trio's time of the last activation.
         handed_on: the request id of the last activation that went to the successor; 0 for none.
@@ -46,6 +47,7 @@ class Session:
     max_length: int
     cache: StageCache
     place: Place | None = None
+    wire: str = "F16"
     length: int = 0
     last_used: float = field(default_factory=trio.current_time)
     handed_on: int = 0

@@ -23,7 +23,7 @@ from neurogrid.errors import (
     RequestRefusedError,
     TransportError,
 )
-from neurogrid.inference.activations import pack, unpack
+from neurogrid.inference.activations import pack, unpack, width
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
@@ -165,6 +165,7 @@ class SessionService:
             max_length=opened.max_length,
             cache=model.new_cache(),
             place=self._place(opened, sender_of(message)),
+            wire=opened.wire or dtype_name(model.dtype),
         )
         self._sessions.add(session)
         try:
@@ -269,19 +270,18 @@ class SessionService:
                 f"over layers {session.start} to {session.stop - 1}",
                 code=ErrorCode.LAYER_NOT_HELD,
             )
-        shape = envelope.shape
-        if len(shape) != 3 or shape[0] != 1 or shape[2] != model.hidden_size or shape[1] < 1:
+        shape, row = envelope.shape, width(session.wire, model.hidden_size)
+        if len(shape) != 3 or shape[0] != 1 or shape[2] != row or shape[1] < 1:
             raise RequestRefusedError(
-                f"an activation of shape {list(shape)} came instead of [1, tokens, {model.hidden_size}]",
+                f"an activation of shape {list(shape)} came instead of [1, tokens, {row}]",
                 code=ErrorCode.SHAPE_MISMATCH,
             )
-        if envelope.dtype != dtype_name(model.dtype):
+        if envelope.dtype != session.wire:
             raise RequestRefusedError(
-                f"an activation in {envelope.dtype} came; this stage computes in "
-                f"{dtype_name(model.dtype)}",
+                f"an activation in {envelope.dtype} came; this session's are in {session.wire}",
                 code=ErrorCode.SHAPE_MISMATCH,
             )
-        return unpack(envelope)
+        return unpack(envelope, hidden_size=model.hidden_size, dtype=model.dtype)
 
     async def _pass_on(
         self,
@@ -305,6 +305,7 @@ class SessionService:
                 start=start,
                 stop=stop,
                 position=envelope.position,
+                wire=session.wire,
             ),
         )
         if session.successor is None:

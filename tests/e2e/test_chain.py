@@ -15,6 +15,8 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.pipeline import open_session
+from neurogrid.inference.routing import Routing
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 from neurogrid.p2p.identity import Identity
 from tests.e2e.support import (
@@ -180,6 +182,37 @@ def test_a_link_that_cannot_be_is_relayed_and_that_is_said(
     assert len(said) == 1
     assert one.peer_id in said[0]
     assert two.peer_id in said[0]
+
+
+def test_activations_travel_in_another_dtype(llama: tuple[Path, list[int]]) -> None:
+    """Through both workers and back: three roundings, and layers between."""
+    path, expected = llama
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with cluster(path, 2, wire_dtype="float32") as (coordinator, _):
+                outcome = await generate(coordinator, [PROMPT], MAX_TOKENS)
+                assert outcome.tokens == [expected]
+                ends = coordinator.model.ends
+                prompt_BTD = ends.embed(PROMPT, position=0)
+                exact: torch.Tensor | None = None
+                for name, bound in (
+                    ("float32", 0.0),
+                    ("float16", 2e-3),
+                    ("bfloat16", 2e-2),
+                    ("int8", 3e-2),
+                ):
+                    routing = Routing(coordinator._protocol, wire_dtype=name)
+                    async with open_session(coordinator.stages, routing, max_length=8) as session:
+                        result_BTD = await session.forward(prompt_BTD)
+                        assert (await session.forward(prompt_BTD[:, :1])).shape[1] == 1
+                    exact = result_BTD if exact is None else exact
+                    assert result_BTD.dtype is prompt_BTD.dtype
+                    off = ((result_BTD - exact).norm() / exact.norm()).item()
+                    assert off <= bound, (name, off)
+                    assert off > 0 or name == "float32"
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -39,7 +39,7 @@ from tests.e2e.support import (
         (
             {"shape": (1, 6, 256), "dtype": "F16"},
             ErrorCode.SHAPE_MISMATCH,
-            "an activation in F16 came; this stage computes in F32",
+            "an activation in F16 came; this session's are in F32",
         ),
         (
             {"shape": (1, 33, 256), "data": bytes(4 * 33 * 256)},
