@@ -19,6 +19,7 @@ from neurogrid.inference.pipeline import open_session
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 from neurogrid.p2p.identity import Identity
+from tests.e2e.coordinator_process import LOOPBACK, start_coordinator, ticket_of
 from tests.e2e.support import (
     DEADLINE,
     Outcome,
@@ -240,6 +241,18 @@ def test_what_is_not_finite_is_named_by_who_computed_it(
                 assert caught.value.layers == tuple(range(stage.start, stage.stop))
 
     trio.run(main)
+
+
+def test_members_of_a_cluster_hand_on_to_each_other(tmp_path: Path) -> None:
+    cluster = ("--new-cluster", str(tmp_path / "cluster"))
+    with start_coordinator(*cluster, "--min-peers", "2", "--stages", "2") as coordinator:
+        join = (*LOOPBACK, "--join", ticket_of(coordinator))
+        with start_worker(tmp_path, *join) as one, start_worker(tmp_path, *join) as two:
+            status, text = coordinator.wait_end()
+            said = "".join(coordinator.lines)
+            assert (status, bool(text.strip())) == (0, True), said
+            assert "go through here" not in said
+            assert "refused" not in one.log + two.log
 
 
 def test_sessions_end_by_themselves(

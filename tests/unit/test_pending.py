@@ -218,3 +218,27 @@ def test_a_peer_that_came_back_is_not_forgotten_with_those_that_went() -> None:
         pending.announce(f"peer {number}", RESPONSE, 1)
         pending.forget(f"peer {number}")
     assert pending.keep(answer("back", RESPONSE, 2))
+
+
+def test_an_error_of_any_ends_what_goes_through_several() -> None:
+    async def test() -> None:
+        pending = PendingRequests()
+        lost = StreamBrokenError("gone")
+        with pending.expect_through(["a", "b", "c"], RESPONSE, 7) as waiter:
+            assert not pending.resolve(answer("a", RESPONSE, 7))  # it is the last that answers
+            assert not pending.resolve(answer("b", RESPONSE, 7))
+            assert pending.resolve(answer("c", RESPONSE, 7))
+            assert pending.fail("a", lost)  # too late
+            assert (await waiter.wait(timeout=1)).from_peer == "c"
+            assert waiter.ended_by == "c"
+        for correlation in (7, None):
+            with pending.expect_through(["a", "b", "c"], RESPONSE, 7) as waiter:
+                assert not pending.fail("b", lost, correlation=8)
+                assert pending.fail("b", lost, correlation=correlation)
+                with pytest.raises(StreamBrokenError):
+                    await waiter.wait(timeout=1)
+                assert waiter.ended_by == "b"
+        assert len(pending) == 0
+        assert not pending._peers
+
+    run(test)
