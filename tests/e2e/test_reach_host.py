@@ -10,9 +10,11 @@ import trio
 from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreachableError
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.discovery.sighting import Sighting
+from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
+from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
 
 DEADLINE = 120.0
 
@@ -93,3 +95,35 @@ def test_what_is_announced_stands_first() -> None:
             Reach(client)
 
     play(scene)
+
+
+def test_a_relay_serves_who_is_admitted_there_and_nobody_else() -> None:
+    async def main() -> None:
+        ours, member, stranger = (Identity.generate() for _ in range(3))
+        admits = AllowList({member.peer_id: WORKER})
+        trusts = AllowList({ours.peer_id: COORDINATOR})
+        async with (
+            open_host(identity=ours, admission=admits) as relay,
+            open_host(identity=member, admission=trusts) as first,
+            open_host(identity=stranger, admission=trusts) as second,
+        ):
+            service = Reach(relay, ReachOptions(relay_service=RelayLimits()))
+            reaches = [Reach(h, ReachOptions(relays=[relay.addresses[0]])) for h in (first, second)]
+            for reach in reaches:
+                await reach.wait_relays()
+            (given,), (refused,) = (reach.state().relays for reach in reaches)
+            assert given.is_reserved
+            assert not refused.is_reserved
+            assert refused.last_error
+            state = service.state().relay_service
+            assert state is not None
+            assert state.reservations == (member.peer_id,)
+            rows = {row[0]: row for row in reaches[1].state().rows()}
+            assert rows["relay"][2] == f"not reserved: {refused.last_error}"
+            assert not rows["relay"][3]
+
+    async def limited() -> None:
+        with trio.fail_after(DEADLINE):
+            await main()
+
+    trio.run(limited)
