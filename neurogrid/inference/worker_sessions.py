@@ -95,6 +95,7 @@ class SessionService:
     def _choose(self, waiting: Sequence[Step]) -> list[Step]:
         steps = next_steps(waiting, after_prefill=self._prefilled_last)
         self._prefilled_last = not steps[0].is_decoded
+        logger.debug("%d of %d steps that wait run together", len(steps), len(waiting))
         return steps
 
     def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrain
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.cache import StageCache
+from neurogrid.model.few_rows import speed_up_few_rows
 from neurogrid.model.loading import (
     MODEL_CODE_ERRORS,
     Pristine,
@@ -176,7 +177,9 @@ class Skeleton:
             is_wanted=lambda name: name.startswith(prefix),
             what=f"layer {layer_id}",
         )
-        self._slots[layer_id].__dict__["layer"] = layer.to(self.device)
+        layer.to(self.device)
+        speed_up_few_rows(layer)
+        self._slots[layer_id].__dict__["layer"] = layer
 
     def layer(self, layer_id: int) -> nn.Module:
         """The module that runs as that layer, or its template while it is not loaded."""
@@ -207,6 +210,7 @@ class Skeleton:
             what="the embedding, norm and head",
         )
         move_to(self.device, list(model.modules()))
+        speed_up_few_rows(model)
         self._install(model)
 
     def _install(self, model: PreTrainedModel) -> None:
