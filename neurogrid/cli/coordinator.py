@@ -141,6 +141,18 @@ def build_parser() -> argparse.ArgumentParser:
         "neighbours (default: what is computed in, which loses nothing)",
     )
     workers.add_argument(
+        "--no-replicas",
+        action="store_true",
+        help="send nothing to workers that are left over: they stand by without layers",
+    )
+    workers.add_argument(
+        "--patience",
+        type=positive_float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long a generation waits for a way around a worker that failed (default %(default)g)",
+    )
+    workers.add_argument(
         "--skip-weight-transfer",
         action="store_true",
         help="send no weights: workers must hold this model's layers already",
@@ -361,6 +373,8 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         admission=trust.admission,
         cache=cache_of(options),
         skip_weight_transfer=options.skip_weight_transfer,
+        with_replicas=not options.no_replicas,
+        patience=options.patience,
         max_seq_len=options.max_seq_len,
         max_sessions=options.max_sessions,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.status import Status
 
+from neurogrid.inference.placing import name_range
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 
@@ -150,6 +151,29 @@ class TerminalProgress(Progress):
             )
         else:
             self._say(f"weights: nothing to send{held}")
+
+    def joined(self, worker: WorkerInfo) -> None:
+        self._say(
+            f"worker {short_peer_id(worker.peer_id)} joined: {worker.name}, "
+            f"{format_bytes(worker.free_bytes)} free"
+        )
+
+    def lost(self, peer_id: str, layers: range, reason: str) -> None:
+        held = f" with {name_range(layers)}" if layers else ""
+        self._say(f"lost worker {short_peer_id(peer_id)}{held}: {reason}")
+
+    def mending(self, missing: Sequence[range]) -> None:
+        self._say(f"placing {', '.join(map(name_range, missing))} anew")
+
+    def mended(self, plan: Plan) -> None:
+        where = ", ".join(
+            f"{stage.start}-{stage.stop - 1} on {short_peer_id(stage.peer_id)}"
+            for stage in plan.stages
+        )
+        self._say(f"all layers are placed again: {where}")
+
+    def replicated(self, peer_id: str, layers: range) -> None:
+        self._say(f"worker {short_peer_id(peer_id)} stands by with {name_range(layers)}")
 
     def _advance(self, peer_id: str, num_bytes: int) -> None:
         if self._bar is not None:

@@ -16,23 +16,22 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 import trio
 
-from neurogrid.errors import (
-    ConfigurationError,
-    ModelError,
-)
+from neurogrid.errors import ConfigurationError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.cache_room import CacheRoom
 from neurogrid.inference.caching import CacheSettings
-from neurogrid.inference.describing import capacities, describe_workers, far_links, links
+from neurogrid.inference.describing import capacities, describe_workers, links
 from neurogrid.inference.ends_queue import EndsQueue, open_ends
 from neurogrid.inference.finding import FindingSettings, open_discovery
-from neurogrid.inference.gathering import gather_workers
+from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.gathering import open_gathering
 from neurogrid.inference.keeping import keep_workers
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_trust import (
@@ -40,14 +39,14 @@ from neurogrid.inference.local_trust import (
     listen_address_beside,
 )
 from neurogrid.inference.local_workers import start_local_workers
-from neurogrid.inference.pipeline import PipelineSession, PipelineStage, open_session
-from neurogrid.inference.placing import place_stages
-from neurogrid.inference.planner import Explanation, Plan, explain, make_plan
+from neurogrid.inference.placing import open_placer
+from neurogrid.inference.planner import Explanation, Plan, PlannedStage, explain
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import ReachSettings, open_reach
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
 from neurogrid.inference.routing import Routing, RoutingMode
 from neurogrid.inference.sampling import Sampler, SamplingParams
+from neurogrid.inference.token_session import TokenSession
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import TrafficCounters
@@ -63,7 +62,7 @@ from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 __all__ = [
     "Coordinator",
     "CoordinatorSettings",
-    "PlannedWorkers",
+    "PlannedFleet",
     "load_model",
     "open_coordinator",
     "open_plan",
@@ -104,6 +103,8 @@ class CoordinatorSettings:
         routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
         wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
         timeouts: deadlines towards workers.
+        patience: seconds that a generation waits for a way around a worker that failed.
+        with_replicas: workers that are left over get layers too, to stand by.
         protocol_versions: protocol ids to speak; None for all.
     """
 
@@ -130,6 +131,8 @@ class CoordinatorSettings:
     routing: RoutingMode = "chain"
     wire_dtype: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
+    patience: float = 120.0
+    with_replicas: bool = True
     protocol_versions: tuple[str, ...] | None = None
 
 
@@ -138,32 +141,42 @@ class Coordinator:
 
     Attributes:
         model: the loaded model.
-        stages: the stages in order, each with its worker.
-        workers: what the workers said of themselves.
+        fleet: its workers, and what each of them holds.
     """
 
     def __init__(
         self,
         protocol: Protocol,
         model: LoadedModel,
-        stages: Sequence[PipelineStage],
-        workers: Sequence[WorkerInfo],
+        fleet: Fleet,
         routing: Routing,
         ends: EndsQueue,
         room: CacheRoom,
+        *,
+        patience: float,
     ) -> None:
         self.model = model
-        self.stages = tuple(stages)
-        self.workers = tuple(workers)
+        self.fleet = fleet
         self._protocol = protocol
         self._routing = routing
         self._ends = ends
         self._room = room
+        self._patience = patience
 
     @property
     def counters(self) -> TrafficCounters:
         """Messages and bytes by peer, type and direction."""
         return self._protocol.counters
+
+    @property
+    def stages(self) -> tuple[PlannedStage, ...]:
+        """The stages of the current plan, in order."""
+        return self.fleet.plan.stages
+
+    @property
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """What the workers said of themselves."""
+        return tuple(self.fleet.infos.values())
 
     async def generate(
         self,
@@ -174,14 +187,15 @@ class Coordinator:
     ) -> AsyncIterator[int]:
         """Yield new token ids, at most `max_tokens`, until an end-of-sequence token or the last place.
 
-        The end-of-sequence token itself is not yielded. Greedy unless `sampling` says otherwise. Many may run at
+        The end-of-sequence token itself is not yielded. Greedy unless `sampling` says otherwise. A worker that
+        fails on the way is replaced: there is a pause, and no token that was yielded changes. Many may run at
         once; they share forward passes, so that each gives what it gives alone up to rounding. One for which the
         workers have no room waits. Close the generator (`contextlib.aclosing`) when you want no more of it: that
         closes its session on all workers.
 
         Raises:
             ConfigurationError: the prompt cannot be served.
-            NoRouteError: a worker was lost; names its layers.
+            NoRouteError: a worker was lost, and no other took its layers in time; names them.
             CapacityError: thousands wait for room already.
         """
         model = self.model
@@ -195,40 +209,44 @@ class Coordinator:
                 bound = model.traits.recompute_at
                 is_past = bound is None or len(tokens) >= bound
                 stop = max_length if is_past else min(max_length, bound or max_length)
-                async with open_session(self.stages, self._routing, max_length=stop) as session:
+                new_tokens = tokens
+                async with self._open_session(stop) as session:
                     while len(tokens) < stop:
-                        token_id = sampler.sample(await self._next_logits(session, tokens))
+                        token_id = sampler.sample(await session.extend(new_tokens))
                         if token_id in model.eos_token_ids:
                             return
                         tokens.append(token_id)
+                        new_tokens = [token_id]
                         yield token_id
 
-    async def _next_logits(self, session: PipelineSession, tokens: Sequence[int]) -> torch.Tensor:
-        """Bring a session up to all of `tokens`; logits [V] for the next one."""
-        position = session.length
-        hidden_BTD = await self._ends.embed(tokens[position:], position=position)
-        hidden_BTD = await session.forward(hidden_BTD)
-        logits_V = await self._ends.logits(hidden_BTD, position=position)
-        if not logits_V.max().isfinite():
-            raise ModelError("the output head gave NaN or infinity")
-        return logits_V
+    def _open_session(self, max_length: int) -> TokenSession:
+        return TokenSession(
+            self._ends,
+            self.fleet,
+            self._routing,
+            max_length=max_length,
+            patience=self._patience,
+            replays=self.model.dtype is not torch.float32,
+        )
 
 
 @dataclass(frozen=True)
-class PlannedWorkers:
-    """Workers that are connected, and what each is to hold. Made by `open_plan`.
-
-    Attributes:
-        workers: those that can be used, in no particular order.
-        infos: what they said of themselves.
-        plan: its replicas are named and get nothing yet.
-    """
+class PlannedFleet:
+    """Workers that are connected, and a plan for them; nothing has been sent. Made by `open_plan`."""
 
     protocol: Protocol
     model: LoadedModel
-    workers: tuple[RemoteWorker, ...]
-    infos: tuple[WorkerInfo, ...]
-    plan: Plan
+    fleet: Fleet
+
+    @property
+    def plan(self) -> Plan:
+        """Who is to hold what."""
+        return self.fleet.plan
+
+    @property
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        """What the workers said of themselves."""
+        return tuple(self.fleet.infos.values())
 
     def explain(self, *, max_sessions: int, ends_seconds: float = 0.0) -> Explanation:
         """Why the plan is as it is, with the links as they were measured."""
@@ -256,29 +274,22 @@ async def open_coordinator(
         planned = await stack.enter_async_context(
             open_plan(settings, model=model, progress=progress)
         )
-        model = planned.model
-        by_peer = {worker.peer_id: worker for worker in planned.workers}
-        stages = [PipelineStage(stage, by_peer[stage.peer_id]) for stage in planned.plan.stages]
-        await place_stages(
-            model,
-            stages,
-            planned.protocol.host,
-            max_sessions=settings.max_sessions,
-            skip_weight_transfer=settings.skip_weight_transfer,
-            cache=settings.cache,
-            progress=progress,
-        )
-        progress.ready()
+        model, fleet, protocol = planned.model, planned.fleet, planned.protocol
+        await fleet.start()
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(fleet.mend)
+        stack.callback(nursery.cancel_scope.cancel)
         ends = await stack.enter_async_context(
             open_ends(model.ends, shares_forward=model.traits.row_bounds is not None)
         )
+        # For each layer, so that it holds for every plan.
         room = CacheRoom(
-            [model.costs[item.stage.start : item.stage.stop] for item in stages],
+            [[cost] for cost in model.costs],
             max_sessions=settings.max_sessions,
             max_length=model.max_seq_len,
         )
-        routing = Routing(planned.protocol, settings.routing, wire_dtype=settings.wire_dtype)
-        yield Coordinator(planned.protocol, model, stages, planned.infos, routing, ends, room)
+        routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype)
+        yield Coordinator(protocol, model, fleet, routing, ends, room, patience=settings.patience)
 
 
 @asynccontextmanager
@@ -287,7 +298,7 @@ async def open_plan(
     *,
     model: LoadedModel | None = None,
     progress: Progress | None = None,
-) -> AsyncIterator[PlannedWorkers]:
+) -> AsyncIterator[PlannedFleet]:
     """Load the model, gather workers and plan; nothing is sent to them.
 
     What was asked for is checked before anybody is waited for.
@@ -356,30 +367,49 @@ async def open_plan(
                 reach=reach,
             )
         )
-        remote = await gather_workers(
-            protocol,
-            discovery,
-            addresses=[*settings.peers, *local, *settings.bootstrap],
-            min_peers=min_peers,
-            wait=settings.wait,
-            timeouts=settings.timeouts,
-            progress=progress,
-        )
-        await stack.enter_async_context(
-            keep_workers(
-                protocol, discovery, [w.peer_id for w in remote], [*settings.peers, *local]
+        named = [*settings.peers, *local, *settings.bootstrap]
+        gathering = await stack.enter_async_context(
+            open_gathering(
+                protocol,
+                discovery,
+                addresses=named,
+                timeouts=settings.timeouts,
+                progress=progress,
             )
         )
-        progress.working("asking the workers what they have")
-        infos = await describe_workers(
-            remote,
+        placer = await open_placer(
             model,
-            assumed_bytes=settings.peer_memory_bytes,
-            alike={parse_peer_address(address)[1] for address in local},
+            host,
+            max_sessions=settings.max_sessions,
+            skip_weight_transfer=settings.skip_weight_transfer,
+            cache=settings.cache,
         )
-        plan = _plan(model, infos, settings)
-        progress.planned(plan, infos, len(model.costs))
-        yield PlannedWorkers(protocol, model, tuple(remote), tuple(infos), plan)
+        fleet = Fleet(
+            model.size(num_sessions=settings.max_sessions),
+            placer,
+            partial(
+                describe_workers,
+                model=model,
+                assumed_bytes=settings.peer_memory_bytes,
+                alike={parse_peer_address(address)[1] for address in local},
+            ),
+            progress,
+            num_stages=num_stages,
+            with_replicas=settings.with_replicas,
+        )
+        workers = await gathering.enough(min_peers, settings.wait)
+        keep = await stack.enter_async_context(keep_workers(protocol, discovery, named))
+
+        def join(worker: RemoteWorker) -> None:
+            keep(worker.peer_id)
+            fleet.join(worker)
+
+        for worker in workers:
+            keep(worker.peer_id)
+        gathering.tell(on_worker=join, on_lost=fleet.lost)
+        progress.working("asking the workers what they have")
+        await fleet.enlist(workers)
+        yield PlannedFleet(protocol, model, fleet)
 
 
 async def load_model(settings: CoordinatorSettings) -> LoadedModel:
@@ -419,12 +449,3 @@ def _num_awaited(settings: CoordinatorSettings) -> int:
             f"for: name more with --peer, or say --min-peers {settings.stages}"
         )
     return num_awaited
-
-
-def _plan(model: LoadedModel, infos: Sequence[WorkerInfo], settings: CoordinatorSettings) -> Plan:
-    return make_plan(
-        model.size(num_sessions=settings.max_sessions),
-        capacities(infos, len(model.costs)),
-        far_links(infos),
-        num_stages=settings.stages or settings.local_workers or None,
-    )

@@ -1,13 +1,13 @@
 """Find the workers of a coordinator: dial those that were named or are found, take in those that dial us.
 
-Ends when enough are there, or at the deadline with what was tried and why it failed.
+It goes on for as long as the coordinator runs: who is lost is dialled again, and who comes later is taken in.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -19,6 +19,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.progress import Progress
 from neurogrid.inference.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
@@ -29,7 +30,7 @@ from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, Hello
 
-__all__ = ["gather_workers", "look_for_workers"]
+__all__ = ["Gathering", "look_for_workers", "open_gathering"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,35 +40,29 @@ RETRY_DELAY = 0.5
 MAX_RETRY_DELAY = 8.0
 
 
-async def gather_workers(
+@asynccontextmanager
+async def open_gathering(
     protocol: Protocol,
     discovery: Discovery,
     *,
     addresses: Sequence[str],
-    min_peers: int,
-    wait: float,
     timeouts: Timeouts,
     progress: Progress,
-) -> list[RemoteWorker]:
-    """Return at least `min_peers` workers, in the order of `addresses`, then as they came.
+) -> AsyncIterator[Gathering]:
+    """Dial, follow what is found and take in who dials, until the block is left.
 
     Raises:
         ConfigurationError: an address is malformed or our own.
-        NoRouteError: fewer workers were there after `wait` seconds; `progress` is told what was tried.
     """
-    gathering = _Gathering(protocol, discovery, timeouts, progress, min_peers)
-    await gathering.run(addresses, wait)
-    found = gathering.workers
-    if len(found) < min_peers:
-        progress.explained(str(discovery.explain()))
-        reasons = "".join(f"; {reason}" for reason in gathering.failures.values())
-        raise NoRouteError(
-            f"{len(found)} of {min_peers} workers were there after {wait:g} s{reasons}. Start "
-            "neurogrid-worker on the other machines and name its address with --peer"
-        )
-    named = [parse_peer_address(address)[1] for address in addresses]
-    order = {peer_id: index for index, peer_id in enumerate(named)}
-    return sorted(found.values(), key=lambda worker: order.get(worker.peer_id, len(order)))
+    gathering = Gathering(protocol, discovery, timeouts, progress, addresses)
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            gathering.start(nursery)
+            try:
+                yield gathering
+            finally:
+                gathering.stop()
+                nursery.cancel_scope.cancel()
 
 
 async def look_for_workers(
@@ -78,73 +73,138 @@ async def look_for_workers(
     Raises:
         ConfigurationError: an address is malformed or our own.
     """
-    gathering = _Gathering(protocol, discovery, Timeouts(), Progress(), sys.maxsize)
-    await gathering.run(addresses, wait)
-    return list(gathering.workers)
+    async with open_gathering(
+        protocol, discovery, addresses=addresses, timeouts=Timeouts(), progress=Progress()
+    ) as gathering:
+        await trio.sleep(wait)
+        return list(gathering.workers)
 
 
-class _Gathering:
+class Gathering:
+    """Made by `open_gathering`.
+
+    Attributes:
+        workers: those that are there, by peer id.
+        failures: why an address that was named could not be reached, so far.
+    """
+
     def __init__(
         self,
         protocol: Protocol,
         discovery: Discovery,
         timeouts: Timeouts,
         progress: Progress,
-        min_peers: int,
+        addresses: Sequence[str],
     ) -> None:
         self.workers: dict[str, RemoteWorker] = {}
         self.failures: dict[str, str] = {}
-        self.enough = trio.Event()
-        self.nursery: trio.Nursery | None = None
         self._protocol = protocol
         self._discovery = discovery
         self._timeouts = timeouts
         self._progress = progress
-        self._min_peers = min_peers
-        progress.waiting(0, min_peers)
+        self._addresses = tuple(dict.fromkeys(addresses))
+        self._named = {parse_peer_address(address)[1]: address for address in self._addresses}
+        self._kept = trio.Event()  # set when those who are here are somebody else's to dial again
+        self._num_wanted = 0
+        self._came = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._on_worker: Callable[[RemoteWorker], None] = lambda worker: None
+        self._on_lost: Callable[[str, str], None] = lambda peer_id, reason: None
+        if protocol.host.peer_id in self._named:
+            address = self._named[protocol.host.peer_id]
+            raise ConfigurationError(f"{address} is this coordinator's own address")
 
-    async def run(self, addresses: Sequence[str], wait: float) -> None:
-        """Gather until there are enough, or for `wait` seconds."""
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin, with tasks in `nursery`."""
+        self._nursery = nursery
         host = self._protocol.host
-        for address in addresses:
-            _, peer_id = parse_peer_address(address)
-            if peer_id == host.peer_id:
-                raise ConfigurationError(f"{address} is this coordinator's own address")
-        host.on_connected(self.on_connected)
-        host.on_disconnected(self.on_disconnected)
-        self._protocol.on_peer_opened(self.on_opened)
-        with trio.move_on_after(wait):
-            async with trio.open_nursery() as nursery:
-                self.nursery = nursery
-                for peer_id in host.connected_peers:
-                    self.on_connected(peer_id)
-                for address in dict.fromkeys(addresses):
-                    nursery.start_soon(self.dial, address)
-                nursery.start_soon(self.follow)
-                await self.enough.wait()
-                nursery.cancel_scope.cancel()
-        self.nursery = None
+        host.on_connected(self._on_connected)
+        self._protocol.on_peer_opened(self._on_opened)
+        self._protocol.on_peer_lost(self._on_stream_lost)
+        host.on_disconnected(self._on_disconnected)
+        for peer_id in host.connected_peers:
+            self._on_connected(peer_id)
+        for address in self._addresses:
+            nursery.start_soon(self._dial, address)
+        nursery.start_soon(self._follow)
 
-    async def dial(self, address: str) -> None:
-        """Try an address until somebody answers; the reasons are kept for the deadline."""
+    def stop(self) -> None:
+        """Begin nothing any more."""
+        self._nursery = None
+
+    async def enough(self, min_peers: int, wait: float) -> list[RemoteWorker]:
+        """At least `min_peers` workers, in the order of the addresses, then as they came.
+
+        Raises:
+            NoRouteError: fewer were there after `wait` seconds; the progress is told what was tried.
+        """
+        self._num_wanted = min_peers
+        self._progress.waiting(len(self.workers), min_peers)
+        with trio.move_on_after(wait):
+            while len(self.workers) < min_peers:
+                await self._came.wait()
+        self._num_wanted = 0
+        found = self.workers
+        if len(found) < min_peers:
+            self._progress.explained(str(self._discovery.explain()))
+            reasons = "".join(f"; {reason}" for reason in self.failures.values())
+            raise NoRouteError(
+                f"{len(found)} of {min_peers} workers were there after {wait:g} s{reasons}. Start "
+                "neurogrid-worker on the other machines and name its address with --peer"
+            )
+        order = {peer_id: index for index, peer_id in enumerate(self._named)}
+        return sorted(found.values(), key=lambda worker: order.get(worker.peer_id, len(order)))
+
+    def tell(
+        self, *, on_worker: Callable[[RemoteWorker], None], on_lost: Callable[[str, str], None]
+    ) -> None:
+        """From now on, say who comes and who goes (peer id and reason); connections are kept by whom this tells.
+
+        Neither may block.
+        """
+        self._on_worker, self._on_lost = on_worker, on_lost
+        self._kept.set()
+
+    @property
+    def _is_kept(self) -> bool:
+        return self._kept.is_set()
+
+    async def _dial(self, address: str) -> None:
+        """Try an address until somebody answers, and again when it is lost; the reasons are kept for who asks why."""
         while True:
             try:
                 peer_id = await self._discovery.connect(address)
                 await self._meet(peer_id)
                 self.failures.pop(address, None)
-                await self._protocol.host.wait_disconnected(peer_id)
+                await self._until_lost(peer_id)
             except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 if self.failures.get(address) != str(exc):
                     logger.warning("%s; trying again", exc)
                 self.failures[address] = str(exc)
+            else:
+                if self._is_kept:
+                    return
             await trio.sleep(RETRY_DELAY)
 
-    async def follow(self) -> None:
+    async def _until_lost(self, peer_id: str) -> None:
+        """Wait until a peer is lost, or is somebody else's to dial again."""
+        async with trio.open_nursery() as nursery:
+
+            async def wait_kept() -> None:
+                await self._kept.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(wait_kept)
+            await self._protocol.host.wait_disconnected(peer_id)
+            nursery.cancel_scope.cancel()
+
+    async def _follow(self) -> None:
         """Dial whoever is found and may be a worker."""
-        assert self.nursery is not None
         async for change in self._discovery.peers():
+            if self._nursery is None:
+                return
             if isinstance(change, PeerFound) and change.role in ("", "worker"):
-                self.nursery.start_soon(self._dial_found, change)
+                self._nursery.start_soon(self._dial_found, change)
 
     async def _dial_found(self, found: PeerFound) -> None:
         """Try a peer until it is connected, and again when it is lost; until it says no, or is known in another way.
@@ -157,7 +217,9 @@ class _Gathering:
                 if found.peer_id not in host.connected_peers:
                     ways = host.ways_to(found.peer_id, found.addresses)
                     await connect_any(self._discovery.connect, ways)
-                await host.wait_disconnected(found.peer_id)
+                await self._until_lost(found.peer_id)
+                if self._is_kept:
+                    return
                 await trio.sleep(RETRY_DELAY)
             except TransportError as exc:
                 logger.info("found %s, and could not connect: %s", found.peer_id, exc)
@@ -167,20 +229,27 @@ class _Gathering:
                 logger.warning("found %s, and will not use it: %s", found.peer_id, exc)
                 return
 
-    def on_connected(self, peer_id: str) -> None:
+    def _on_connected(self, peer_id: str) -> None:
         """Somebody connected; ask what they are."""
-        if self.nursery is not None and peer_id not in self.workers:
-            self.nursery.start_soon(self._meet_unnamed, peer_id)
+        if self._nursery is not None and peer_id not in self.workers:
+            self._nursery.start_soon(self._meet_unnamed, peer_id)
 
-    def on_disconnected(self, peer_id: str) -> None:
-        """A worker that has gone does not count; it may come back."""
-        if self.nursery is not None and self.workers.pop(peer_id, None) is not None:
-            self._progress.waiting(len(self.workers), self._min_peers)
-
-    def on_opened(self, peer_id: str, hello: Hello) -> None:
+    def _on_opened(self, peer_id: str, hello: Hello) -> None:
         """A peer said what it is."""
         if hello.role == "worker":
             self._add(RemoteWorkerV11(self._protocol, peer_id, self._timeouts))
+
+    def _on_stream_lost(self, peer_id: str, reason: NeuroGridError) -> None:
+        self._remove(peer_id, str(reason))
+        if peer_id in self._protocol.host.connected_peers:
+            self._on_connected(peer_id)
+
+    def _on_disconnected(self, peer_id: str) -> None:
+        self._remove(peer_id, "its connection has ended")
+
+    def _remove(self, peer_id: str, reason: str) -> None:
+        if self._nursery is not None and self.workers.pop(peer_id, None) is not None:
+            self._on_lost(peer_id, reason)
 
     async def _meet_unnamed(self, peer_id: str) -> None:
         try:
@@ -199,9 +268,11 @@ class _Gathering:
             raise TransportError(f"{peer_id} is a {hello.role}, no worker")
 
     def _add(self, worker: RemoteWorker) -> None:
-        if worker.peer_id in self.workers:
+        if self._nursery is None or worker.peer_id in self.workers:
             return
         self.workers[worker.peer_id] = worker
-        self._progress.waiting(len(self.workers), self._min_peers)
-        if len(self.workers) >= self._min_peers:
-            self.enough.set()
+        if len(self.workers) <= self._num_wanted:
+            self._progress.waiting(len(self.workers), self._num_wanted)
+        self._came.set()
+        self._came = trio.Event()
+        self._on_worker(worker)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -78,14 +78,14 @@ async def keep_coordinators(protocol: Protocol, addresses: Sequence[str]) -> Asy
 
 @asynccontextmanager
 async def keep_workers(
-    protocol: Protocol, discovery: Discovery, peer_ids: Iterable[str], addresses: Sequence[str]
-) -> AsyncIterator[Keeper]:
-    """Keep connections to the workers of a coordinator.
+    protocol: Protocol, discovery: Discovery, addresses: Sequence[str]
+) -> AsyncIterator[Callable[[str], None]]:
+    """Keep connections to the workers of a coordinator: those whose peer ids are given to what is yielded.
 
     Args:
         protocol: on the coordinator's host.
-        discovery: where their addresses come from, and new ones.
-        peer_ids: of the workers. One of whom no address is known is waited for: it dialled us.
+        discovery: where their addresses come from, and new ones. A worker of whom no address is known is waited
+            for: it dialled us.
         addresses: full multiaddrs that were typed, of whomever.
     """
     named = _by_peer(addresses)
@@ -94,11 +94,13 @@ async def keep_workers(
         keep_connections(protocol.host, limits=limits, connect=discovery.connect) as keeper,
         trio.open_nursery() as nursery,
     ):
-        for peer_id in peer_ids:
+
+        def keep(peer_id: str) -> None:
             found = discovery.known.get(peer_id)
             keeper.want(peer_id, [*named.get(peer_id, ()), *(found.addresses if found else ())])
+
         nursery.start_soon(_follow, discovery, keeper)
-        yield keeper
+        yield keep
         nursery.cancel_scope.cancel()
 
 

@@ -1,11 +1,12 @@
-"""Bring a model's layers to the workers that are to hold them: config, assignment, what is missing, all at once."""
+"""Bring layers of a model to a worker that is to hold them: config, assignment, what is missing.
+
+A worker whose connection breaks meanwhile is connected again, and what it has by then is not sent again.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -18,22 +19,22 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.caching import CacheSettings, open_directory
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.pipeline import PipelineStage
-from neurogrid.inference.progress import Progress
-from neurogrid.inference.remote_worker import Placement, TransferReports
+from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
 from neurogrid.inference.spreading import Spread
 from neurogrid.model.config import model_config_message
 from neurogrid.model.hash_cache import HashCache
 from neurogrid.p2p.host import Host
-from neurogrid.p2p.wire import ErrorCode, ModelConfig
+from neurogrid.p2p.wire import ErrorCode
 
-__all__ = ["place_stages"]
+__all__ = ["RECONNECT_TIMEOUT", "WORKER_FAILURES", "Placer", "name_range", "open_placer"]
 
 logger = logging.getLogger(__name__)
 
+# What a worker does when it cannot do what it was asked.
+WORKER_FAILURES = (TransportError, PeerRefusedError, RemoteProtocolError)
 # A worker's connection may break this often while it gets its layers.
 MAX_CUTS: Final = 5
 # To have it again: a worker that dials the coordinator tries every 15 s at the latest. Seconds.
@@ -41,111 +42,162 @@ RECONNECT_TIMEOUT: Final = 30.0
 RECONNECT_DELAY: Final = 0.5
 
 
-async def place_stages(
+class Placer:
+    """Places layers of one model. Made by `open_placer`."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        host: Host,
+        hashes: HashCache | None,
+        *,
+        max_sessions: int,
+        skip_weight_transfer: bool,
+    ) -> None:
+        self._model = model
+        self._host = host
+        self._hashes = hashes
+        self._spread = Spread(host.addresses_of)
+        self._max_sessions = max_sessions
+        self._skip_weight_transfer = skip_weight_transfer
+        self._config = model_config_message(
+            model.config,
+            model.checkpoint.config,
+            model_name=model.name,
+            max_seq_len=model.max_seq_len,
+            dtype=model.dtype,
+        )
+
+    def num_bytes(self, layers: range) -> int:
+        """Bytes of these layers' weights as they travel."""
+        return sum(self._model.checkpoint.layer_blob(layer).num_bytes for layer in layers)
+
+    async def configure(self, worker: RemoteWorker) -> None:
+        """Tell a worker which model it is. Sessions and assignment of before are dropped there."""
+        await worker.configure(self._config)
+
+    async def place(
+        self,
+        worker: RemoteWorker,
+        layers: range,
+        reports: TransferReports,
+        *,
+        is_configured: bool,
+        patience: float = RECONNECT_TIMEOUT,
+    ) -> None:
+        """Assign the layers to a worker and bring what it lacks; returns when all are usable.
+
+        Args:
+            is_configured: it knows the model, since its connection began.
+            patience: seconds to wait for a connection that was lost.
+
+        Raises:
+            ModelError: a layer is missing there, and must not be sent.
+            NoRouteError: the worker did not get ready; names it, and says why.
+        """
+        peer_id = worker.peer_id
+        stage = PlannedStage(peer_id, layers.start, layers.stop, self.num_bytes(layers))
+        placement = Placement(
+            stage=stage,
+            blobs={layer: self._model.checkpoint.layer_blob(layer) for layer in layers},
+            max_length=self._model.max_seq_len,
+            max_sessions=self._max_sessions,
+            dtype=self._model.dtype,
+            skip_weight_transfer=self._skip_weight_transfer,
+            spread=self._spread,
+        )
+        addresses = self._host.addresses_of(peer_id)  # now: they are forgotten sooner or later
+        attempts = _Attempts(reports)
+        num_cuts = 0
+        while True:
+            self._spread.lost(peer_id)  # it may drop what is not assigned now
+            try:
+                if not is_configured:
+                    await self.configure(worker)
+                await worker.place(placement, attempts.next())
+                return
+            except WORKER_FAILURES as exc:
+                num_cuts += 1
+                is_cut = isinstance(exc, StreamBrokenError | PeerUnreachableError)
+                if not is_cut or num_cuts > MAX_CUTS or not patience:
+                    raise self.not_ready(peer_id, layers, exc) from exc
+                logger.warning(
+                    "the connection to worker %s broke while it got its layers (%s): connecting again, to go on "
+                    "where it stopped",
+                    peer_id,
+                    exc,
+                )
+                try:
+                    await _reconnect(self._host, peer_id, addresses, patience)
+                except PeerUnreachableError as unreachable:
+                    raise self.not_ready(peer_id, layers, unreachable) from unreachable
+                is_configured = False
+
+    def not_ready(self, peer_id: str, layers: range, exc: Exception) -> NoRouteError:
+        """The error that says so; hashes that the worker found wrong are not kept."""
+        what = f"worker {peer_id} did not get ready for {name_range(layers)}"
+        is_wrong = getattr(exc, "code", None) == ErrorCode.HASH_MISMATCH
+        if is_wrong and self._hashes is not None and self._hashes.num_known:
+            # A file that changed under its old time, or the machine is broken.
+            self._hashes.forget()
+            what += "; the kept hashes of the model's files are dropped, so that the next start hashes anew"
+        return NoRouteError(f"{what}: {exc}", layers=layers, peer_id=peer_id)
+
+    def lost(self, peer_id: str) -> None:
+        """A worker is gone: nobody is sent to it for layers."""
+        self._spread.lost(peer_id)
+
+    async def save_hashes(self) -> None:
+        """Keep the hashes that were made for the next start."""
+        if self._hashes is not None:
+            await trio.to_thread.run_sync(self._hashes.save)
+
+
+async def open_placer(
     model: LoadedModel,
-    stages: Sequence[PipelineStage],
     host: Host,
     *,
     max_sessions: int,
     skip_weight_transfer: bool,
     cache: CacheSettings | None,
-    progress: Progress,
-) -> None:
-    """Send config and missing layers to all workers at once; returns when all are ready.
-
-    A worker whose connection breaks meanwhile is connected again, and what it has by then is not sent again.
+) -> Placer:
+    """A placer that knows the hashes of an earlier start.
 
     Args:
         host: whose connections to the workers these are.
-        max_sessions: sessions open at once.
+        max_sessions: sessions open at once that a worker sets memory aside for.
         skip_weight_transfer: the workers must hold their layers already.
         cache: where the hashes of the model's files are kept; None for nowhere.
-
-    Raises:
-        NoRouteError: a worker did not get ready.
-        ModelError: a layer is missing at a worker, and may not be sent.
     """
-    config = model_config_message(
-        model.config,
-        model.checkpoint.config,
-        model_name=model.name,
-        max_seq_len=model.max_seq_len,
-        dtype=model.dtype,
+    hashes = None
+    directory = open_directory(cache, "hashes") if cache is not None else None
+    if directory is not None:
+        hashes = await trio.to_thread.run_sync(HashCache.open, directory, model.checkpoint)
+        if hashes.num_known:
+            logger.debug("the hashes of %d layers are known", hashes.num_known)
+    return Placer(
+        model,
+        host,
+        hashes,
+        max_sessions=max_sessions,
+        skip_weight_transfer=skip_weight_transfer,
     )
-    spread = Spread(host.addresses_of)
-
-    async def place(item: PipelineStage, hashes: HashCache | None) -> None:
-        peer_id, stage = item.worker.peer_id, item.stage
-        blobs = {i: model.checkpoint.layer_blob(i) for i in range(stage.start, stage.stop)}
-        placement = Placement(
-            stage=stage,
-            blobs=blobs,
-            max_length=model.max_seq_len,
-            max_sessions=max_sessions,
-            dtype=model.dtype,
-            skip_weight_transfer=skip_weight_transfer,
-            spread=spread,
-        )
-        try:
-            await _place_one(item, config, placement, host, progress)
-        except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
-            what = (
-                f"worker {peer_id} did not get ready for layers {stage.start} to {stage.stop - 1}"
-            )
-            is_wrong = getattr(exc, "code", None) == ErrorCode.HASH_MISMATCH
-            if is_wrong and hashes is not None and hashes.num_known:
-                # A file that changed under its old time, or the machine is broken.
-                hashes.forget()
-                what += "; the kept hashes of the model's files are dropped, so that the next start hashes anew"
-            raise NoRouteError(f"{what}: {exc}", layers=range(stage.start, stage.stop)) from exc
-
-    async with _hashes_of(model, cache) as hashes:
-        with unwrap_errors():
-            async with trio.open_nursery() as nursery:
-                for item in stages:
-                    layers = range(item.stage.start, item.stage.stop)
-                    num_bytes = sum(model.checkpoint.layer_blob(i).num_bytes for i in layers)
-                    progress.transfer_planned(item.worker.peer_id, num_bytes)
-                    nursery.start_soon(place, item, hashes)
 
 
-async def _place_one(
-    item: PipelineStage,
-    config: ModelConfig,
-    placement: Placement,
-    host: Host,
-    progress: Progress,
-) -> None:
-    """Bring one stage to one worker, over as many connections as it takes."""
-    worker, peer_id = item.worker, item.worker.peer_id
-    addresses = host.addresses_of(peer_id)  # now: they are forgotten sooner or later
-    reports = _Reports(progress, peer_id)
-    for num_left in reversed(range(MAX_CUTS + 1)):
-        try:
-            await worker.configure(config)
-            await worker.place(placement, reports.of_attempt())
-        except (StreamBrokenError, PeerUnreachableError) as exc:
-            if not num_left:
-                raise
-            logger.warning(
-                "the connection to worker %s broke while it got its layers (%s): connecting again, to go on where it "
-                "stopped",
-                peer_id,
-                exc,
-            )
-            await _reconnect(host, peer_id, addresses)
-        else:
-            return
+def name_range(layers: range) -> str:
+    """Layers for a text: `layer 3`, `layers 0 to 5`."""
+    first, last = layers.start, layers.stop - 1
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
-async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str]) -> None:
+async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str], patience: float) -> None:
     """Connect to a worker again, or wait until it has.
 
     Raises:
         PeerUnreachableError: neither came about in time.
     """
     reason = "it did not come back, and no address of it is known"
-    with trio.move_on_after(RECONNECT_TIMEOUT):
+    with trio.move_on_after(patience):
         while peer_id not in host.connected_peers:
             if addresses:
                 try:
@@ -156,50 +208,34 @@ async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str]) -> None
             await trio.sleep(RECONNECT_DELAY)
     if peer_id not in host.connected_peers:
         raise PeerUnreachableError(
-            f"the connection broke, and there was none again within {RECONNECT_TIMEOUT:g} s: {reason}"
+            f"the connection broke, and there was none again within {patience:g} s: {reason}"
         )
 
 
-class _Reports:
+class _Attempts:
     """What became of a worker's bytes, each byte told once, however often the transfer began anew."""
 
-    def __init__(self, progress: Progress, peer_id: str) -> None:
-        self._progress = progress
-        self._peer_id = peer_id
+    def __init__(self, reports: TransferReports) -> None:
+        self._reports = reports
         self._told = 0
         self._known = 0
 
-    def of_attempt(self) -> TransferReports:
+    def next(self) -> TransferReports:
         """For the next attempt: what has been told by now will be reported as held."""
         self._known = self._told
-        return TransferReports(
-            sent=partial(self._tell, self._progress.transferred),
-            held=self._held,
-            passed_on=partial(self._tell, self._progress.passed_on),
-        )
+        return TransferReports(sent=self._sent, held=self._held, passed_on=self._passed_on)
+
+    def _sent(self, num_bytes: int) -> None:
+        self._told += num_bytes
+        self._reports.sent(num_bytes)
+
+    def _passed_on(self, num_bytes: int) -> None:
+        self._told += num_bytes
+        self._reports.passed_on(num_bytes)
 
     def _held(self, num_bytes: int) -> None:
         again = min(num_bytes, self._known)
         self._known -= again
         if num_bytes > again:
-            self._tell(self._progress.already_held, num_bytes - again)
-
-    def _tell(self, tell: Callable[[str, int], None], num_bytes: int) -> None:
-        self._told += num_bytes
-        tell(self._peer_id, num_bytes)
-
-
-@asynccontextmanager
-async def _hashes_of(
-    model: LoadedModel, cache: CacheSettings | None
-) -> AsyncIterator[HashCache | None]:
-    """The model with the hashes of an earlier start; those that were made in the block are kept for the next."""
-    directory = open_directory(cache, "hashes") if cache is not None else None
-    if directory is None:
-        yield None
-        return
-    hashes = await trio.to_thread.run_sync(HashCache.open, directory, model.checkpoint)
-    if hashes.num_known:
-        logger.debug("the hashes of %d layers are known", hashes.num_known)
-    yield hashes
-    await trio.to_thread.run_sync(hashes.save)
+            self._told += num_bytes - again
+            self._reports.held(num_bytes - again)

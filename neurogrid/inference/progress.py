@@ -71,3 +71,18 @@ class Progress:
 
     def ready(self) -> None:
         """Every worker is ready."""
+
+    def joined(self, worker: WorkerInfo) -> None:
+        """A worker came later, or again."""
+
+    def lost(self, peer_id: str, layers: range, reason: str) -> None:
+        """A worker is gone, and with it what it held."""
+
+    def mending(self, missing: Sequence[range]) -> None:
+        """Nobody holds these layers any more; they are being placed."""
+
+    def mended(self, plan: Plan) -> None:
+        """Every layer is on a worker again."""
+
+    def replicated(self, peer_id: str, layers: range) -> None:
+        """A worker that was left over holds these layers, too."""

@@ -1,0 +1,95 @@
+"""A worker as its coordinator counts on it, and those that were chosen for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+import trio
+
+from neurogrid.inference.pipeline import PipelineStage
+from neurogrid.inference.progress import WorkerInfo
+from neurogrid.inference.remote_worker import RemoteWorker
+
+__all__ = ["Member", "Selection"]
+
+
+@dataclass(eq=False)
+class Member:
+    """One worker, from when it joins until it is lost. Who comes back is another member.
+
+    Attributes:
+        worker: how it is spoken to.
+        info: what it said of itself.
+        layers: those that it has confirmed; empty while they are placed.
+        is_configured: it took the model's config.
+        is_leaving: it wants to go.
+        num_sessions: those that go through it.
+        rests_until: trio's time before which it is asked for nothing; it has refused.
+        is_placing: layers are on their way to it.
+        is_preparing: it is being told the model's config, to stand by.
+        lock: held while it is configured and given layers.
+    """
+
+    worker: RemoteWorker
+    info: WorkerInfo
+    layers: range = range(0)
+    is_configured: bool = False
+    is_leaving: bool = False
+    num_sessions: int = 0
+    rests_until: float = 0.0
+    is_placing: bool = False
+    is_preparing: bool = False
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def peer_id(self) -> str:
+        """Its peer id (base58)."""
+        return self.worker.peer_id
+
+    @property
+    def current_info(self) -> WorkerInfo:
+        """What it said of itself, with the layers that it has by now."""
+        if not self.layers:
+            return self.info
+        return replace(self.info, model_layers=frozenset(self.layers))
+
+    def holds(self, layers: range) -> bool:
+        """Whether it is ready for all of these layers."""
+        return bool(self.layers) and (
+            self.layers.start <= layers.start and layers.stop <= self.layers.stop
+        )
+
+    def rest(self, seconds: float) -> None:
+        """Leave it alone for a while."""
+        self.rests_until = trio.current_time() + seconds
+
+
+class Selection:
+    """Ready members in the order of their stages. A context manager: its members count it while it is used.
+
+    Attributes:
+        hops: members and the layers that they compute in this session.
+        stages: the same, as a pipeline takes them, in order.
+    """
+
+    def __init__(
+        self, hops: Sequence[tuple[Member, range]], stages: Sequence[PipelineStage]
+    ) -> None:
+        self.hops = tuple(hops)
+        self.stages = tuple(stages)
+
+    def __enter__(self) -> Selection:
+        for member, _ in self.hops:
+            member.num_sessions += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for member, _ in self.hops:
+            member.num_sessions -= 1

@@ -1,0 +1,144 @@
+"""A sequence of tokens that goes through the model, over whichever workers are ready.
+
+When one of them fails, others are chosen and the caches there are built anew from the tokens, so that whoever reads
+the tokens sees a pause. In float32 that is one prefill of all of them, and what comes after is equal to the
+undisturbed run. In half precision sums depend on the shapes of the calls: there the calls are replayed as they were.
+
+T = tokens, D = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import torch
+import trio
+
+from neurogrid.errors import ModelError, NoRouteError
+from neurogrid.inference.ends_queue import EndsQueue
+from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.member import Selection
+from neurogrid.inference.pipeline import PipelineSession, open_session
+from neurogrid.inference.routing import Routing
+
+__all__ = ["TokenSession"]
+
+logger = logging.getLogger(__name__)
+
+
+class TokenSession:
+    """A context manager: leaving it closes the session wherever it is open.
+
+    Args:
+        ends: embedding and head.
+        max_length: tokens that it may come to hold.
+        patience: seconds that one step may take to find its way around failures.
+        replays: repeat the calls as they were, instead of one for all tokens.
+    """
+
+    def __init__(
+        self,
+        ends: EndsQueue,
+        fleet: Fleet,
+        routing: Routing,
+        *,
+        max_length: int,
+        patience: float,
+        replays: bool,
+    ) -> None:
+        self._ends = ends
+        self._fleet = fleet
+        self._routing = routing
+        self._replays = replays
+        self._max_length = max_length
+        self._patience = patience
+        self._tokens: list[int] = []
+        self._calls: list[int] = []  # tokens of each forward pass, in order
+        self._avoid: set[str] = set()  # peers whose answers were no good
+        self._selection: Selection | None = None
+        self._pipeline: PipelineSession | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> TokenSession:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close()
+
+    async def extend(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Append tokens; returns the logits after the last of them, [V].
+
+        Raises:
+            NoRouteError: a member failed, and no other way was found in time; names its layers.
+        """
+        self._tokens += token_ids
+        self._calls.append(len(token_ids))
+        deadline = trio.current_time() + self._patience
+        while True:
+            try:
+                if self._selection is not None and self._fleet.should_leave(self._selection):
+                    await self._close()
+                if self._pipeline is None:
+                    await self._open(deadline)
+                return await self._catch_up()
+            except NoRouteError as exc:
+                selection = self._selection
+                await self._close()
+                if trio.current_time() >= deadline or not self._may_try_again(exc, selection):
+                    raise
+                logger.info("%s; %d tokens go another way", exc, len(self._tokens))
+
+    def _may_try_again(self, error: NoRouteError, selection: Selection | None) -> bool:
+        """Whether others may do what these could not."""
+        peer_id = error.peer_id
+        if peer_id is None:
+            return False
+        if error.unreachable_from is not None and selection is not None:
+            stages = {item.peer_id: item for item in selection.stages}
+            self._routing.relay(stages[error.unreachable_from], stages[peer_id], str(error))
+            return True
+        if self._fleet.failed(error):
+            return True
+        # It answers, and what it answers is an error: the same question may go to somebody else, once.
+        has_tried = peer_id in self._avoid
+        self._avoid.add(peer_id)
+        layers = range(min(error.layers), max(error.layers) + 1)
+        return not has_tried and self._fleet.has_alternative(peer_id, layers)
+
+    async def _open(self, deadline: float) -> None:
+        timeout = max(deadline - trio.current_time(), 0.0)
+        self._selection = await self._fleet.select(timeout=timeout, avoid=self._avoid)
+        self._stack.enter_context(self._selection)
+        opening = open_session(self._selection.stages, self._routing, max_length=self._max_length)
+        self._pipeline = await self._stack.enter_async_context(opening)
+
+    async def _catch_up(self) -> torch.Tensor:
+        """Send what the pipeline has not seen yet; returns the logits after the last token, [V]."""
+        assert self._pipeline is not None
+        calls = self._missing_calls(self._pipeline.length)
+        for start, stop in calls:
+            hidden_BTD = await self._ends.embed(self._tokens[start:stop], position=start)
+            hidden_BTD = await self._pipeline.forward(hidden_BTD)
+        logits_V = await self._ends.logits(hidden_BTD, position=calls[-1][0])
+        if not logits_V.max().isfinite():
+            raise ModelError("the output head gave NaN or infinity")
+        return logits_V
+
+    def _missing_calls(self, length: int) -> list[tuple[int, int]]:
+        """The forward passes, as first token and end, that a pipeline of so many tokens lacks."""
+        if not self._replays:
+            return [(length, len(self._tokens))]
+        calls, start = [], 0
+        for num_tokens in self._calls:
+            if start >= length:
+                calls.append((start, start + num_tokens))
+            start += num_tokens
+        return calls
+
+    async def _close(self) -> None:
+        self._pipeline = None
+        self._selection = None
+        stack, self._stack = self._stack, AsyncExitStack()
+        await stack.aclose()
