@@ -52,7 +52,7 @@ from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import TrafficCounters
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
-from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol
@@ -167,6 +167,11 @@ class Coordinator:
     def counters(self) -> TrafficCounters:
         """Messages and bytes by peer, type and direction."""
         return self._protocol.counters
+
+    @property
+    def host(self) -> Host:
+        """The host underneath."""
+        return self._protocol.host
 
     @property
     def stages(self) -> tuple[PlannedStage, ...]:

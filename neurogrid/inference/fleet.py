@@ -147,6 +147,11 @@ class Fleet:
 
     # ------------------------------------------------------------------ who is chosen for a session
 
+    @property
+    def holdings(self) -> dict[str, range]:
+        """The layers that each member is ready for, by peer id; those that hold none are left out."""
+        return {m.peer_id: m.layers for m in self._members.values() if m.layers}
+
     async def select(self, *, timeout: float, avoid: Collection[str] = ()) -> Selection:
         """The least busy ready holder of each stage; waits until every stage has one.
 
@@ -233,7 +238,7 @@ class Fleet:
         if member is None or member.is_placing:
             return
         del self._members[peer_id]
-        logger.warning("lost worker %s: %s", peer_id, reason)
+        logger.debug("lost worker %s: %s", peer_id, reason)
         self._progress.lost(peer_id, member.layers, reason)
         self._notify()
 
@@ -314,7 +319,6 @@ class Fleet:
             return
         self.infos[worker.peer_id] = info
         self._members[worker.peer_id] = Member(worker, info)
-        logger.info("worker %s joined: %s", worker.peer_id, info.name)
         self._progress.joined(info)
         self._notify()
 

@@ -76,6 +76,7 @@ class TokenSession:
         self._tokens += token_ids
         self._calls.append(len(token_ids))
         deadline = trio.current_time() + self._patience
+        failure: NoRouteError | None = None
         while True:
             try:
                 if self._selection is not None and self._fleet.should_leave(self._selection):
@@ -86,9 +87,12 @@ class TokenSession:
             except NoRouteError as exc:
                 selection = self._selection
                 await self._close()
+                if exc.peer_id is None and failure is not None:
+                    raise NoRouteError(f"{failure}; {exc}", layers=exc.layers) from exc
                 if trio.current_time() >= deadline or not self._may_try_again(exc, selection):
                     raise
-                logger.info("%s; %d tokens go another way", exc, len(self._tokens))
+                failure = exc
+                logger.debug("%s; %d tokens go another way", exc, len(self._tokens))
 
     def _may_try_again(self, error: NoRouteError, selection: Selection | None) -> bool:
         """Whether others may do what these could not."""

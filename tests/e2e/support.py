@@ -120,7 +120,7 @@ async def generate(
     snapshot = coordinator.counters.snapshot()
     return Outcome(
         tokens=tokens,
-        stages=[item.stage for item in coordinator.stages],
+        stages=list(coordinator.stages),
         sent={
             peer: {name: traffic.num_bytes for name, traffic in by_way.get("sent", {}).items()}
             for peer, by_way in snapshot.items()

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -308,32 +307,37 @@ def test_sampling_parameters_reach_the_sampler(
 # A worker dies
 
 
-@pytest.fixture
-def two_workers(tmp_path: Path) -> Iterator[list[WorkerProcess]]:
-    with start_worker(tmp_path) as first, start_worker(tmp_path) as second:
-        yield [first, second]
-
-
-def test_a_killed_worker_is_named_with_its_layers(two_workers: list[WorkerProcess]) -> None:
-    first, second = two_workers
-    process = subprocess.Popen(
-        [*COORDINATOR, "--peer", first.address, "--peer", second.address, "--stages", "2"]
-        + ["--prompt", "Python is", "--max-tokens", "500", "--model", str(embedded_model_path())]
-        + ["--temperature", "1.5", "--seed", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    assert process.stdout is not None
-    written = process.stdout.read(20)
-    second.kill()
-    _, log = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1, log
-    assert len(written) == 20
-    lines = [line for line in log.splitlines() if line.startswith("neurogrid-coordinator:")]
-    assert len(lines) == 1
-    assert "lost layers" in lines[0]
-    assert second.peer_id in lines[0]
-    assert "Traceback" not in log
-    assert first.is_alive()
+def test_a_killed_worker_is_named_with_its_layers_where_nobody_can_take_them(
+    tmp_path: Path,
+) -> None:
+    limit = ("--memory-limit", "6MB")
+    with start_worker(tmp_path, *limit) as first, start_worker(tmp_path, *limit) as second:
+        process = subprocess.Popen(
+            [*COORDINATOR, "--peer", first.address, "--peer", second.address, "--stages", "2"]
+            + [
+                "--prompt",
+                "Python is",
+                "--max-tokens",
+                "500",
+                "--model",
+                str(embedded_model_path()),
+            ]
+            + ["--temperature", "1.5", "--seed", "1", "--max-seq-len", "600", "--patience", "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        assert process.stdout is not None
+        written = process.stdout.read(20)
+        second.kill()
+        _, log = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 1, log
+        assert len(written) == 20
+        lines = [line for line in log.splitlines() if line.startswith("neurogrid-coordinator:")]
+        assert len(lines) == 1
+        assert "lost layers" in lines[0]
+        assert second.peer_id in lines[0]
+        assert "the layers do not fit" in lines[0]
+        assert "Traceback" not in log
+        assert first.is_alive()

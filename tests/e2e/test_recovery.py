@@ -1,0 +1,173 @@
+"""Workers die, leave and come back while a model writes: what is written is what an undisturbed run writes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import trio
+
+from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.errors import NoRouteError
+from neurogrid.inference.coordinator import Coordinator
+from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
+
+PROMPT = "A function definition"
+NUM_TOKENS = 40
+# After so many tokens something happens.
+MIDDLE = 12
+
+Event = Callable[[Coordinator], Awaitable[None]]
+
+
+async def holders(coordinator: Coordinator, count: int) -> None:
+    """Wait until so many workers hold layers."""
+    with trio.fail_after(DEADLINE):
+        while len(coordinator.fleet.holdings) < count:
+            await trio.sleep(0.02)
+
+
+async def generate(coordinator: Coordinator, disturb: Event | None = None) -> list[int]:
+    prompt = coordinator.model.tokenizer.encode(PROMPT)
+    tokens: list[int] = []
+    async for token in coordinator.generate(prompt, max_tokens=NUM_TOKENS):
+        tokens.append(token)
+        if disturb is not None and len(tokens) == MIDDLE:
+            await disturb(coordinator)
+    return tokens
+
+
+def settings(workers: Sequence[WorkerProcess], **more: object) -> CoordinatorSettings:
+    return CoordinatorSettings(
+        peers=tuple(worker.address for worker in workers),
+        **{"stages": 2, "dtype": "float32", "max_seq_len": 256, **more},  # type: ignore[arg-type]
+    )
+
+
+def by_stage(coordinator: Coordinator, workers: Sequence[WorkerProcess]) -> list[WorkerProcess]:
+    """The workers of the plan, in the order of their stages."""
+    by_peer = {worker.peer_id: worker for worker in workers}
+    return [by_peer[stage.peer_id] for stage in coordinator.stages]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_replica_takes_over(tmp_path: Path, dtype: str, number: int) -> None:
+    """Whichever stage dies: another worker holds it, too, and no weights are sent."""
+
+    async def main() -> None:
+        async with open_coordinator(settings(workers, dtype=dtype)) as coordinator:
+            expected = await generate(coordinator)
+            await holders(coordinator, 3)
+            sent_before = weight_bytes(coordinator)
+
+            async def kill(_: Coordinator) -> None:
+                by_stage(coordinator, workers)[number].kill()
+
+            assert await generate(coordinator, kill) == expected
+            assert weight_bytes(coordinator) == sent_before
+            assert len(coordinator.fleet.holdings) == 2
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(3)]
+        trio.run(main)
+
+
+def test_a_spare_worker_gets_the_layers_that_were_lost_and_no_others(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with open_coordinator(settings(workers, with_replicas=False)) as coordinator:
+            expected = await generate(coordinator)
+            first, second = by_stage(coordinator, workers)
+            sent_before = weight_bytes(coordinator)
+
+            async def kill(_: Coordinator) -> None:
+                first.kill()
+
+            assert await generate(coordinator, kill) == expected
+            assert coordinator.stages[1].peer_id == second.peer_id
+            assert weight_bytes(coordinator) - sent_before < 0.6 * sent_before
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(3)]
+        trio.run(main)
+
+
+def test_the_workers_that_are_left_take_all_layers_and_one_that_comes_is_used(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with open_coordinator(settings(workers)) as coordinator:
+            expected = await generate(coordinator)
+
+            async def kill(_: Coordinator) -> None:
+                by_stage(coordinator, workers)[1].kill()
+
+            assert await generate(coordinator, kill) == expected
+            assert len(coordinator.stages) == 1
+            survivor = coordinator.stages[0].peer_id
+
+            # Somebody new dials in, stands by, and is there when the last one goes, too.
+            with start_worker(tmp_path, "--bootstrap", own_address(coordinator)) as late:
+                await holders(coordinator, 2)
+
+                async def kill_survivor(_: Coordinator) -> None:
+                    next(worker for worker in workers if worker.peer_id == survivor).kill()
+
+                assert await generate(coordinator, kill_survivor) == expected
+                assert coordinator.fleet.holdings.keys() == {late.peer_id}
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(2)]
+        trio.run(main)
+
+
+def test_a_worker_that_comes_back_is_used_again_and_gets_nothing_sent(tmp_path: Path) -> None:
+    """The same peer loses its connection: it keeps its layers, and its session is rebuilt."""
+
+    async def main() -> None:
+        async with open_coordinator(settings([worker], stages=1)) as coordinator:
+            expected = await generate(coordinator)
+            sent_before = weight_bytes(coordinator)
+
+            async def cut(_: Coordinator) -> None:
+                await coordinator.host.disconnect(worker.peer_id)
+
+            assert await generate(coordinator, cut) == expected
+            assert weight_bytes(coordinator) == sent_before
+
+    with start_worker(tmp_path) as worker:
+        trio.run(main)
+
+
+def test_without_any_worker_the_error_names_the_layers_after_the_agreed_time(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with open_coordinator(settings([worker], stages=1, patience=1.0)) as coordinator:
+
+            async def kill(_: Coordinator) -> None:
+                worker.kill()
+
+            with pytest.raises(NoRouteError, match="layers 0 to 7") as caught:
+                await generate(coordinator, kill)
+            assert caught.value.layers == tuple(range(8))
+            assert worker.peer_id in str(caught.value)
+
+    with start_worker(tmp_path) as worker:
+        trio.run(main)
+
+
+def weight_bytes(coordinator: Coordinator) -> int:
+    snapshot = coordinator.counters.snapshot()
+    return sum(
+        traffic.num_bytes
+        for by_way in snapshot.values()
+        for name, traffic in by_way.get("sent", {}).items()
+        if name == "WEIGHTS"
+    )
+
+
+def own_address(coordinator: Coordinator) -> str:
+    return coordinator.host.addresses[0]
