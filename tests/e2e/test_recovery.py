@@ -12,6 +12,8 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.coordinator import Coordinator
+from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
 
 PROMPT = "A function definition"
@@ -71,7 +73,7 @@ def test_a_replica_takes_over(tmp_path: Path, dtype: str, number: int) -> None:
             assert len(coordinator.fleet.holdings) == 2
 
     with ExitStack() as stack:
-        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(3)]
+        workers = [stack.enter_context(start_worker(tmp_path, "--no-cache")) for _ in range(3)]
         trio.run(main)
 
 
@@ -90,7 +92,7 @@ def test_a_spare_worker_gets_the_layers_that_were_lost_and_no_others(tmp_path: P
             assert weight_bytes(coordinator) - sent_before < 0.6 * sent_before
 
     with ExitStack() as stack:
-        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(3)]
+        workers = [stack.enter_context(start_worker(tmp_path, "--no-cache")) for _ in range(3)]
         trio.run(main)
 
 
@@ -109,7 +111,9 @@ def test_the_workers_that_are_left_take_all_layers_and_one_that_comes_is_used(
             survivor = coordinator.stages[0].peer_id
 
             # Somebody new dials in, stands by, and is there when the last one goes, too.
-            with start_worker(tmp_path, "--bootstrap", own_address(coordinator)) as late:
+            with start_worker(
+                tmp_path, "--no-cache", "--bootstrap", own_address(coordinator)
+            ) as late:
                 await holders(coordinator, 2)
 
                 async def kill_survivor(_: Coordinator) -> None:
@@ -119,7 +123,7 @@ def test_the_workers_that_are_left_take_all_layers_and_one_that_comes_is_used(
                 assert coordinator.fleet.holdings.keys() == {late.peer_id}
 
     with ExitStack() as stack:
-        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(2)]
+        workers = [stack.enter_context(start_worker(tmp_path, "--no-cache")) for _ in range(2)]
         trio.run(main)
 
 
@@ -137,7 +141,7 @@ def test_a_worker_that_comes_back_is_used_again_and_gets_nothing_sent(tmp_path: 
             assert await generate(coordinator, cut) == expected
             assert weight_bytes(coordinator) == sent_before
 
-    with start_worker(tmp_path) as worker:
+    with start_worker(tmp_path, "--no-cache") as worker:
         trio.run(main)
 
 
@@ -155,18 +159,13 @@ def test_without_any_worker_the_error_names_the_layers_after_the_agreed_time(
             assert caught.value.layers == tuple(range(8))
             assert worker.peer_id in str(caught.value)
 
-    with start_worker(tmp_path) as worker:
+    with start_worker(tmp_path, "--no-cache") as worker:
         trio.run(main)
 
 
 def weight_bytes(coordinator: Coordinator) -> int:
-    snapshot = coordinator.counters.snapshot()
-    return sum(
-        traffic.num_bytes
-        for by_way in snapshot.values()
-        for name, traffic in by_way.get("sent", {}).items()
-        if name == "WEIGHTS"
-    )
+    total = coordinator.counters.total(Direction.SENT, msg_type=MessageType.WEIGHTS)
+    return total.num_bytes
 
 
 def own_address(coordinator: Coordinator) -> str:
