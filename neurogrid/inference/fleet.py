@@ -239,6 +239,7 @@ class Fleet:
             return
         del self._members[peer_id]
         logger.debug("lost worker %s: %s", peer_id, reason)
+        self._placer.lost(peer_id)
         self._progress.lost(peer_id, member.layers, reason)
         self._notify()
 
