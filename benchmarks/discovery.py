@@ -39,7 +39,7 @@ from tests.e2e.namespaces.netns import Machine, network  # noqa: E402
 HOSTS = (5, 10, 20, 50)
 SOURCES = ("mdns", "dht")
 GROUP = 5  # hosts in a process
-TIMEOUT = 300.0
+TIMEOUT = 240.0
 
 
 class Group:

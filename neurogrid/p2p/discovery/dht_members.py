@@ -129,6 +129,8 @@ class Members:
         if acceptance.is_new or acceptance.has_moved:
             self._on_sighting(Sighting(record.peer_id, record.addresses, "dht", role=record.role))
         if acceptance.is_new:
+            text = f"record of {record.peer_id}"
+            self._on_attempt(Attempt("dht", text, f"a {record.role}", True))
             logger.debug("%s is a member: %s", record.peer_id, record.role)
 
     def hurry(self) -> None:
@@ -189,8 +191,6 @@ class Members:
                 self._on_attempt(Attempt("dht", text, "it is no member, and only looks", False))
                 self._note_failure(peer_id, candidate)
             else:
-                if acceptance.is_new:
-                    self._on_attempt(Attempt("dht", text, f"a {acceptance.record.role}", True))
                 self.note_accepted(acceptance)
         finally:
             candidate.is_asked = False
