@@ -9,33 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.progress import (
-    Progress as ProgressBar,
-)
 from rich.status import Status
 
+from neurogrid.cli.transfer_view import TransferView, format_bytes
 from neurogrid.inference.placing import name_range
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 
 __all__ = ["TerminalProgress", "format_bytes", "short_peer_id"]
-
-
-def format_bytes(num_bytes: float) -> str:
-    """Bytes for people, in powers of 1,000: `12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 def short_peer_id(peer_id: str) -> str:
@@ -57,8 +38,7 @@ class TerminalProgress(Progress):
         self.model_name = "the model"
         self.ticket_for: Callable[[str, Sequence[str]], str] | None = None
         self._status: Status | None = None
-        self._bar: ProgressBar | None = None
-        self._tasks: dict[str, TaskID] = {}
+        self._transfers: TransferView | None = None
         self._sent = 0
         self._held = 0
         self._passed_on = 0
@@ -70,7 +50,7 @@ class TerminalProgress(Progress):
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop_status()
-        self._stop_bar()
+        self._stop_transfers()
 
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
         if self.ticket_for is not None:
@@ -119,28 +99,31 @@ class TerminalProgress(Progress):
                     f"  not needed: {short_peer_id(worker.peer_id)}  {worker.name}, "
                     f"{format_bytes(worker.free_bytes)} free"
                 )
-        self._start_bar()
+        self._transfers = TransferView(self._console)
 
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
-        assert self._bar is not None
-        self._tasks[peer_id] = self._bar.add_task(f"to {short_peer_id(peer_id)}", total=num_bytes)
+        assert self._transfers is not None
+        self._transfers.plan(peer_id, short_peer_id(peer_id), num_bytes)
 
     def transferred(self, peer_id: str, num_bytes: int) -> None:
         self._sent += num_bytes
         self._finished = time.monotonic()
         self._started = self._started or self._finished
-        self._advance(peer_id, num_bytes)
+        if self._transfers is not None:
+            self._transfers.came(peer_id, num_bytes)
 
     def passed_on(self, peer_id: str, num_bytes: int) -> None:
         self._passed_on += num_bytes
-        self._advance(peer_id, num_bytes)
+        if self._transfers is not None:
+            self._transfers.came(peer_id, num_bytes)
 
     def already_held(self, peer_id: str, num_bytes: int) -> None:
         self._held += num_bytes
-        self._advance(peer_id, num_bytes)
+        if self._transfers is not None:
+            self._transfers.was_there(peer_id, num_bytes)
 
     def ready(self) -> None:
-        self._stop_bar()
+        self._stop_transfers()
         held = f", {format_bytes(self._passed_on)} from worker to worker" if self._passed_on else ""
         held += f", {format_bytes(self._held)} were there already" if self._held else ""
         if self._started is not None:
@@ -175,31 +158,15 @@ class TerminalProgress(Progress):
     def replicated(self, peer_id: str, layers: range) -> None:
         self._say(f"worker {short_peer_id(peer_id)} stands by with {name_range(layers)}")
 
-    def _advance(self, peer_id: str, num_bytes: int) -> None:
-        if self._bar is not None:
-            self._bar.advance(self._tasks[peer_id], num_bytes)
-
-    def _start_bar(self) -> None:
-        self._bar = ProgressBar(
-            TextColumn("  weights {task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._bar.start()
-
     def _stop_status(self) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
 
-    def _stop_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+    def _stop_transfers(self) -> None:
+        if self._transfers is not None:
+            self._transfers.stop()
+            self._transfers = None
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

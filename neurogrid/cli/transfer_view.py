@@ -1,0 +1,131 @@
+"""How weights on their way look: for each worker how much has come, how fast, and how long it will take yet.
+
+Bars where somebody watches, a line now and then on a pipe.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import (
+    Progress as ProgressBar,
+)
+
+__all__ = ["TransferView", "format_bytes"]
+
+# Between two lines about one worker, on a pipe. Seconds.
+LINE_INTERVAL: Final = 5.0
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes for people, in powers of 1,000: `12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+@dataclass
+class _Worker:
+    """One worker's layers.
+
+    Attributes:
+        total: bytes that have to come to it.
+        done: those that have come.
+        began: when it was planned, on the clock of the view.
+        line_at: when the next line about it is due.
+    """
+
+    name: str
+    total: int
+    began: float
+    line_at: float
+    done: int = 0
+    task: TaskID | None = None
+
+
+class TransferView:
+    """The transfers to all workers. Whoever makes it stops it.
+
+    Args:
+        console: where to draw or write.
+        clock: seconds, rising.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._workers: dict[str, _Worker] = {}
+        self._bar: ProgressBar | None = None
+        if console.is_terminal:
+            self._bar = ProgressBar(
+                TextColumn("  weights {task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._bar.start()
+
+    def stop(self) -> None:
+        """Take the bars down."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def plan(self, peer_id: str, name: str, num_bytes: int) -> None:
+        """So many bytes are to come to a worker."""
+        now = self._clock()
+        worker = self._workers[peer_id] = _Worker(name, num_bytes, now, now + LINE_INTERVAL)
+        if self._bar is not None:
+            worker.task = self._bar.add_task(f"to {name}", total=num_bytes)
+
+    def came(self, peer_id: str, num_bytes: int) -> None:
+        """So many more have come, from whomever."""
+        worker = self._workers[peer_id]
+        worker.done += num_bytes
+        if self._bar is not None and worker.task is not None:
+            self._bar.advance(worker.task, num_bytes)
+        else:
+            self._write(worker)
+
+    def was_there(self, peer_id: str, num_bytes: int) -> None:
+        """So many need not come. They say nothing of how fast the others do."""
+        worker = self._workers[peer_id]
+        worker.total -= num_bytes
+        if self._bar is not None and worker.task is not None:
+            self._bar.update(worker.task, total=worker.total)
+
+    def _write(self, worker: _Worker) -> None:
+        now = self._clock()
+        is_done = worker.done >= worker.total
+        if not is_done and now < worker.line_at:
+            return
+        worker.line_at = now + LINE_INTERVAL
+        seconds = max(now - worker.began, 1e-9)
+        rate = worker.done / seconds
+        if is_done:
+            text = f"all of {format_bytes(worker.total)} in {seconds:.1f} s, {format_bytes(rate)}/s"
+        else:
+            left = math.ceil((worker.total - worker.done) / rate)
+            text = (
+                f"{format_bytes(worker.done)} of {format_bytes(worker.total)}, {format_bytes(rate)}/s, "
+                f"{left // 60}:{left % 60:02} left"
+            )
+        self._console.print(
+            f"  weights to {worker.name}: {text}", highlight=False, markup=False, soft_wrap=True
+        )
