@@ -31,6 +31,7 @@ __all__ = [
     "load_tensors",
     "move_to",
     "one_line",
+    "place_module",
     "quiet_transformers",
 ]
 
@@ -48,6 +49,9 @@ MODEL_CODE_ERRORS = (
 )
 
 _MAX_NAMES_SHOWN = 3
+
+# Of the host's memory, pinned on the way to a GPU: pinned memory cannot be swapped, and PyTorch keeps it.
+_MAX_PINNED_BYTES = 256 * 1024 * 1024
 
 # Frequencies are as many as half a head is wide; larger buffers are tables that nothing rewrites.
 _MAX_BUFFER_ELEMENTS = 65_536
@@ -143,6 +147,33 @@ def move_to(device: torch.device, modules: Iterable[nn.Module]) -> None:
                 is_hollow = parameter.numel() > 1 and not any(parameter.stride())
                 moved = hollow(parameter, device) if is_hollow else parameter.to(device)
                 setattr(module, name, nn.Parameter(moved))
+
+
+def place_module(module: nn.Module, device: torch.device) -> nn.Module:
+    """Put all parameters and buffers of `module` on `device`; returns it.
+
+    To a CUDA device they go through pinned memory, by a stream of their own: the copy engine works while the next
+    tensor is pinned, and what other streams compute goes on. All is there when this returns.
+    """
+    if device.type != "cuda":
+        return module.to(device)
+    # The memory is of the stream that computes with it later, so that it is not reused too early when it is freed.
+    computing, copying = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    pinned_bytes = 0
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device == device:
+            continue
+        target = torch.empty_like(tensor.data, device=device)
+        copying.wait_stream(computing)
+        with torch.cuda.stream(copying):
+            target.copy_(tensor.data.pin_memory(), non_blocking=True)
+        pinned_bytes += tensor.nbytes
+        if pinned_bytes > _MAX_PINNED_BYTES:
+            copying.synchronize()
+            pinned_bytes = 0
+        tensor.data = target
+    copying.synchronize()
+    return module
 
 
 class Pristine:

@@ -34,6 +34,7 @@ from neurogrid.model.loading import (
     load_tensors,
     move_to,
     one_line,
+    place_module,
     quiet_transformers,
 )
 from neurogrid.model.naming import is_end_tensor, layer_of
@@ -177,7 +178,7 @@ class Skeleton:
             is_wanted=lambda name: name.startswith(prefix),
             what=f"layer {layer_id}",
         )
-        layer.to(self.device)
+        place_module(layer, self.device)
         speed_up_few_rows(layer)
         self._slots[layer_id].__dict__["layer"] = layer
 
