@@ -134,25 +134,29 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
 
 def _whereabouts(cluster: Cluster, options: argparse.Namespace) -> Whereabouts:
     """Where the coordinator is: as the options say, else as it left word itself."""
+    from neurogrid.p2p.host import parse_peer_address
     from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.reach.circuit import circuit_address
     from neurogrid.p2p.trust import Whereabouts
 
-    named = [*getattr(options, "announce", ()), *options.listen]
-    if not named:
+    named = [*options.announce, *options.listen]
+    if not named and not options.relay:
         where = cluster.whereabouts()
         if where is None:
             raise ConfigurationError(
                 f"no coordinator has run with --cluster {cluster.directory} yet, so nobody knows where it "
-                "will be: start it first, or add --listen MULTIADDR as you will start it"
+                "will be: start it first, or add --listen, --announce or --relay MULTIADDR as you will start it"
             )
         return where
     file = identity_file(options, cluster.directory)
     assert file is not None
     peer_id = Identity.load(file).peer_id
     suffix = f"/p2p/{peer_id}"
-    return Whereabouts.of(
-        peer_id, [address.removesuffix(suffix) + suffix for address in map(_dialable, named)]
-    )
+    addresses = [address.removesuffix(suffix) + suffix for address in map(_dialable, named)]
+    for address in (*addresses, *options.relay):
+        parse_peer_address(address)  # for its error
+    relayed = (circuit_address(relay, peer_id) for relay in options.relay)
+    return Whereabouts.of(peer_id, [*addresses, *relayed])
 
 
 def _dialable(address: str) -> str:
@@ -166,8 +170,7 @@ def _dialable(address: str) -> str:
 
 
 def _revoke(cluster: Cluster, options: argparse.Namespace) -> None:
-    membership = _own_peer_ids(cluster, options)
-    if own := membership & set(options.revoke):
+    if own := _own_peer_ids(cluster, options) & set(options.revoke):
         raise ConfigurationError(
             f"{', '.join(own)} is this cluster's own coordinator: make a new cluster instead"
         )
