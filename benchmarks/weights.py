@@ -31,11 +31,8 @@ from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference import remote_v11
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.pipeline import PipelineStage
-from neurogrid.inference.placing import place_stages
-from neurogrid.inference.planner import PlannedStage
-from neurogrid.inference.progress import Progress
-from neurogrid.inference.remote_worker import Timeouts
+from neurogrid.inference.placing import open_placer
+from neurogrid.inference.remote_worker import Timeouts, TransferReports
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.hash_cache import HashCache
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, open_host
@@ -191,40 +188,45 @@ async def start(model: Path, addresses: list[str], cache: Path, offers: _Offers)
     return Run(ready - offers.began, first - offers.began, sent)
 
 
-class _Sent(Progress):
-    def __init__(self) -> None:
-        self.num_bytes = 0
-
-    def transferred(self, peer_id: str, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-
-
 async def share(model: Path, addresses: list[str], cache: Path) -> tuple[int, float]:
     """Give each half of the layers to half of the workers; the bytes that the coordinator sent, and seconds."""
     loaded = await trio.to_thread.run_sync(
         lambda: LoadedModel.load(model, name=None, max_seq_len=128, dtype=None)
     )
-    sent = _Sent()
+    num_sent = 0
+
+    def sent(num_bytes: int) -> None:
+        nonlocal num_sent
+        num_sent += num_bytes
+
+    def other(num_bytes: int) -> None:
+        """Not sent by the coordinator."""
+
     async with open_host() as host:
         protocol = Protocol(host, role="coordinator")
-        stages = []
-        for number, address in enumerate(addresses):
-            begin = number % 2 * NUM_LAYERS // 2
-            peer_id = await host.connect(address)
-            stage = PlannedStage(peer_id, begin, begin + NUM_LAYERS // 2, 1)
-            worker = remote_v11.RemoteWorkerV11(protocol, peer_id, Timeouts())
-            stages.append(PipelineStage(stage, worker))
-        started = time.perf_counter()
-        await place_stages(
+        placer = await open_placer(
             loaded,
-            stages,
             host,
             max_sessions=1,
             skip_weight_transfer=False,
             cache=CacheSettings(cache),
-            progress=sent,
         )
-        return sent.num_bytes, time.perf_counter() - started
+
+        async def place(number: int, address: str) -> None:
+            begin = number % 2 * NUM_LAYERS // 2
+            worker = remote_v11.RemoteWorkerV11(protocol, await host.connect(address), Timeouts())
+            await placer.place(
+                worker,
+                range(begin, begin + NUM_LAYERS // 2),
+                TransferReports(sent=sent, held=other, passed_on=other),
+                is_configured=False,
+            )
+
+        started = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for number, address in enumerate(addresses):
+                nursery.start_soon(place, number, address)
+    return num_sent, time.perf_counter() - started
 
 
 def main() -> None:

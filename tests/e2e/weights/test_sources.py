@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,9 @@ import trio
 
 from neurogrid import Worker, WorkerSettings, open_worker
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.pipeline import PipelineStage
-from neurogrid.inference.placing import place_stages
-from neurogrid.inference.planner import PlannedStage
-from neurogrid.inference.progress import Progress
+from neurogrid.inference.placing import open_placer
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
-from neurogrid.inference.remote_worker import Timeouts
+from neurogrid.inference.remote_worker import RemoteWorker, Timeouts, TransferReports
 from neurogrid.p2p import Protocol, open_host
 from neurogrid.p2p.counters import Direction
 from neurogrid.p2p.transfer import BlobSource
@@ -36,22 +33,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @dataclass
-class Told(Progress):
-    """What the coordinator told."""
+class Told:
+    """What the coordinator told, in bytes."""
 
     sent: int = 0
     passed: int = 0
     held: int = 0
-    planned: int = field(default=0, init=False)  # type: ignore[assignment]
 
-    def transferred(self, peer_id: str, num_bytes: int) -> None:
+    def add_sent(self, num_bytes: int) -> None:
         self.sent += num_bytes
 
-    def passed_on(self, peer_id: str, num_bytes: int) -> None:
+    def add_passed(self, num_bytes: int) -> None:
         self.passed += num_bytes
 
-    def already_held(self, peer_id: str, num_bytes: int) -> None:
+    def add_held(self, num_bytes: int) -> None:
         self.held += num_bytes
+
+    @property
+    def reports(self) -> TransferReports:
+        return TransferReports(sent=self.add_sent, held=self.add_held, passed_on=self.add_passed)
 
 
 @asynccontextmanager
@@ -68,20 +68,18 @@ async def place(model: LoadedModel, workers: Sequence[Worker], layers: Sequence[
     told = Told()
     async with open_host() as host:
         protocol = Protocol(host, role="coordinator")
-        stages = []
-        for worker, wanted in zip(workers, layers, strict=True):
-            peer_id = await host.connect(worker.addresses[0])
-            stage = PlannedStage(peer_id, wanted.start, wanted.stop, 1)
-            stages.append(PipelineStage(stage, RemoteWorkerV11(protocol, peer_id, Timeouts())))
-        await place_stages(
-            model,
-            stages,
-            host,
-            max_sessions=1,
-            skip_weight_transfer=False,
-            cache=None,
-            progress=told,
+        placer = await open_placer(
+            model, host, max_sessions=1, skip_weight_transfer=False, cache=None
         )
+
+        async def place_one(worker: RemoteWorker, wanted: range) -> None:
+            await placer.place(worker, wanted, told.reports, is_configured=False)
+
+        async with trio.open_nursery() as nursery:
+            for worker, wanted in zip(workers, layers, strict=True):
+                peer_id = await host.connect(worker.addresses[0])
+                remote = RemoteWorkerV11(protocol, peer_id, Timeouts())
+                nursery.start_soon(place_one, remote, wanted)
         assert protocol.counters.total(Direction.SENT).num_bytes > told.sent
     for worker, wanted in zip(workers, layers, strict=True):
         assert worker.held_layers == tuple(wanted)
@@ -201,16 +199,11 @@ def test_a_stranger_may_not_offer_what_a_worker_may_ask_for(
         async with some_workers(1) as (worker,), open_host() as host, open_host() as stranger:
             protocol = Protocol(host, role="coordinator")
             peer_id = await host.connect(worker.addresses[0])
-            stage = PlannedStage(peer_id, 0, 6, 1)
-            await place_stages(
-                model,
-                [PipelineStage(stage, RemoteWorkerV11(protocol, peer_id, Timeouts()))],
-                host,
-                max_sessions=1,
-                skip_weight_transfer=False,
-                cache=None,
-                progress=Progress(),
+            placer = await open_placer(
+                model, host, max_sessions=1, skip_weight_transfer=False, cache=None
             )
+            remote = RemoteWorkerV11(protocol, peer_id, Timeouts())
+            await placer.place(remote, range(6), Told().reports, is_configured=False)
             await stranger.connect(worker.addresses[0])
             other = Protocol(stranger, role="worker")
             blob = model.checkpoint.layer_blob(0)
