@@ -252,7 +252,9 @@ def test_members_of_a_cluster_hand_on_to_each_other(tmp_path: Path) -> None:
             said = "".join(coordinator.lines)
             assert (status, bool(text.strip())) == (0, True), said
             assert "go through here" not in said
-            assert "refused" not in one.log + two.log
+            for worker in (one, two):
+                assert f"refused {one.peer_id}" not in worker.log
+                assert f"refused {two.peer_id}" not in worker.log
 
 
 def test_sessions_end_by_themselves(
