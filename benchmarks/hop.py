@@ -36,7 +36,7 @@ HIDDEN = 4096  # of float32: 16 KiB a token
 NUM_BYTES = 4 * HIDDEN
 STEPS = 400
 WARM_UP = 50
-ROUNDS = 3
+ROUNDS = 7
 AT_MOST = 400.0  # us
 
 Step = Callable[[], Awaitable[object]]
