@@ -27,6 +27,7 @@ ANSWERS = {
     MessageType.TRANSFER_ACCEPT,
     MessageType.READY,
     MessageType.SESSION_ACK,
+    MessageType.DEVICE_INFO,
 }
 OF_THE_STREAM = {MessageType.HELLO, MessageType.ERROR, MessageType.CREDIT}
 REQUESTS = [
