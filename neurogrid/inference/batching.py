@@ -1,8 +1,8 @@
 """Continuous batching: what waits for the torch thread, and what of it runs together next.
 
-What came while the last call ran is the next batch; nobody waits for more to come. `Batcher` is the queue and
-the one task that empties it. `next_steps` chooses for a worker: all tokens that are decoded over the same layers
-go through in one forward pass, and between two such passes at most one chunk of one prefill.
+What came while the last call ran is the next batch; an idle thread waits for a burst at most. `Batcher` is the
+queue and the one task that empties it. `next_steps` chooses for a worker: all tokens that are decoded over the
+same layers go through in one forward pass, and between two such passes at most one chunk of one prefill.
 
 It knows no sessions and no messages. The choice is a pure function; what is computed is another's.
 
@@ -53,6 +53,7 @@ class Batcher(Generic[J, R]):
             None where it is not finished: then it waits again, behind the others.
         run_torch: calls a function in the torch thread.
         max_waiting: jobs that may wait; more are refused.
+        linger: seconds to wait, when a job comes to an idle thread, for those that come in the same burst.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Batcher(Generic[J, R]):
         run_torch: Callable[..., Awaitable[Sequence[R | Exception | None]]],
         *,
         max_waiting: int,
+        linger: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._linger = linger
         self._choose = choose
         self._compute = compute
         self._run_torch = run_torch
@@ -126,6 +129,8 @@ class Batcher(Generic[J, R]):
             if not self._waiting:
                 self._came = trio.Event()
                 await self._came.wait()
+                if delay := self._linger():
+                    await trio.sleep(delay)
                 continue
             chosen = self._choose([item.job for item in self._waiting])
             ids = set(map(id, chosen))

@@ -12,6 +12,7 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +51,9 @@ logger = logging.getLogger(__name__)
 # Seconds between looks at sessions that may be over.
 EXPIRY_INTERVAL = 5.0
 
+# What an idle torch thread waits for those that come in the same burst: a part of a step, and seconds.
+LINGER_PART, MAX_LINGER = 0.2, 0.005
+
 # Steps that wait for the torch thread: one of each of hundreds of sessions, and a few of those of 1.0.0.
 MAX_WAITING_STEPS = 1024
 
@@ -65,8 +69,13 @@ class SessionService:
         self._v10_caches: dict[tuple[str, int], Session] = {}
         self._prefilled_last = True
         self._steps: Batcher[Step, torch.Tensor] = Batcher(
-            self._choose, self._compute, state.run_torch, max_waiting=MAX_WAITING_STEPS
+            self._choose,
+            self._compute,
+            state.run_torch,
+            max_waiting=MAX_WAITING_STEPS,
+            linger=self._linger,
         )
+        self._step_seconds = 0.0
         state.on_layers_changed = self.forget_all
 
     def register(self) -> None:
@@ -100,8 +109,21 @@ class SessionService:
 
     def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:
         # A session that is alone keeps nobody waiting: in one go it gets the bits of the whole model.
-        is_alone = len(self._sessions) + len(self._v10_caches) <= 1
-        return run_steps(steps, chunk=None if is_alone else self._state.settings.prefill_chunk)
+        chunk = None if self._is_alone else self._state.settings.prefill_chunk
+        started = time.perf_counter()
+        results = run_steps(steps, chunk=chunk)
+        if steps[0].is_decoded:
+            self._step_seconds = time.perf_counter() - started
+        return results
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether one session at most is open: nobody is kept waiting, and nobody comes to share a forward."""
+        return len(self._sessions) + len(self._v10_caches) <= 1
+
+    def _linger(self) -> float:
+        # Steps that ran together before come here one after another, and would be torn apart for good.
+        return 0.0 if self._is_alone else min(LINGER_PART * self._step_seconds, MAX_LINGER)
 
     def _withdraw(self, session: Session) -> None:
         """Compute nothing more for a session that is over."""

@@ -150,6 +150,31 @@ async def test_who_is_cancelled_or_withdrawn_leaves_the_queue(
     assert desk.results[4] == 8
 
 
+def test_who_lingers_takes_a_burst_together() -> None:
+    calls: list[list[int]] = []
+
+    async def run_torch(function: Callable[..., Any], jobs: Sequence[int]) -> Any:
+        calls.append(list(jobs))
+        return function(jobs)
+
+    batcher: Batcher[int, int] = Batcher(list, list, run_torch, max_waiting=8, linger=lambda: 0.002)
+
+    async def submit(job: int) -> None:
+        await trio.sleep(0.001 * job)
+        assert await batcher.submit(job) == job
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(batcher.run)
+            async with trio.open_nursery() as burst:
+                for job in (1, 2, 9):
+                    burst.start_soon(submit, job)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert calls == [[1, 2], [9]]
+
+
 @with_desk
 async def test_cancelled_while_it_runs_it_waits_for_the_end(
     desk: Desk, nursery: trio.Nursery
