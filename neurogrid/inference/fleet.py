@@ -35,8 +35,7 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.describing import capacities, far_links
-from neurogrid.inference.member import Member, Selection
-from neurogrid.inference.pipeline import PipelineStage
+from neurogrid.inference.member import Member, Selection, joined
 from neurogrid.inference.placing import RECONNECT_TIMEOUT, WORKER_FAILURES, Placer, name_range
 from neurogrid.inference.planner import Links, ModelSize, Plan, PlannedStage, make_plan
 from neurogrid.inference.planner.problem import Problem
@@ -152,6 +151,11 @@ class Fleet:
         """The layers that each member is ready for, by peer id; those that hold none are left out."""
         return {m.peer_id: m.layers for m in self._members.values() if m.layers}
 
+    @property
+    def num_ready(self) -> int:
+        """Members that hold layers, or stand by and know the model."""
+        return sum(bool(m.layers) or m.is_configured for m in self._members.values())
+
     async def select(self, *, timeout: float, avoid: Collection[str] = ()) -> Selection:
         """The least busy ready holder of each stage; waits until every stage has one.
 
@@ -195,11 +199,9 @@ class Fleet:
         )
 
     def _find_selection(self, avoid: Collection[str]) -> Selection | None:
-        hops: list[tuple[Member, range]] = []
-        stages: list[PipelineStage] = []
+        chosen: list[tuple[Member, PlannedStage]] = []
         for stage in self.plan.stages:
-            layers = range(stage.start, stage.stop)
-            holders = self._holders(layers)
+            holders = self._holders(range(stage.start, stage.stop))
             if not holders:
                 return None
             best = min(
@@ -211,10 +213,8 @@ class Fleet:
                     member.peer_id != stage.peer_id,
                 ),
             )
-            hops.append((best, layers))
-            planned = replace(stage, peer_id=best.peer_id)
-            stages.append(PipelineStage(planned, best.worker))
-        return Selection(hops, stages) if hops else None
+            chosen.append((best, stage))
+        return Selection(joined(chosen)) if chosen else None
 
     def _holders(self, layers: range) -> list[Member]:
         return [member for member in self._members.values() if member.holds(layers)]
@@ -238,6 +238,7 @@ class Fleet:
         if member is None or member.is_placing:
             return
         del self._members[peer_id]
+        self.plan = replace(self.plan, stages=tuple(map(self._as_held, self.plan.stages)))
         logger.debug("lost worker %s: %s", peer_id, reason)
         self._placer.lost(peer_id)
         self._progress.lost(peer_id, member.layers, reason)
@@ -390,7 +391,7 @@ class Fleet:
         if not spare:
             return None
         infos = [member.current_info for member in self._members.values()]
-        stages = [self._as_held(stage) for stage in self.plan.stages]
+        stages = list(map(self._as_held, self.plan.stages))
         problem = Problem(self._size, capacities(infos, len(self._size.layers)), Links())
         for replica in place_replicas(problem, stages):
             if replica.peer_id in spare:
@@ -398,11 +399,11 @@ class Fleet:
         return None
 
     def _as_held(self, stage: PlannedStage) -> PlannedStage:
-        """The stage, on the member that holds it now."""
-        holders = self._holders(range(stage.start, stage.stop))
-        peer_ids = [member.peer_id for member in holders]
-        peer_id = stage.peer_id if stage.peer_id in peer_ids else peer_ids[0]
-        return replace(stage, peer_id=peer_id)
+        """The stage, on a member that holds it now; as it is, if nobody does."""
+        peer_ids = [member.peer_id for member in self._holders(range(stage.start, stage.stop))]
+        if not peer_ids or stage.peer_id in peer_ids:
+            return stage
+        return replace(stage, peer_id=peer_ids[0])
 
     async def _replicate(self, member: Member, layers: range, scope: trio.CancelScope) -> None:
         try:

@@ -9,10 +9,11 @@ from types import TracebackType
 import trio
 
 from neurogrid.inference.pipeline import PipelineStage
+from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
 
-__all__ = ["Member", "Selection"]
+__all__ = ["Member", "Selection", "joined"]
 
 
 @dataclass(eq=False)
@@ -74,11 +75,12 @@ class Selection:
         stages: the same, as a pipeline takes them, in order.
     """
 
-    def __init__(
-        self, hops: Sequence[tuple[Member, range]], stages: Sequence[PipelineStage]
-    ) -> None:
-        self.hops = tuple(hops)
-        self.stages = tuple(stages)
+    def __init__(self, chosen: Sequence[tuple[Member, PlannedStage]]) -> None:
+        self.hops = tuple((member, range(stage.start, stage.stop)) for member, stage in chosen)
+        self.stages = tuple(
+            PipelineStage(replace(stage, peer_id=member.peer_id), member.worker)
+            for member, stage in chosen
+        )
 
     def __enter__(self) -> Selection:
         for member, _ in self.hops:
@@ -93,3 +95,16 @@ class Selection:
     ) -> None:
         for member, _ in self.hops:
             member.num_sessions -= 1
+
+
+def joined(chosen: Sequence[tuple[Member, PlannedStage]]) -> list[tuple[Member, PlannedStage]]:
+    """The same members, each once: who was chosen for several stages gets all between them, which it holds, too."""
+    result: list[tuple[Member, PlannedStage]] = []
+    at = 0
+    while at < len(chosen):
+        member, first = chosen[at]
+        last = max(i for i, (other, _) in enumerate(chosen) if other is member)
+        num_bytes = sum(stage.num_bytes for _, stage in chosen[at : last + 1])
+        result.append((member, replace(first, stop=chosen[last][1].stop, num_bytes=num_bytes)))
+        at = last + 1
+    return result
