@@ -71,6 +71,23 @@ def test_one_message_a_stage_and_step(
     assert asked(star) == [0, 1, 2]
 
 
+async def unmended(coordinator: Coordinator) -> AsyncIterator[int]:
+    """Greedy tokens of one session, without what replaces a worker that fails."""
+    ends, tokens = coordinator.model.ends, list(PROMPT)
+    with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+        stages = selection.stages
+    async with open_session(stages, coordinator._routing, max_length=250) as session:
+        while True:
+            position = session.length
+            with torch.inference_mode():
+                hidden_BTD = ends.embed(tokens[position:], position=position)
+            hidden_BTD = await session.forward(hidden_BTD)
+            with torch.inference_mode():
+                logits_V = ends.logits(hidden_BTD, position=position)
+            tokens.append(int(logits_V.argmax()))
+            yield tokens[-1]
+
+
 # A worker dies
 
 
@@ -94,11 +111,11 @@ def test_a_worker_that_dies_in_the_chain_is_named(
         addresses = [worker.address for worker in three_workers]
         with trio.fail_after(DEADLINE):
             async with open_coordinator(settings(path, *addresses)) as coordinator:
-                victim = coordinator.stages[index].stage
+                victim = coordinator.stages[index]
                 tokens: list[int] = []
                 by_id = {worker.peer_id: worker for worker in three_workers}
                 with pytest.raises(NoRouteError) as caught:  # noqa: PT012 - the loop is what raises
-                    async for token in coordinator.generate(PROMPT, max_tokens=200):
+                    async for token in unmended(coordinator):
                         tokens.append(token)
                         if len(tokens) == 3:
                             by_id[victim.peer_id].kill()
@@ -143,7 +160,7 @@ def test_a_link_that_breaks_names_both_ends(
                 _, middle, last = workers
                 num_tokens = 0
                 with pytest.raises(NoRouteError, match="cannot hand on") as caught:  # noqa: PT012
-                    async for _ in coordinator.generate(PROMPT, max_tokens=200):
+                    async for _ in unmended(coordinator):
                         num_tokens += 1
                         if num_tokens == 3:
                             await middle.protocol.close_peer(last.peer_id)
@@ -196,6 +213,8 @@ def test_activations_travel_in_another_dtype(llama: tuple[Path, list[int]]) -> N
                 assert outcome.tokens == [expected]
                 ends = coordinator.model.ends
                 prompt_BTD = ends.embed(PROMPT, position=0)
+                with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+                    stages = selection.stages
                 exact: torch.Tensor | None = None
                 for name, bound in (
                     ("float32", 0.0),
@@ -204,7 +223,7 @@ def test_activations_travel_in_another_dtype(llama: tuple[Path, list[int]]) -> N
                     ("int8", 3e-2),
                 ):
                     routing = Routing(coordinator._protocol, wire_dtype=name)
-                    async with open_session(coordinator.stages, routing, max_length=8) as session:
+                    async with open_session(stages, routing, max_length=8) as session:
                         result_BTD = await session.forward(prompt_BTD)
                         assert (await session.forward(prompt_BTD[:, :1])).shape[1] == 1
                     exact = result_BTD if exact is None else exact
@@ -235,8 +254,8 @@ def test_what_is_not_finite_is_named_by_who_computed_it(
 
                 model.forward = spoilt  # type: ignore[method-assign]
                 with pytest.raises(NoRouteError, match="NaN or infinity") as caught:
-                    await generate(coordinator, [PROMPT], MAX_TOKENS)
-                stage = coordinator.stages[index].stage
+                    await anext(unmended(coordinator))
+                stage = coordinator.stages[index]
                 assert caught.value.peer_id == stage.peer_id == workers[index].peer_id
                 assert caught.value.layers == tuple(range(stage.start, stage.stop))
 
@@ -268,7 +287,7 @@ def test_sessions_end_by_themselves(
         with trio.fail_after(DEADLINE):
             async with cluster(path, 2) as (coordinator, workers):
                 tables = [worker._sessions._sessions for worker in workers]
-                tokens = coordinator.generate(PROMPT, max_tokens=200)
+                tokens = unmended(coordinator)
                 await anext(tokens)
                 assert [len(table) for table in tables] == [1, 1]
                 for table in tables:
@@ -279,7 +298,7 @@ def test_sessions_end_by_themselves(
                 with pytest.raises(NoRouteError, match="is not open"):
                     await anext(tokens)
 
-                tokens = coordinator.generate(PROMPT, max_tokens=200)
+                tokens = unmended(coordinator)
                 await anext(tokens)
                 for worker in workers:
                     await coordinator._protocol.host.disconnect(worker.peer_id)
