@@ -115,6 +115,8 @@ class AutoNat:
         pauses = iter(FIRST_CHECKS)
         while True:
             await trio.sleep(next(pauses, CHECK_INTERVAL))
+            if not any(map(_is_beyond_loopback, self._own_addresses())):
+                continue  # there is nothing to find out
             peers = sorted(linked_peers(self._host))
             await self.check(self._draw.sample(peers, min(MAX_ASKED, len(peers))))
 
@@ -257,6 +259,11 @@ def _at_ip(addresses: Iterable[bytes], ip: str) -> list[Multiaddr]:
         except (MultiaddrError, ValueError) as exc:
             logger.debug("a strange address is to be dialled: %s", exc)
     return list(found.values())
+
+
+def _is_beyond_loopback(address: str) -> bool:
+    _, family, host, *_ = address.split("/")
+    return family not in ("ip4", "ip6") or not ipaddress.ip_address(host).is_loopback
 
 
 def _moved_to(seen: str | None, addresses: Iterable[str]) -> list[str]:
