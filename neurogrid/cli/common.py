@@ -10,7 +10,7 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+# Seconds for what a command does before a signal ends it.
+FAREWELL_TIMEOUT = 5.0
 
 DEFAULT_PORT = 9000
 TO_OPEN = (
@@ -231,16 +234,22 @@ def set_up_logging(level: str) -> None:
 
 
 def run_command(
-    name: str, function: Callable[[], Awaitable[int]], *, status_on_signal: int | None = None
+    name: str,
+    function: Callable[[], Awaitable[int]],
+    *,
+    status_on_signal: int | None = None,
+    farewells: Sequence[Callable[[], Awaitable[None]]] = (),
 ) -> int:
     """Run an async command to its exit status; SIGINT and SIGTERM end it in order.
 
     Args:
         name: of the command, before its error line.
         status_on_signal: None for 128 + the signal's number, as shells have it.
+        farewells: what is done before a signal ends it, for a few seconds at most; a second signal does not wait.
+            Read when the signal comes.
     """
     try:
-        return trio.run(_with_signals, function, status_on_signal)
+        return trio.run(_with_signals, function, status_on_signal, farewells)
     except ConfigurationError as exc:
         print(f"{name}: {exc}", file=sys.stderr)
         return ExitStatus.USAGE
@@ -255,23 +264,33 @@ def run_command(
 
 
 async def _with_signals(
-    function: Callable[[], Awaitable[int]], status_on_signal: int | None
+    function: Callable[[], Awaitable[int]],
+    status_on_signal: int | None,
+    farewells: Sequence[Callable[[], Awaitable[None]]],
 ) -> int:
     status: int = ExitStatus.OK
 
+    async def say_farewell(scope: trio.CancelScope) -> None:
+        with trio.move_on_after(FAREWELL_TIMEOUT):
+            for farewell in farewells:
+                await farewell()
+        scope.cancel()
+
     async def watch(
-        scope: trio.CancelScope, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        nursery: trio.Nursery, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         nonlocal status
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for signum in signals:
                 status = 128 + signum if status_on_signal is None else status_on_signal
-                scope.cancel()
+                nursery.start_soon(say_farewell, nursery.cancel_scope)
+                async for _ in signals:
+                    nursery.cancel_scope.cancel()
 
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch, nursery.cancel_scope)
+            await nursery.start(watch, nursery)
             status = await function()
             nursery.cancel_scope.cancel()
     return status

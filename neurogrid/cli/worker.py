@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import trio
@@ -88,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no GPU {options.gpu}")
     set_up_logging(options.log_level)
 
+    farewells: list[Callable[[], Awaitable[None]]] = []
+
     async def serve() -> int:
         where = listening(options, port_flag="--port")
         trust = trust_of(options, is_worker=True)
@@ -114,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cache=cache_of(options),
         )
         async with open_worker(settings) as worker:
+            farewells.append(worker.drain)
             for address in worker.addresses:
                 print(address, flush=True)
             if options.stop_on_stdin_eof:
@@ -122,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 await trio.sleep_forever()
         return ExitStatus.OK
 
-    return run_command(NAME, serve, status_on_signal=ExitStatus.OK)
+    return run_command(NAME, serve, status_on_signal=ExitStatus.OK, farewells=farewells)
 
 
 async def _wait_stdin_eof() -> None:

@@ -55,9 +55,16 @@ from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
 from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.message_forms import sender_of
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.trust import Admission
-from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
+from neurogrid.p2p.wire import (
+    PROTOCOL_V10,
+    PROTOCOL_V11,
+    LayerIds,
+    MessageType,
+    TensorMessage,
+)
 
 __all__ = [
     "Coordinator",
@@ -412,6 +419,13 @@ async def open_plan(
         for worker in workers:
             keep(worker.peer_id)
         gathering.tell(on_worker=join, on_lost=fleet.lost)
+
+        def on_layer_status(message: TensorMessage) -> None:
+            """A worker that says unasked that it holds nothing is about to end (sessions.md, "Announcements")."""
+            if not message.request_id and not LayerIds.decode(message.data).ids:
+                fleet.leave(sender_of(message))
+
+        protocol.on_message(MessageType.LAYER_STATUS, on_layer_status)
         progress.working("asking the workers what they have")
         await fleet.enlist(workers)
         yield PlannedFleet(protocol, model, fleet)

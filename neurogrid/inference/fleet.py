@@ -69,7 +69,6 @@ class Fleet:
 
     Attributes:
         plan: the current one.
-        infos: what the workers said of themselves when they joined, by peer id; those that are lost included.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class Fleet:
         with_replicas: bool = True,
     ) -> None:
         self.plan = Plan(())
-        self.infos: dict[str, WorkerInfo] = {}
         self._size = size
         self._placer = placer
         self._describe = describe
@@ -106,7 +104,6 @@ class Fleet:
             NoRouteError: one did not say what it has.
         """
         for worker, info in zip(workers, await self._describe(workers), strict=True):
-            self.infos[worker.peer_id] = info
             self._members[worker.peer_id] = Member(worker, info)
         self._plan_anew()
 
@@ -134,7 +131,12 @@ class Fleet:
         self._progress.planned(self.plan, list(self.infos.values()), len(self._size.layers))
 
     def _make_plan(self) -> Plan:
-        infos = [member.current_info for member in self._members.values() if not member.is_leaving]
+        now = trio.current_time()
+        infos = [
+            member.current_info
+            for member in self._members.values()
+            if not member.is_leaving and member.rests_until <= now
+        ]
         count = self._num_stages
         return make_plan(
             self._size,
@@ -147,6 +149,11 @@ class Fleet:
     # ------------------------------------------------------------------ who is chosen for a session
 
     @property
+    def infos(self) -> dict[str, WorkerInfo]:
+        """What the members said of themselves when they joined, by peer id."""
+        return {m.peer_id: m.info for m in self._members.values()}
+
+    @property
     def holdings(self) -> dict[str, range]:
         """The layers that each member is ready for, by peer id; those that hold none are left out."""
         return {m.peer_id: m.layers for m in self._members.values() if m.layers}
@@ -155,6 +162,10 @@ class Fleet:
     def num_ready(self) -> int:
         """Members that hold layers, or stand by and know the model."""
         return sum(bool(m.layers) or m.is_configured for m in self._members.values())
+
+    def num_sessions(self, peer_id: str) -> int:
+        """Sessions that go through a member now."""
+        return self._members[peer_id].num_sessions if peer_id in self._members else 0
 
     async def select(self, *, timeout: float, avoid: Collection[str] = ()) -> Selection:
         """The least busy ready holder of each stage; waits until every stage has one.
@@ -220,7 +231,12 @@ class Fleet:
         return [member for member in self._members.values() if member.holds(layers)]
 
     def _holes(self) -> list[PlannedStage]:
-        return [s for s in self.plan.stages if not self._holders(range(s.start, s.stop))]
+        """Stages that nobody holds who means to stay."""
+        return [
+            stage
+            for stage in self.plan.stages
+            if all(m.is_leaving for m in self._holders(range(stage.start, stage.stop)))
+        ]
 
     # ------------------------------------------------------------------ what happens to members
 
@@ -237,11 +253,11 @@ class Fleet:
         member = self._members.get(peer_id)
         if member is None or member.is_placing:
             return
+        logger.debug("lost worker %s: %s", peer_id, reason)
+        self._progress.lost(peer_id, member.layers, reason)
+        self._placer.lost(peer_id)
         del self._members[peer_id]
         self.plan = replace(self.plan, stages=tuple(map(self._as_held, self.plan.stages)))
-        logger.debug("lost worker %s: %s", peer_id, reason)
-        self._placer.lost(peer_id)
-        self._progress.lost(peer_id, member.layers, reason)
         self._notify()
 
     def leave(self, peer_id: str) -> None:
@@ -249,7 +265,7 @@ class Fleet:
         member = self._members.get(peer_id)
         if member is not None and not member.is_leaving:
             member.is_leaving = True
-            logger.info("worker %s wants to leave", peer_id)
+            logger.debug("worker %s is about to end", peer_id)
             self._notify()
 
     def failed(self, error: NoRouteError) -> bool:
@@ -319,7 +335,6 @@ class Fleet:
         except (NoRouteError, RemoteProtocolError) as exc:
             logger.warning("%s", exc)
             return
-        self.infos[worker.peer_id] = info
         self._members[worker.peer_id] = Member(worker, info)
         self._progress.joined(info)
         self._notify()
@@ -350,7 +365,10 @@ class Fleet:
         try:
             plan = self._make_plan()
         except (CapacityError, ConfigurationError) as exc:
-            self._why_not = str(exc)
+            if not any(
+                member.rests_until > trio.current_time() for member in self._members.values()
+            ):
+                self._why_not = str(exc)
             return
         self._progress.mending([range(hole.start, hole.stop) for hole in holes])
         self.plan = plan
@@ -444,8 +462,13 @@ class Fleet:
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 for stage in stages:
-                    member, layers = self._members[stage.peer_id], range(stage.start, stage.stop)
-                    if not member.holds(layers):
+                    member, layers = (
+                        self._members.get(stage.peer_id),
+                        range(stage.start, stage.stop),
+                    )
+                    if member is None:
+                        failures.append(_lost_before(stage.peer_id, layers))
+                    elif not member.holds(layers):
                         nursery.start_soon(place, member, layers)
         return failures
 
@@ -486,13 +509,14 @@ class Fleet:
             finally:
                 member.is_placing = False
         if self._members.get(peer_id) is not member:
-            raise NoRouteError(
-                f"worker {peer_id} was lost while it got {name_range(layers)}",
-                layers=layers,
-                peer_id=peer_id,
-            )
+            raise _lost_before(peer_id, layers)
         member.layers = layers
         self._notify()
+
+
+def _lost_before(peer_id: str, layers: range) -> NoRouteError:
+    text = f"worker {peer_id} was lost before it had {name_range(layers)}"
+    return NoRouteError(text, layers=layers, peer_id=peer_id)
 
 
 def _ignore(num_bytes: int) -> None:

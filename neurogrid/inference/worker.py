@@ -77,6 +77,13 @@ class Worker:
         """Layers in memory."""
         return tuple(sorted(self._state.model.held)) if self._state.model else ()
 
+    async def drain(self) -> None:
+        """Open no session any more, tell the coordinator, and wait until it has taken the open ones elsewhere.
+
+        To be called before the worker is ended, with a deadline: there may be nobody who could take them.
+        """
+        await self._sessions.drain()
+
     def announcement(self) -> Announcement:
         """What this worker says of itself to whoever looks for workers."""
         model = self._state.model

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 import trio
@@ -35,6 +36,7 @@ from neurogrid.p2p.routes import Place, place_in
 from neurogrid.p2p.wire import (
     ErrorCode,
     GPUInfo,
+    LayerIds,
     MessageType,
     SessionAck,
     SessionClose,
@@ -47,9 +49,8 @@ __all__ = ["SessionService"]
 
 logger = logging.getLogger(__name__)
 
-
-# Seconds between looks at sessions that may be over.
-EXPIRY_INTERVAL = 5.0
+# Seconds between looks at sessions that may be over, and at those that are to be gone before this worker ends.
+EXPIRY_INTERVAL, DRAIN_INTERVAL = 5.0, 0.05
 
 # What an idle torch thread waits for those that come in the same burst: a part of a step, and seconds.
 LINGER_PART, MAX_LINGER = 0.2, 0.005
@@ -68,6 +69,7 @@ class SessionService:
         self._sessions = SessionTable(on_drop=self._withdraw)
         self._v10_caches: dict[tuple[str, int], Session] = {}
         self._prefilled_last = True
+        self._is_leaving = False
         self._steps: Batcher[Step, torch.Tensor] = Batcher(
             self._choose,
             self._compute,
@@ -85,6 +87,18 @@ class SessionService:
         protocol.on_message(MessageType.SESSION_OPEN, self._on_open)
         protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
         protocol.on_message(MessageType.ACTIVATION, self._on_activation)
+
+    async def drain(self) -> None:
+        """Open no session any more, say so to the coordinator, and wait until it has taken the open ones elsewhere."""
+        self._is_leaving = True
+        coordinator = self._state.coordinator
+        if coordinator is None or not self._sessions:
+            return
+        none_left = TensorMessage(msg_type=MessageType.LAYER_STATUS, data=LayerIds(()).encode())
+        with suppress(TransportError):
+            await self._state.protocol.send(coordinator, none_left)
+            while len(self._sessions):
+                await trio.sleep(DRAIN_INTERVAL)
 
     def forget(self, peer_id: str) -> None:
         """Drop the sessions of a peer, and their caches."""
@@ -158,6 +172,8 @@ class SessionService:
     async def _on_open(self, message: TensorMessage) -> None:
         state = self._state
         model = state.require_coordinator(message.from_peer)
+        if self._is_leaving:
+            raise RequestRefusedError("this worker is about to end", code=ErrorCode.SHUTTING_DOWN)
         opened = SessionOpen.decode(message.data)
         missing = set(range(opened.start_layer, opened.stop_layer))
         if state.assignment is not None:

@@ -12,6 +12,7 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.progress import Progress
 from neurogrid.p2p.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
@@ -20,6 +21,8 @@ PROMPT = "A function definition"
 NUM_TOKENS = 40
 # After so many tokens something happens.
 MIDDLE = 12
+# Between two tokens of a run that is disturbed: what is done about it has time to happen before the last. Seconds.
+PAUSE = 0.05
 
 Event = Callable[[Coordinator], Awaitable[None]]
 
@@ -36,8 +39,10 @@ async def generate(coordinator: Coordinator, disturb: Event | None = None) -> li
     tokens: list[int] = []
     async for token in coordinator.generate(prompt, max_tokens=NUM_TOKENS):
         tokens.append(token)
-        if disturb is not None and len(tokens) == MIDDLE:
-            await disturb(coordinator)
+        if disturb is not None:
+            await trio.sleep(PAUSE)
+            if len(tokens) == MIDDLE:
+                await disturb(coordinator)
     return tokens
 
 
@@ -142,6 +147,44 @@ def test_a_worker_that_comes_back_is_used_again_and_gets_nothing_sent(tmp_path: 
             assert weight_bytes(coordinator) == sent_before
 
     with start_worker(tmp_path, "--no-cache") as worker:
+        trio.run(main)
+
+
+@pytest.mark.parametrize("with_replicas", [True, False])
+def test_a_worker_that_is_told_to_end_waits_until_its_sessions_are_elsewhere(
+    tmp_path: Path, with_replicas: bool
+) -> None:
+    """No step fails: sessions move between two tokens, to a replica or to who is given the layers meanwhile."""
+
+    class Watch(Progress):
+        def lost(self, peer_id: str, layers: range, reason: str) -> None:
+            in_use[peer_id] = sessions_of[peer_id]()
+
+    in_use: dict[str, int] = {}
+    sessions_of: dict[str, Callable[[], int]] = {}
+
+    async def main() -> None:
+        chosen = settings(workers, with_replicas=with_replicas)
+        async with open_coordinator(chosen, progress=Watch()) as coordinator:
+            expected = await generate(coordinator)
+            await holders(coordinator, 3 if with_replicas else 2)
+            first = by_stage(coordinator, workers)[0]
+            fleet = coordinator.fleet
+            sessions_of[first.peer_id] = lambda: fleet.num_sessions(first.peer_id)
+
+            async def end(_: Coordinator) -> None:
+                first.process.terminate()
+
+            assert await generate(coordinator, end) == expected
+            status = await trio.to_thread.run_sync(first.process.wait, DEADLINE)
+            assert status == 0
+            with trio.fail_after(DEADLINE):
+                while first.peer_id not in in_use:
+                    await trio.sleep(0.02)
+            assert in_use[first.peer_id] == 0
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path, "--no-cache")) for _ in range(3)]
         trio.run(main)
 
 
