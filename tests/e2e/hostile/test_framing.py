@@ -137,7 +137,7 @@ def test_a_length_over_the_limit(version: str, msg_type: MessageType, num_bytes:
         (PROTOCOL_V10, 0xFF),
         (PROTOCOL_V11, 0x00),
         (PROTOCOL_V11, 0x0A),
-        (PROTOCOL_V11, 0x2D),
+        (PROTOCOL_V11, max(MessageType) + 1),
         (PROTOCOL_V11, 0xFF),
     ],
 )
