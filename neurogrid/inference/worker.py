@@ -78,11 +78,13 @@ class Worker:
         return tuple(sorted(self._state.model.held)) if self._state.model else ()
 
     async def drain(self) -> None:
-        """Open no session any more, tell the coordinator, and wait until it has taken the open ones elsewhere.
+        """Open no session any more, wait until the coordinator has taken the open ones elsewhere, and write the cache.
 
         To be called before the worker is ended, with a deadline: there may be nobody who could take them.
         """
-        await self._sessions.drain()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._state.blobs.flush)
+            nursery.start_soon(self._sessions.drain)
 
     def announcement(self) -> Announcement:
         """What this worker says of itself to whoever looks for workers."""

@@ -62,6 +62,7 @@ class WorkerBlobs:
         self._waiting: list[tuple[StoredBlob, str, int]] = []
         self._waiting_bytes = 0
         self._last_came = 0.0
+        self._is_hurried = False
         self._changed = trio.Event()
 
     async def load(self, blob_id: bytes, *, max_bytes: int) -> StoredBlob | None:
@@ -115,6 +116,13 @@ class WorkerBlobs:
         finally:
             cache.close()
 
+    async def flush(self) -> None:
+        """Return when all that has come is written to disk; from now on that is done at once."""
+        self._is_hurried = True
+        self._note_change()
+        while self._waiting:
+            await self._changed.wait()
+
     def use(self, blob_ids: Iterable[bytes]) -> None:
         """These are the blobs that the model is made of now: they stay on disk, others may go."""
         self._used = set(blob_ids)
@@ -158,7 +166,8 @@ class WorkerBlobs:
         while not self._waiting:
             await self._changed.wait()
         while (
-            self._waiting_bytes < MAX_PATIENT_BYTES
+            not self._is_hurried
+            and self._waiting_bytes < MAX_PATIENT_BYTES
             and trio.current_time() < self._last_came + QUIET
         ):
             with trio.move_on_at(self._last_came + QUIET):

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from neurogrid.errors import ConfigurationError, PeerUnreachableError, StreamBro
 from neurogrid.p2p import Host, Identity, Protocol, Stream, open_host
 from neurogrid.p2p import libp2p_host as libp2p_host_module
 from neurogrid.p2p.libp2p_host import Libp2pHost
-from neurogrid.p2p.quic import QuicLimits, QuicTransport
+from neurogrid.p2p.quic import QuicLimits
 from neurogrid.p2p.quic.core import Configurations, Core
 
 KIB = 1024
@@ -50,7 +49,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 def limits_of_hosts(monkeypatch: pytest.MonkeyPatch, limits: QuicLimits) -> None:
     """Let every host that is opened from now on go by `limits`."""
-    monkeypatch.setattr(libp2p_host_module, "QuicTransport", partial(QuicTransport, limits=limits))
+    monkeypatch.setattr(libp2p_host_module, "quic_limits", lambda keep_alive: limits)
 
 
 @asynccontextmanager
