@@ -145,6 +145,9 @@ def false_ticket(scene: Scene, identity: Identity, role: str) -> Admission:
 # Whom tickets are shown to: the coordinator of the test that runs.
 REFUSER = [""]
 
+# Who is a worker and a member is asked what it has, and only then does what a worker may not.
+HARMLESS = {"hello", "error", "layer_request", "gpu_info_request", "device_info_request"}
+
 ATTACKS = {
     "no certificate": Attack(nothing, "no certificate of cluster"),
     "does not answer": Attack(silence, "it showed no credentials within", tells=False),
@@ -328,11 +331,11 @@ def disguises(attacks: dict[str, Attack], scene: Scene, role: str) -> Identities
 
 
 def check_sent_nothing(coordinator: Coordinator, identities: Identities) -> None:
-    """Assert that no attacker was sent anything but who we are and why not."""
+    """Assert that no attacker was sent anything but who we are, why not, and questions."""
     sent = coordinator.counters.snapshot()
     for identity, _ in identities.values():
         by_type = sent.get(identity.peer_id, {}).get("sent", {})
-        assert set(by_type) <= {"hello", "error"}, by_type
+        assert set(by_type) <= HARMLESS, by_type
 
 
 def test_a_worker_refuses(scene: Scene, tmp_path: Path) -> None:
