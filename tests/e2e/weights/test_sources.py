@@ -63,8 +63,14 @@ async def some_workers(count: int) -> AsyncIterator[list[Worker]]:
             ]
 
 
-async def place(model: LoadedModel, workers: Sequence[Worker], layers: Sequence[range]) -> Told:
-    """Bring a range of layers to each of the workers."""
+# Seconds in which a worker takes what it holds, and is known to hold it.
+HEAD_START = 3.0
+
+
+async def place(
+    model: LoadedModel, workers: Sequence[Worker], layers: Sequence[range], *, delay: float = 0.0
+) -> Told:
+    """Bring a range of layers to each of the workers, one `delay` seconds after the other."""
     told = Told()
     async with open_host() as host:
         protocol = Protocol(host, role="coordinator")
@@ -80,6 +86,7 @@ async def place(model: LoadedModel, workers: Sequence[Worker], layers: Sequence[
                 peer_id = await host.connect(worker.addresses[0])
                 remote = RemoteWorkerV11(protocol, peer_id, Timeouts())
                 nursery.start_soon(place_one, remote, wanted)
+                await trio.sleep(delay)
         assert protocol.counters.total(Direction.SENT).num_bytes > told.sent
     for worker, wanted in zip(workers, layers, strict=True):
         assert worker.held_layers == tuple(wanted)
@@ -142,7 +149,8 @@ def test_a_worker_that_lies_is_named_and_asked_once(
                 return _Lying(found)
 
             monkeypatch.setattr(blobs, "source", source)
-            told = await place(model, [liar, other], [range(6), range(6)])
+            # The liar has said what it has before the other is given anything.
+            told = await place(model, [liar, other], [range(6), range(6)], delay=HEAD_START)
             assert told.sent == num_bytes(model)
             assert told.held == num_bytes(model)
             assert 1 <= len(asked) <= 2  # two layers are under way at once
@@ -165,7 +173,7 @@ def test_a_worker_that_cannot_be_reached_is_left_alone(
                 )
 
             monkeypatch.setattr(other.protocol.host, "connect_any", connect_any)
-            told = await place(model, [first, other], [range(6), range(6)])
+            told = await place(model, [first, other], [range(6), range(6)], delay=HEAD_START)
             assert told.sent == num_bytes(model)
             assert "it is not asked for 60 s" in caplog.text
             assert "refused" in caplog.text
@@ -180,7 +188,7 @@ def test_a_worker_that_lost_a_layer_is_no_source_and_no_liar(
         async with some_workers(2) as (first, other):
             await place(model, [first], [range(6)])
             monkeypatch.setattr(first._state.blobs, "source", lambda blob_id: None)
-            told = await place(model, [first, other], [range(6), range(6)])
+            told = await place(model, [first, other], [range(6), range(6)], delay=HEAD_START)
             assert told.sent == num_bytes(model)
             assert "asked" not in caplog.text
 
