@@ -248,8 +248,12 @@ class Gathering:
         self._remove(peer_id, "its connection has ended")
 
     def _remove(self, peer_id: str, reason: str) -> None:
-        if self._nursery is not None and self.workers.pop(peer_id, None) is not None:
-            self._on_lost(peer_id, reason)
+        """A worker that has gone does not count; it may come back."""
+        if self._nursery is None or self.workers.pop(peer_id, None) is None:
+            return
+        if len(self.workers) < self._num_wanted:
+            self._progress.waiting(len(self.workers), self._num_wanted)
+        self._on_lost(peer_id, reason)
 
     async def _meet_unnamed(self, peer_id: str) -> None:
         try:
