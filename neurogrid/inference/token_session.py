@@ -87,6 +87,9 @@ class TokenSession:
             except NoRouteError as exc:
                 selection = self._selection
                 await self._close()
+                if failure is None and exc.peer_id is not None:
+                    # What it took until it failed, which may be a timeout, does not count.
+                    deadline = trio.current_time() + self._patience
                 if exc.peer_id is None and failure is not None:
                     raise NoRouteError(f"{failure}; {exc}", layers=exc.layers) from exc
                 if trio.current_time() >= deadline or not self._may_try_again(exc, selection):

@@ -265,9 +265,8 @@ class SessionService:
         try:
             hidden_BTD = self._check(session, message.envelope)
             result_BTD = await self._extend(session, message.envelope.position, hidden_BTD)
-            if (
-                result_BTD is not None and session in self._sessions
-            ):  # else nobody wants it any more
+            # Without a route somebody waits for just this, though the session be over.
+            if session.place is None or session in self._sessions:
                 await self._pass_on(session, message, message.envelope, result_BTD)
         except RequestRefusedError as exc:
             if session.place is not None and session not in self._sessions:
