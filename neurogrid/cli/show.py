@@ -95,10 +95,17 @@ class TerminalProgress(Progress):
         used = {stage.peer_id for stage in stages}
         for worker in workers:
             if worker.peer_id not in used:
+                replica = plan.replica_of(worker.peer_id)
+                purpose = (
+                    f"to stand by, layers {replica.start}-{replica.stop - 1}"
+                    if replica is not None
+                    else "not needed"
+                )
                 self._say(
-                    f"  not needed: {short_peer_id(worker.peer_id)}  {worker.name}, "
+                    f"  {purpose}: {short_peer_id(worker.peer_id)}  {worker.name}, "
                     f"{format_bytes(worker.free_bytes)} free"
                 )
+        self._stop_transfers()  # of a plan that came to nothing
         self._transfers = TransferView(self._console)
 
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:

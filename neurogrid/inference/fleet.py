@@ -135,16 +135,17 @@ class Fleet:
         infos = [
             member.current_info
             for member in self._members.values()
-            if not member.is_leaving and member.rests_until <= now
+            if not (member.is_leaving or member.is_cut or member.rests_until > now)
         ]
         count = self._num_stages
-        return make_plan(
+        plan = make_plan(
             self._size,
             capacities(infos, len(self._size.layers)),
             far_links(infos),
             num_stages=min(count, len(infos)) if count and self.plan.stages else count,
             generation=self.plan.generation + 1,
         )
+        return plan if self._with_replicas else replace(plan, replicas=())
 
     # ------------------------------------------------------------------ who is chosen for a session
 
@@ -251,7 +252,10 @@ class Fleet:
         While it is given layers, a lost connection is for those who give them to mend.
         """
         member = self._members.get(peer_id)
-        if member is None or member.is_placing:
+        if member is not None and member.is_placing:
+            member.is_cut = True
+            return
+        if member is None:
             return
         logger.debug("lost worker %s: %s", peer_id, reason)
         self._progress.lost(peer_id, member.layers, reason)
@@ -506,8 +510,11 @@ class Fleet:
                     patience=patience,
                 )
                 member.is_configured = True
+                member.is_cut = False
             finally:
                 member.is_placing = False
+                if member.is_cut:
+                    self.lost(peer_id, "its connection broke while it got its layers")
         if self._members.get(peer_id) is not member:
             raise _lost_before(peer_id, layers)
         member.layers = layers

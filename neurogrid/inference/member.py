@@ -29,6 +29,7 @@ class Member:
         num_sessions: those that go through it.
         rests_until: trio's time before which it is asked for nothing; it has refused.
         is_placing: layers are on their way to it.
+        is_cut: its connection was lost meanwhile, and may come back.
         is_preparing: it is being told the model's config, to stand by.
         lock: held while it is configured and given layers.
     """
@@ -41,6 +42,7 @@ class Member:
     num_sessions: int = 0
     rests_until: float = 0.0
     is_placing: bool = False
+    is_cut: bool = False
     is_preparing: bool = False
     lock: trio.Lock = field(default_factory=trio.Lock)
 
