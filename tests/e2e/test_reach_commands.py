@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,19 @@ from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
 COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
 WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "40")
+# Noise, which does not end by itself, for many seconds: an attempt to punch a hole takes six.
+LONG_TEXT = (
+    "--prompt",
+    "Python is",
+    "--max-tokens",
+    "950",
+    "--max-seq-len",
+    "1000",
+    "--dtype",
+    "float32",
+)
+LONG_TEXT += ("--temperature", "20", "--seed", "1")
+FRIENDLY_HOME = 1
 ALIKE = ("--insecure", "--disable-mdns")
 PATIENCE = ("--keep-alive", "6")
 
@@ -151,6 +164,56 @@ def test_workers_behind_nats_generate_over_whatever_way_there_is(scene: Scene) -
     assert "-  relayed: " in relayed
     assert "the NAT on one side gives each peer another port" in relayed
     assert scene.symmetric.peer_id in told.stdout.rpartition("workers found")[2]
+
+
+def test_a_generation_goes_on_while_its_way_becomes_direct(scene: Scene, tmp_path: Path) -> None:
+    """Holes are punched in vain until text comes over the relay; the rest of it comes over the direct connection."""
+    friendly = scene.friendly
+    # What the machine at home sends straight to the other home does not arrive there, at first.
+    other_home = scene.parted.internet.address(100 + FRIENDLY_HOME)
+    scene.coordinator.run(["nft", "add", "table", "ip", "cut"])
+    chain = "{ type filter hook output priority filter; }"
+    scene.coordinator.run(["nft", "add", "chain", "ip", "cut", "output", chain])
+    scene.coordinator.run(
+        ["nft", "add", "rule", "ip", "cut", "output", "ip", "daddr", other_home, "drop"]
+    )
+    flags = [*ALIKE, "--p2p-port", "4001", "--relay", scene.relay_address]
+    flags += ["--peer", scene.through_relay(friendly), "--min-peers", "2", "--stages", "2"]
+    written, said = tmp_path / "stdout", tmp_path / "stderr"
+    with written.open("w") as stdout, said.open("w") as stderr:
+        coordinator = scene.coordinator.popen(
+            [*COORDINATOR, *LONG_TEXT, *flags], stdout=stdout, stderr=stderr, env=ENVIRONMENT
+        )
+    is_direct = f"the connection to {friendly.peer_id} is direct now"
+    with running(coordinator):
+        wait_until(lambda: bool(written.read_text()), coordinator, said)
+        assert is_direct not in said.read_text()
+        scene.coordinator.run(["nft", "delete", "table", "ip", "cut"])
+        wait_until(lambda: is_direct in said.read_text(), coordinator, said)
+        before = written.read_text()
+        assert coordinator.wait(DEADLINE) == 0, said.read_text()
+    alone = scene.run(*LONG_TEXT, "--local-workers", "1")
+    assert written.read_text() == alone.stdout
+    assert 0 < len(before) < len(alone.stdout)
+
+
+def wait_until(is_so: Callable[[], bool], process: subprocess.Popen[str], said: Path) -> None:
+    """While the process runs."""
+    deadline = time.monotonic() + DEADLINE
+    while not is_so():
+        assert time.monotonic() < deadline, said.read_text()
+        assert process.poll() is None, said.read_text()
+        time.sleep(0.02)
+
+
+@contextmanager
+def running(process: subprocess.Popen[str]) -> Iterator[None]:
+    """It does not outlive the block."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_worker_comes_back_after_a_partition_of_30_s(scene: Scene, tmp_path: Path) -> None:
