@@ -31,6 +31,7 @@ from report import table, write_report
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # for the namespaces of the tests
 
+# Behind that line, as one of them is only found with it; the others keep it company.
 from neurogrid.p2p import open_host  # noqa: E402
 from neurogrid.p2p.discovery import Discovery, PeerFound  # noqa: E402
 from neurogrid.p2p.discovery.dht import Announcement  # noqa: E402

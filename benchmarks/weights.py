@@ -163,6 +163,7 @@ class _Offers:
     def __init__(self) -> None:
         self.began = 0.0
         self._send_blob: Callable[..., Awaitable[Any]] = remote_v11.send_blob
+        # Put around the real one, which it calls: the package tells nobody when an offer goes out.
         remote_v11.send_blob = self.send_blob  # type: ignore[assignment]
 
     async def send_blob(self, *args: Any, **kwargs: Any) -> Any:
