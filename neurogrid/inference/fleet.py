@@ -37,9 +37,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.describing import capacities, far_links
 from neurogrid.inference.member import Member, Selection, joined
 from neurogrid.inference.placing import RECONNECT_TIMEOUT, WORKER_FAILURES, Placer, name_range
-from neurogrid.inference.planner import Links, ModelSize, Plan, PlannedStage, make_plan
-from neurogrid.inference.planner.problem import Problem
-from neurogrid.inference.planner.replicas import place_replicas
+from neurogrid.inference.planner import ModelSize, Plan, PlannedStage, make_plan, make_replicas
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker, TransferReports
 from neurogrid.p2p.wire import ErrorCode
@@ -414,8 +412,8 @@ class Fleet:
             return None
         infos = [member.current_info for member in self._members.values()]
         stages = list(map(self._as_held, self.plan.stages))
-        problem = Problem(self._size, capacities(infos, len(self._size.layers)), Links())
-        for replica in place_replicas(problem, stages):
+        peers = capacities(infos, len(self._size.layers))
+        for replica in make_replicas(self._size, peers, stages):
             if replica.peer_id in spare:
                 return self._members[replica.peer_id], range(replica.start, replica.stop)
         return None

@@ -13,7 +13,7 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
 
 from neurogrid.inference.planner.explaining import Explanation, PeerReport, explain
 from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
-from neurogrid.inference.planner.planning import make_plan
+from neurogrid.inference.planner.planning import make_plan, make_replicas
 from neurogrid.inference.planner.replanning import Replanned, keeping, replan
 from neurogrid.inference.planner.world import (
     KeptLayers,
@@ -42,5 +42,6 @@ __all__ = [
     "explain",
     "keeping",
     "make_plan",
+    "make_replicas",
     "replan",
 ]

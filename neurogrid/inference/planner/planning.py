@@ -11,13 +11,13 @@ from itertools import accumulate
 from neurogrid.errors import CapacityError, ConfigurationError
 from neurogrid.inference.planner.cuts import Cuts
 from neurogrid.inference.planner.moving import cheapest
-from neurogrid.inference.planner.plan import Plan, PlannedStage
+from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
 from neurogrid.inference.planner.problem import Order, Problem
 from neurogrid.inference.planner.replicas import place_replicas
 from neurogrid.inference.planner.search import best_order
 from neurogrid.inference.planner.world import Links, ModelSize, PeerCapacity
 
-__all__ = ["make_plan", "stages_of"]
+__all__ = ["make_plan", "make_replicas", "stages_of"]
 
 
 def make_plan(
@@ -56,6 +56,17 @@ def make_plan(
             stages = stages_of(problem, *cheapest(problem, found))
             return Plan(stages, place_replicas(problem, stages), generation)
     raise _does_not_fit(problem, num_stages or min(len(peers), len(model.layers)))
+
+
+def make_replicas(
+    model: ModelSize, peers: Sequence[PeerCapacity], stages: Sequence[PlannedStage]
+) -> tuple[Replica, ...]:
+    """What the peers that have none of these stages stand by with, as `Plan.replicas`; the stages stay as they are.
+
+    Args:
+        peers: those of the stages among them.
+    """
+    return place_replicas(Problem(model, peers, Links()), stages)
 
 
 def stages_of(problem: Problem, order: Order, cuts: Cuts) -> tuple[PlannedStage, ...]:
