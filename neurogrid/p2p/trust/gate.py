@@ -178,7 +178,7 @@ class Gate:
         self._for_strangers -= frozenset(protocol_ids)
         if not self._for_strangers:
             for peer_id in self._strangers:
-                self._host.start_soon(self._disconnect, peer_id)
+                self._host.start_soon(self._disconnect, peer_id, self._peers.get(peer_id))
             self._strangers.clear()
 
     def may_ask(self, peer_id: str, protocol_ids: Sequence[str]) -> bool:
@@ -272,7 +272,7 @@ class Gate:
                     self._admission.recheck(peer.admitted)
                 except RefusedError as exc:
                     self._refuse(peer_id, peer, exc)
-                    self._host.start_soon(self._disconnect, peer_id)
+                    self._host.start_soon(self._disconnect, peer_id, peer)
                     continue
                 asks_here = asks_renewal and peer.admitted.is_issuer
                 is_outdated = peer.shown is not None and peer.shown != self._admission.edition
@@ -350,8 +350,10 @@ class Gate:
         if peer.is_admitted and _is_silence(error):
             logger.debug("the exchange with %s came to nothing: %s", peer_id, error)
             return
-        self._refuse(peer_id, peer, error)
-        await self._disconnect(peer_id)
+        if peer.error is None:
+            self._note(peer_id, peer, error)
+        peer.settled.set()
+        await self._disconnect(peer_id, peer)
 
     async def _try_exchange(self, peer_id: str, peer: _Peer, *, may_fail: bool) -> bool:
         """Do one exchange; False if the peer does not know the protocol and `may_fail`.
@@ -386,8 +388,12 @@ class Gate:
         """The side that opened the stream."""
         peer_id, edition = stream.peer_id, self._admission.edition
         await write_frames(stream, self._admission.credentials(peer_id, asks=True))
-        if await self._read_verdict(stream):
-            edition = self._admission.edition
+        try:
+            if await self._read_verdict(stream):
+                edition = self._admission.edition
+        except NotAdmittedError as exc:
+            self._note(peer_id, peer, exc)  # at once: it closes the connection now
+            raise
         try:
             shown = Credentials.decode(await read_frame(stream))
             admitted = self._admission.judge(peer_id, shown)
@@ -412,7 +418,7 @@ class Gate:
             self._note(peer_id, peer, refused)
             await _say_no(stream, refused)
             peer.settled.set()
-            await self._disconnect(peer_id)
+            await self._disconnect(peer_id, peer)
             return
         edition = self._admission.edition
         await write_frames(
@@ -423,7 +429,7 @@ class Gate:
                 edition = self._admission.edition
         except (NotAdmittedError, RemoteProtocolError) as exc:
             self._refuse(peer_id, peer, exc)
-            await self._disconnect(peer_id)
+            await self._disconnect(peer_id, peer)
             return
         peer.shown = edition
         peer.take(admitted)
@@ -492,7 +498,7 @@ class Gate:
         if not peer.settled.is_set() and self._peers.get(peer_id) is peer:
             text = f"it showed no credentials within {ADMISSION_TIMEOUT:g} s"
             self._refuse(peer_id, peer, RefusedError(Refusal.TIMED_OUT, text))
-            await self._disconnect(peer_id)
+            await self._disconnect(peer_id, peer)
 
     def _evict(self) -> None:
         """Disconnect the oldest of those that show nothing, if they are too many."""
@@ -505,13 +511,13 @@ class Gate:
             peer_id, peer = waiting[0]
             text = f"more than {MAX_UNADMITTED} peers have shown no credentials yet"
             self._refuse(peer_id, peer, RefusedError(Refusal.TOO_MANY, text))
-            self._host.start_soon(self._disconnect, peer_id)
+            self._host.start_soon(self._disconnect, peer_id, peer)
 
-    async def _disconnect(self, peer_id: str) -> None:
-        """Close the connections to a peer, unless there is something that it may have all the same."""
-        if peer_id in self._tolerated:
+    async def _disconnect(self, peer_id: str, peer: _Peer | None) -> None:
+        """Close the connections to a peer, unless there is something that it may have all the same, or it has
+        left and come back meanwhile."""
+        if peer_id in self._tolerated or self._peers.get(peer_id) is not peer:
             return
-        peer = self._peers.get(peer_id)
         # Who was admitted before has streams open.
         if self._for_strangers and peer is not None and not peer.was_announced:
             self._strangers[peer_id] = None
