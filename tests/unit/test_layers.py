@@ -85,13 +85,17 @@ LAYERS = (
         COMMAND_LINE,
     ),
     Layer(
-        "neurogrid.server", frozenset({"neurogrid"}), frozenset({"trio", "starlette", "hypercorn"})
+        "neurogrid.server",
+        frozenset({"neurogrid"}),
+        frozenset(
+            {"trio", "starlette", "hypercorn", "prometheus_client", "opentelemetry", "jinja2"}
+        ),
     ),
     Layer(
         "neurogrid.cli",
         frozenset({"neurogrid"}),
         # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
-        frozenset({"trio", "trio_typing", "multiaddr", "rich"}),
+        frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"}),
     ),
     # The facade names what is above it, and imports it when it is asked for.
     Layer("neurogrid", frozenset({"neurogrid.inference", "neurogrid.errors"})),
