@@ -36,6 +36,7 @@ __all__ = [
     "TO_OPEN",
     "add_common_options",
     "listening",
+    "port_number",
     "positive_float",
     "positive_int",
     "run_command",
@@ -125,7 +126,8 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from exc
 
 
-def _port(text: str) -> int:
+def port_number(text: str) -> int:
+    """An argparse type: a port, 0 for a free one."""
     value = _whole(text)
     if not 0 <= value <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535, 0 for a free one")
@@ -138,7 +140,7 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
     network.add_argument(
         port_flag,
         dest="port",
-        type=_port,
+        type=port_number,
         metavar="PORT",
         help=f"port to listen on, for TCP and QUIC, 0 for a free one (default {DEFAULT_PORT}, or a free one if taken)",
     )

@@ -1,6 +1,6 @@
-"""`neurogrid-coordinator`: put a model on workers and let it write.
+"""`neurogrid-coordinator`: put a model on workers, and serve it or let it write.
 
-stdout gets the completion, a newline, and nothing else; plan, progress and figures go to stderr.
+stdout gets the completion or the URL, a newline, and nothing else; plan, progress and figures go to stderr.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from neurogrid.cli.common import (
     Listening,
     add_common_options,
     listening,
+    port_number,
     positive_float,
     positive_int,
     run_command,
@@ -32,13 +34,17 @@ from neurogrid.cli.common import (
 )
 from neurogrid.cli.finding import bootstrap_peers, finding, peer_address
 from neurogrid.cli.reach import explain_reach, reaching
+from neurogrid.cli.serving import add_serving_options, open_server, serving_options
 from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from neurogrid.cli.show import TerminalProgress
     from neurogrid.inference.coordinator import Coordinator, CoordinatorSettings
+    from neurogrid.inference.loaded_model import LoadedModel
+    from neurogrid.inference.progress import Progress
     from neurogrid.inference.sampling import SamplingParams
 
 __all__ = ["build_parser", "main"]
@@ -56,8 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of `neurogrid-coordinator`."""
     parser = ArgumentParser(
         prog=NAME,
-        description="Spread a model over workers, stream them their weights, and generate. Without "
-        "--model, a small one that comes with NeuroGrid.",
+        description="Spread a model over workers, stream them their weights, and serve it over HTTP, or continue "
+        "one --prompt and end. Without --model, a small one that comes with NeuroGrid.",
     )
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -199,6 +205,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="sample among the likeliest that make up P (default: all)",
     )
     generation.add_argument("--seed", type=int, metavar="S", help="makes sampling repeatable")
+    add_serving_options(parser, port_type=port_number)
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
     add_cache_options(parser, "the hashes of the model's files", size=None)
     add_cluster_options(parser)
@@ -222,9 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.plan_only:
         set_up_logging(options.log_level)
         return run_command(NAME, lambda: _show_plan(options))
-    if options.prompt is None and options.prompt_file is None:
-        parser.error("give --prompt or --prompt-file: serving over HTTP is not there yet")
     set_up_logging(options.log_level)
+    if options.prompt is None and options.prompt_file is None:
+        return run_command(NAME, lambda: _serve(options), status_on_signal=ExitStatus.OK)
     return run_command(NAME, lambda: _generate(options))
 
 
@@ -238,11 +245,7 @@ async def _generate(options: argparse.Namespace) -> int:
         prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
     else:
         prompt = _decode_prompt(os.fsencode(options.prompt), "the command line")
-    where = listening(options, port_flag="--p2p-port")
-    trust = existing_trust(options)
-    if options.min_peers is not None or trust is None or trust.cluster is not None:
-        # Somebody is to come, who may be elsewhere.
-        warn_of_loopback(where, is_chosen=bool(options.listen))
+    where = _listening(options)
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
     from rich.console import Console
@@ -252,7 +255,6 @@ async def _generate(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with TerminalProgress(console) as progress:
         progress.working("reading the model")
-        from neurogrid.inference.coordinator import load_model, open_coordinator
         from neurogrid.inference.sampling import SamplingParams
 
         sampling = SamplingParams(
@@ -261,20 +263,76 @@ async def _generate(options: argparse.Namespace) -> int:
             top_p=options.top_p,
             seed=options.seed,
         )
-        settings = _settings(options, where, trust or Trust())
-        model = await load_model(settings)
-        progress.model_name = model.name
-        token_ids = model.tokenizer.encode(prompt)
-        model.check_prompt(token_ids)
-        if trust is None:
-            # Now that nothing else is known to be wrong.
-            trust = trust_of(options, is_worker=False)
-            settings = _settings(options, where, trust)
-        if trust.cluster is not None:
-            progress.ticket_for = trust.ticket
-        async with open_coordinator(settings, model=model, progress=progress) as coordinator:
+        token_ids: list[int] = []
+
+        def check(model: LoadedModel) -> None:
+            token_ids.extend(model.tokenizer.encode(prompt))
+            model.check_prompt(token_ids)
+
+        async with _open_coordinator(options, where, progress, check=check) as coordinator:
             await _write(coordinator, token_ids, sampling, options.max_tokens, console)
     return ExitStatus.OK
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    serving = await trio.to_thread.run_sync(serving_options, options)
+    where = _listening(options)
+
+    from rich.console import Console
+
+    from neurogrid.cli.show import TerminalProgress
+
+    with TerminalProgress(Console(stderr=True)) as progress:
+        progress.working("reading the model")
+        async with (
+            open_server(serving) as server,
+            _open_coordinator(options, where, progress, also=server.progress) as coordinator,
+        ):
+            await server.serve(coordinator)
+    return ExitStatus.OK
+
+
+def _listening(options: argparse.Namespace) -> Listening:
+    where = listening(options, port_flag="--p2p-port")
+    trust = existing_trust(options)
+    if options.min_peers is not None or trust is None or trust.cluster is not None:
+        # Somebody is to come, who may be elsewhere.
+        warn_of_loopback(where, is_chosen=bool(options.listen))
+    return where
+
+
+@asynccontextmanager
+async def _open_coordinator(
+    options: argparse.Namespace,
+    where: Listening,
+    terminal: TerminalProgress,
+    *,
+    check: Callable[[LoadedModel], None] = lambda model: None,
+    also: Progress | None = None,
+) -> AsyncIterator[Coordinator]:
+    """Load the model, and have a coordinator as the options say.
+
+    Args:
+        check: raises what is wrong with what the model is to do, before anybody is waited for.
+        also: is told what the terminal is told.
+    """
+    from neurogrid.inference.coordinator import load_model, open_coordinator
+    from neurogrid.inference.progress import ProgressTee
+
+    trust = existing_trust(options)
+    settings = _settings(options, where, trust or Trust())
+    model = await load_model(settings)
+    terminal.model_name = model.name
+    check(model)
+    if trust is None:
+        # Now that nothing else is known to be wrong.
+        trust = trust_of(options, is_worker=False)
+        settings = _settings(options, where, trust)
+    if trust.cluster is not None:
+        terminal.ticket_for = trust.ticket
+    progress = terminal if also is None else ProgressTee(terminal, also)
+    async with open_coordinator(settings, model=model, progress=progress) as coordinator:
+        yield coordinator
 
 
 async def _show_plan(options: argparse.Namespace) -> int:

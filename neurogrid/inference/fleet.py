@@ -162,6 +162,15 @@ class Fleet:
         """Members that hold layers, or stand by and know the model."""
         return sum(bool(m.layers) or m.is_configured for m in self._members.values())
 
+    @property
+    def why_not_ready(self) -> str | None:
+        """Which layers no member is ready for at this moment, and why; None where a session can be opened."""
+        if self._find_selection(()) is not None:
+            return None
+        holes = [name_range(range(stage.start, stage.stop)) for stage in self._holes()]
+        missing = f"no worker is ready for {', '.join(holes)}: " if holes else ""
+        return missing + self._why_not
+
     def num_sessions(self, peer_id: str) -> int:
         """Sessions that go through a member now."""
         return self._members[peer_id].num_sessions if peer_id in self._members else 0

@@ -5,12 +5,12 @@ The coordinator calls; a terminal or a page draws. All calls are quick and never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from neurogrid.inference.planner import PeerSpeed, Plan
 
-__all__ = ["Progress", "WorkerInfo"]
+__all__ = ["Progress", "ProgressTee", "WorkerInfo"]
 
 
 @dataclass(frozen=True)
@@ -86,3 +86,23 @@ class Progress:
 
     def replicated(self, peer_id: str, layers: range) -> None:
         """A worker that was left over holds these layers, too."""
+
+
+class ProgressTee(Progress):
+    """Tells several what it is told, in their order."""
+
+    def __init__(self, *listeners: Progress) -> None:
+        self._listeners = listeners
+
+
+def _tell_all(name: str) -> Callable[..., None]:
+    def tell(self: ProgressTee, *args: object, **kwargs: object) -> None:
+        for listener in self._listeners:
+            getattr(listener, name)(*args, **kwargs)
+
+    return tell
+
+
+# Every method of `Progress`, so that none is forgotten when there is one more.
+for _name in [name for name in vars(Progress) if not name.startswith("_")]:
+    setattr(ProgressTee, _name, _tell_all(_name))

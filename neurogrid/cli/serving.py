@@ -1,0 +1,184 @@
+"""Serving over HTTP: the options, the groups of routes put together, and the time that it runs."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from neurogrid.inference.coordinator import Coordinator
+    from neurogrid.inference.progress import Progress
+    from neurogrid.server.backend import Backend
+
+__all__ = ["Server", "ServingOptions", "add_serving_options", "open_server", "serving_options"]
+
+DEFAULT_HTTP_PORT = 8090
+DEFAULT_HTTP_HOST = "127.0.0.1"
+MAX_KEY_FILE_BYTES = 1024 * 1024
+# What can be guessed over the network is no key.
+MIN_KEY_CHARS = 16
+
+
+def add_serving_options(
+    parser: argparse.ArgumentParser, *, port_type: Callable[[str], int]
+) -> None:
+    """The options of a coordinator that serves.
+
+    Args:
+        port_type: the argparse type of a port.
+    """
+    group = parser.add_argument_group("serving, without --prompt and --prompt-file")
+    group.add_argument(
+        "--http-port",
+        type=port_type,
+        default=DEFAULT_HTTP_PORT,
+        metavar="PORT",
+        help="port of the OpenAI API, 0 for a free one (default %(default)s)",
+    )
+    group.add_argument(
+        "--http-host",
+        default=DEFAULT_HTTP_HOST,
+        metavar="HOST",
+        help="address to serve on; beyond loopback with --api-key-file only, or --insecure (default %(default)s)",
+    )
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"serve only who sends one of the keys in FILE: a line each, {MIN_KEY_CHARS} characters or more",
+    )
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin ask, e.g. https://chat.example; may be given again",
+    )
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """Where to serve, and whom."""
+
+    host: str
+    port: int
+    keys: tuple[str, ...]
+    cors_origins: tuple[str, ...]
+
+
+def serving_options(options: argparse.Namespace) -> ServingOptions:
+    """The options, checked.
+
+    Raises:
+        ConfigurationError: keys that cannot be read or are none, or a host beyond loopback without any.
+    """
+    keys = _read_keys(options.api_key_file) if options.api_key_file else ()
+    if not keys and not options.insecure and not _is_loopback(options.http_host):
+        raise ConfigurationError(
+            f"--http-host {options.http_host[:100]} is not loopback, and anybody who reaches it would be served: "
+            "add --api-key-file FILE, or, if everybody on the network may use it, --insecure"
+        )
+    return ServingOptions(
+        options.http_host, options.http_port, keys, tuple(map(_origin, options.cors_origin))
+    )
+
+
+@dataclass(frozen=True)
+class Server:
+    """An open port. Made by `open_server`.
+
+    Attributes:
+        url: where it serves, without a slash at the end.
+    """
+
+    url: str
+    _backend: Backend
+
+    @property
+    def progress(self) -> Progress:
+        """To be told what the coordinator does before it is there."""
+        return self._backend.progress
+
+    async def serve(self, coordinator: Coordinator) -> None:
+        """Serve what `coordinator` generates until cancelled; prints the URL."""
+        with self._backend.serving(coordinator):
+            print(self.url, flush=True)
+            await trio.sleep_forever()
+
+
+@asynccontextmanager
+async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
+    """Open the port: `/health` is answered at once, and `/ready` says what is waited for.
+
+    Raises:
+        ConfigurationError: the port is taken, or the host is not this machine's.
+    """
+    from neurogrid.server.app import make_app
+    from neurogrid.server.backend import Backend
+    from neurogrid.server.guard import Access
+    from neurogrid.server.health import health_routes
+    from neurogrid.server.serving import open_http
+
+    backend = Backend()
+    app = make_app(
+        [],
+        open_routes=health_routes(backend),
+        access=Access(where.keys, frozenset({where.host}), where.cors_origins),
+    )
+    async with open_http(app, host=where.host, port=where.port) as url:
+        yield Server(url, backend)
+
+
+def _read_keys(file: Path) -> tuple[str, ...]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigurationError(f"cannot read the API keys in {file}: {exc.strerror}") from exc
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise ConfigurationError(f"{file} is longer than {MAX_KEY_FILE_BYTES:,} B: are those keys?")
+    keys = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        key = line.strip()
+        if not key or key.startswith(b"#"):
+            continue
+        # What fits into a header, so that it can be sent.
+        if len(key) < MIN_KEY_CHARS or not all(0x21 <= byte <= 0x7E for byte in key):
+            raise ConfigurationError(
+                f"{file}, line {number}: a key has {MIN_KEY_CHARS} characters or more, of ASCII and without spaces"
+            )
+        keys.append(key.decode())
+    if not keys:
+        raise ConfigurationError(f"there is no key in {file}: write one on a line of its own")
+    return tuple(keys)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"--http-host {host[:100]} is no address and no name that is known here: {exc.strerror}"
+        ) from exc
+    return all(
+        ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found
+    )
+
+
+def _origin(text: str) -> str:
+    scheme, separator, host = text.partition("://")
+    if scheme not in ("http", "https") or not separator or not host or set(host) & set("/?#*@ "):
+        raise ConfigurationError(
+            f"--cors-origin {text[:100]!r} is no origin: scheme and host, as https://chat.example"
+        )
+    return text

@@ -1,0 +1,65 @@
+"""The ASGI application: routes that others make, behind what holds for all of them.
+
+    app = make_app(routes, open_routes=health_routes(backend), access=Access())
+
+A route answers, or raises `APIError`. What it may rely on: whoever asks may ask, and a body is JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
+
+from neurogrid.server.body import WholeBodies
+from neurogrid.server.errors import (
+    APIError,
+    answer_api_error,
+    answer_bug,
+    answer_http_exception,
+)
+from neurogrid.server.guard import Access, Guard
+
+__all__ = ["make_app"]
+
+
+def make_app(
+    routes: Sequence[BaseRoute],
+    *,
+    open_routes: Sequence[BaseRoute] = (),
+    access: Access | None = None,
+) -> Starlette:
+    """The application.
+
+    Args:
+        routes: served to whoever has a key, or to everybody where there are no keys.
+        open_routes: served without a key.
+        access: who is served; None for everybody who reaches the port by address.
+    """
+    access = access or Access()
+    middleware = [
+        Middleware(WholeBodies),
+        Middleware(Guard, access=access, open_routes=open_routes),
+    ]
+    if access.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(access.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
+        middleware.insert(0, cors)
+    return Starlette(
+        routes=[*open_routes, *routes],
+        middleware=middleware,
+        exception_handlers={
+            APIError: answer_api_error,
+            HTTPException: answer_http_exception,
+            Exception: answer_bug,
+        },
+    )

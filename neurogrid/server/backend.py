@@ -1,0 +1,84 @@
+"""The coordinator behind the routes: not there yet, there, or without a way through all layers.
+
+The port is open before the workers are there, so that whoever waits for them can ask what they wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.planner import Plan
+from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.server.errors import APIError
+
+__all__ = ["Backend"]
+
+# What a client is told to wait before it asks again whether we are ready. Seconds.
+RETRY_AFTER = 5.0
+
+
+class Backend:
+    """What routes know of the coordinator.
+
+    Attributes:
+        progress: to be told what the coordinator does before it is there.
+    """
+
+    def __init__(self) -> None:
+        self._coordinator: Coordinator | None = None
+        self._doing = "starting"
+        self.progress: Progress = _Doing(self)
+
+    @contextmanager
+    def serving(self, coordinator: Coordinator) -> Iterator[None]:
+        """`coordinator` is there while the block runs."""
+        self._coordinator = coordinator
+        try:
+            yield
+        finally:
+            self._coordinator = None
+            self._doing = "ending"
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """What is missing before a request can be served; None where nothing is."""
+        if self._coordinator is None:
+            return self._doing
+        return self._coordinator.fleet.why_not_ready
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator.
+
+        Raises:
+            APIError: 503, there is none yet.
+        """
+        if self._coordinator is None:
+            raise self.not_ready(self._doing)
+        return self._coordinator
+
+    def not_ready(self, reason: str) -> APIError:
+        """The error that says so."""
+        return APIError(503, f"not ready yet: {reason}", code="not_ready", retry_after=RETRY_AFTER)
+
+    def doing(self, what: str) -> None:
+        """From here on, that is what is waited for."""
+        self._doing = what
+
+
+class _Doing(Progress):
+    """Tells a backend what its coordinator does."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def working(self, what: str) -> None:
+        self._backend.doing(what)
+
+    def waiting(self, found: int, wanted: int) -> None:
+        self._backend.doing(f"waiting for workers: {found} of {wanted} found")
+
+    def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
+        self._backend.doing("sending the layers to the workers")

@@ -1,0 +1,122 @@
+"""Request bodies: bounded in size and time, and read to their end even where nobody wants them.
+
+An answer that is sent before the request was read makes the connection end with a reset, which may overtake the
+answer; and Hypercorn's queue of what was received stays full with nobody left to empty it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+import trio
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from neurogrid.server.errors import APIError
+
+__all__ = ["MAX_BODY_BYTES", "WholeBodies", "read_json"]
+
+# A prompt of a million token ids, written out.
+MAX_BODY_BYTES = 8 * 1024 * 1024
+BODY_TIMEOUT = 60.0  # seconds
+# What is read of a body that is not wanted, so that the client comes to read the answer.
+MAX_UNWANTED_BYTES = 64 * 1024 * 1024
+UNWANTED_TIMEOUT = 5.0  # seconds
+# Above it JSON is parsed in a thread: 8 MiB take a fifth of a second.
+MAX_INLINE_BYTES = 64 * 1024
+
+
+async def read_json(request: Request) -> dict[str, object]:
+    """The JSON object in the body of `request`.
+
+    Raises:
+        APIError: 400, 408 or 413: it is none, or did not come in time, or is too long.
+        ClientDisconnect: the client has gone.
+    """
+    data = await _read(request)
+    if len(data) > MAX_INLINE_BYTES:
+        return await trio.to_thread.run_sync(_parse, data)
+    return _parse(data)
+
+
+async def _read(request: Request) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY_BYTES:
+        raise _too_long()
+    data = bytearray()
+    with trio.move_on_after(BODY_TIMEOUT):
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > MAX_BODY_BYTES:
+                raise _too_long()
+        return bytes(data)
+    raise APIError(408, f"the body did not come within {BODY_TIMEOUT:g} s", code="request_timeout")
+
+
+def _too_long() -> APIError:
+    return APIError(413, f"the body is longer than {MAX_BODY_BYTES:,} B", code="request_too_large")
+
+
+def _parse(data: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant)
+        # Half of a surrogate pair is no text: nothing could encode it, least of all into an answer.
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise APIError(400, "a string in the body has half of a surrogate pair") from None
+    except (ValueError, RecursionError) as exc:
+        raise APIError(400, f"the body is no JSON: {str(exc)[:200]}") from None
+    if not isinstance(value, dict):
+        raise APIError(400, "the body has to be a JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+class WholeBodies:
+    """ASGI middleware: an answer ends only after the request did, or after some seconds."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        reader = _Reader(receive)
+
+        async def send_after_body(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if not is_last or reader.is_at_end:
+                await send(message)
+                return
+            if message.get("body"):
+                await send({**message, "more_body": True})
+            with trio.move_on_after(UNWANTED_TIMEOUT):
+                await reader.skip(MAX_UNWANTED_BYTES)
+            async with trio.open_nursery() as nursery:
+                # Sending the last part puts one more message into the queue: somebody has to empty it.
+                nursery.start_soon(reader.skip, None)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app(scope, reader.receive, send_after_body)
+
+
+class _Reader:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_at_end = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            self.is_at_end = True
+        return message
+
+    async def skip(self, max_bytes: int | None) -> None:
+        num_bytes = 0
+        while not self.is_at_end and (max_bytes is None or num_bytes < max_bytes):
+            num_bytes += len((await self.receive()).get("body", b""))

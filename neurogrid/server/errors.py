@@ -1,0 +1,104 @@
+"""What goes wrong with a request, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+
+Clients of that API look at the status first, and at `code` where one status has several reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+__all__ = ["APIError", "answer_api_error", "answer_bug", "answer_http_exception"]
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
+
+
+class APIError(Exception):
+    """A request that is not served.
+
+    Attributes:
+        status: of HTTP, 400 to 599.
+        message: what happened, and what to do.
+        param: the field that is wrong, as `stop` or `messages[0].role`.
+        code: for programs, where one status has several reasons.
+        retry_after: seconds after which it may be tried again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self._headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The JSON object that is answered, or sent as the last event of a stream."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, "invalid_request_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        headers = self._headers
+        if self.retry_after is not None:
+            headers = {**headers, "Retry-After": str(max(math.ceil(self.retry_after), 1))}
+        return JSONResponse(self.body, status_code=self.status, headers=headers)
+
+
+async def answer_api_error(request: Request, exc: Exception) -> JSONResponse:
+    """Starlette's handler of `APIError`."""
+    assert isinstance(exc, APIError)
+    return exc.response()
+
+
+async def answer_http_exception(request: Request, exc: Exception) -> JSONResponse:
+    """Starlette's handler of its own errors: a path that is nobody's, a method that it does not take."""
+    assert isinstance(exc, HTTPException)
+    path = request.url.path[:200]
+    if exc.status_code == HTTPStatus.NOT_FOUND:
+        error = APIError(404, f"there is no {path} here", code="unknown_url")
+    elif exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (exc.headers or {}).get("Allow", "")
+        error = APIError(
+            405,
+            f"{path} does not take {request.method[:20]}; it takes {allowed}",
+            code="method_not_allowed",
+            headers=exc.headers,
+        )
+    else:
+        error = APIError(exc.status_code, str(exc.detail), headers=exc.headers)
+    return error.response()
+
+
+async def answer_bug(request: Request, exc: Exception) -> JSONResponse:
+    """Starlette's handler of everything else: it is logged with its traceback, and told nobody."""
+    return APIError(500, "the server met a bug of its own; its log says more").response()

@@ -1,0 +1,126 @@
+"""Who is served: checked before any route sees the request.
+
+A page of another site can make a browser send requests to loopback. Three things keep it out: no CORS header unless
+its origin was named, so that it reads no answer; only `application/json` is taken, which a browser sends to another
+origin only after it has asked; and, where no key is needed, the Host header has to be an address or a name of this
+machine, since a name that its owner points at 127.0.0.1 makes any site the same origin (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from neurogrid.server.errors import APIError
+
+__all__ = ["Access", "Guard"]
+
+_METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who is served.
+
+    Attributes:
+        keys: API keys, one of which a request has to carry; empty where none is needed.
+        hosts: what a Host header may name besides addresses, `localhost` and this machine's name.
+        cors_origins: pages of these origins may read answers, as `https://chat.example`.
+    """
+
+    keys: tuple[str, ...] = ()
+    hosts: frozenset[str] = frozenset()
+    cors_origins: tuple[str, ...] = ()
+
+
+class Guard:
+    """ASGI middleware.
+
+    Args:
+        open_routes: what needs no key: what says whether the process lives, and the page that asks for the key.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, open_routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._open_routes = tuple(open_routes)
+        # Digests have one length, so that comparing tells nothing of the keys' lengths either.
+        self._key_digests = [_digest(key.encode()) for key in access.keys]
+        name = socket.gethostname().lower()
+        self._hosts = {"localhost", name, f"{name}.local", *map(str.lower, access.hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except APIError as error:
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if not self._key_digests:
+            self._check_host(headers.get(b"host", b""))
+        elif not self._is_open(scope):
+            self._check_key(headers.get(b"authorization", b""))
+        if scope["method"] in _METHODS_WITH_BODY:
+            _check_content_type(headers.get(b"content-type", b""))
+
+    def _check_host(self, host: bytes) -> None:
+        try:
+            name = urlsplit(f"//{host.decode('ascii')}").hostname or ""
+        except ValueError:
+            name = ""
+        if name not in self._hosts and not _is_address(name):
+            raise APIError(
+                403,
+                "the Host header names neither an address nor this machine; a server without API keys answers "
+                "to those only, because of DNS rebinding (--api-key-file)",
+                code="host_not_allowed",
+            )
+
+    def _check_key(self, authorization: bytes) -> None:
+        scheme, _, key = authorization.partition(b" ")
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._key_digests]
+        if scheme.lower() != b"bearer" or not any(matches):
+            what = "is not one of this server's" if authorization else "is missing"
+            raise APIError(
+                401,
+                f"the API key {what}: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _is_open(self, scope: Scope) -> bool:
+        return any(route.matches(scope)[0] is Match.FULL for route in self._open_routes)
+
+
+def _check_content_type(value: bytes) -> None:
+    media_type = value.partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        raise APIError(
+            415,
+            "the body has to be JSON: send the header Content-Type: application/json",
+            code="unsupported_media_type",
+        )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

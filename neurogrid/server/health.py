@@ -1,0 +1,26 @@
+"""`/health`: the process lives. `/ready`: a request would be served."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
+
+from neurogrid.server.backend import Backend
+
+__all__ = ["health_routes"]
+
+
+def health_routes(backend: Backend) -> list[BaseRoute]:
+    """The two routes. Neither needs a key: they say nothing of what is served to whom."""
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> JSONResponse:
+        reason = backend.why_not_ready
+        if reason is not None:
+            raise backend.not_ready(reason)
+        return JSONResponse({"status": "ready"})
+
+    return [Route("/health", health), Route("/ready", ready)]

@@ -1,0 +1,173 @@
+"""An ASGI application on TCP ports: Hypercorn's HTTP on listeners of our own.
+
+Hypercorn bounds neither the connections nor the time that a client takes to read what it is sent, and cannot be
+interrupted while it sends. So each connection is handed to it in a wrapper that does.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, ConnectionState
+from starlette.types import ASGIApp
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.exception_groups import unwrap_errors
+
+__all__ = ["open_http", "resolve"]
+
+logger = logging.getLogger(__name__)
+
+# As many as a process may have files by default, less what the rest of it needs.
+MAX_CONNECTIONS = 512
+# Seconds in which a client has to take what is sent to it, the kernel's buffers (some MiB) aside.
+SEND_TIMEOUT = 60.0
+# Seconds that a connection without a request is kept; longer than clients keep theirs, so that they close first.
+IDLE_TIMEOUT = 75
+# Seconds for what is answered when the block is left.
+CLOSE_TIMEOUT = 1.0
+BACKLOG = 128
+
+
+async def resolve(host: str) -> list[str]:
+    """The addresses that `host`, a name or an address, stands for on this machine.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    try:
+        found = await trio.socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"--http-host {host[:100]} is no address and no name that is known here: {exc.strerror}"
+        ) from exc
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+@asynccontextmanager
+async def open_http(app: ASGIApp, *, host: str, port: int) -> AsyncIterator[str]:
+    """Serve `app` for as long as the block runs; yields its URL, without a slash at the end.
+
+    Args:
+        host: address or name to listen on.
+        port: 0 for a free one.
+
+    Raises:
+        ConfigurationError: the port is taken, or the host is not this machine's.
+    """
+    listeners = await _listen(await resolve(host), port)
+    config = Config()
+    config.accesslog = None
+    config.errorlog = logger
+    config.include_server_header = False
+    config.keep_alive_timeout = IDLE_TIMEOUT
+    context = WorkerContext(None)
+    wrapped = ASGIWrapper(cast(ASGIFramework, app))
+    connections: set[_Connection] = set()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        connection = _Connection(stream)
+        if len(connections) >= MAX_CONNECTIONS:
+            await trio.aclose_forcefully(stream)
+            return
+        connections.add(connection)
+        try:
+            await TCPServer(wrapped, config, context, ConnectionState({}), cast(Any, connection))
+        except* (trio.BrokenResourceError, trio.ClosedResourceError) as gone:
+            logger.debug("a client went away: %s", gone.exceptions[0])
+        finally:
+            connections.discard(connection)
+            await trio.aclose_forcefully(stream)
+
+    bound = listeners[0].socket.getsockname()
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            accepting = trio.CancelScope()
+
+            async def accept() -> None:
+                with accepting:
+                    await trio.serve_listeners(serve, listeners, handler_nursery=nursery)
+
+            nursery.start_soon(accept)
+            try:
+                yield _url(host, bound)
+            finally:
+                accepting.cancel()
+                with trio.CancelScope(shield=True):
+                    await context.terminated.set()
+                    with trio.move_on_after(CLOSE_TIMEOUT):
+                        while connections:
+                            await trio.sleep(0.01)
+                    for connection in list(connections):
+                        await trio.aclose_forcefully(connection.stream)
+                nursery.cancel_scope.cancel()
+
+
+class _Connection:
+    """What Hypercorn reads from and writes to: a stream whose reader may not keep it waiting for ever."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.socket = stream.socket
+
+    async def receive_some(self, max_bytes: int) -> bytes | bytearray:
+        return await self.stream.receive_some(max_bytes)
+
+    async def send_all(self, data: bytes) -> None:
+        with trio.move_on_after(SEND_TIMEOUT) as scope:
+            await self.stream.send_all(data)
+        if scope.cancelled_caught:
+            # Half of it may be out: nothing can be said on this connection any more.
+            await trio.aclose_forcefully(self.stream)
+            raise trio.BrokenResourceError(f"the client read nothing for {SEND_TIMEOUT:g} s")
+
+    async def send_eof(self) -> None:
+        await self.stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
+async def _listen(addresses: Sequence[str], port: int) -> list[trio.SocketListener]:
+    listeners: list[trio.SocketListener] = []
+    for address in addresses:
+        try:
+            opened = await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
+        except OSError as exc:
+            for listener in listeners:
+                await listener.aclose()
+            raise ConfigurationError(_why_not(address, port, exc)) from exc
+        listeners += opened
+        port = listeners[0].socket.getsockname()[1]  # the same for all
+    return listeners
+
+
+def _why_not(address: str, port: int, error: OSError) -> str:
+    codes = {
+        part.errno
+        for part in (error, error.__cause__, error.__context__)
+        if isinstance(part, OSError)
+    }
+    if errno.EADDRINUSE in codes:
+        return f"port {port} of {address} is taken: --http-port N chooses another, 0 a free one"
+    if errno.EACCES in codes:
+        return f"port {port} may not be listened on by this user: take one above 1023 (--http-port)"
+    return f"cannot listen on {address}, port {port} (--http-host, --http-port): {error.strerror or error}"
+
+
+def _url(host: str, bound: tuple[Any, ...]) -> str:
+    address = ipaddress.ip_address(bound[0].partition("%")[0])
+    if address.is_unspecified:
+        host = "127.0.0.1" if address.version == 4 else "::1"
+    return f"http://[{host}]:{bound[1]}" if ":" in host else f"http://{host}:{bound[1]}"
