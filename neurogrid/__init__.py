@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from neurogrid.extras import missing_extra
+
 if TYPE_CHECKING:
     from neurogrid.inference.coordinator import (
         Coordinator,
@@ -45,4 +47,9 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as exc:
+        if missing := missing_extra(exc):
+            raise ImportError(f"neurogrid.{name}: {missing}") from exc
+        raise

@@ -24,6 +24,7 @@ from neurogrid.cli.reach import add_reach_options
 from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -260,7 +261,10 @@ def run_command(
         return ExitStatus.FAILURE
     except BrokenPipeError:
         return ExitStatus.FAILURE  # whoever read our stdout has gone
-    except Exception:
+    except Exception as exc:
+        if isinstance(exc, ModuleNotFoundError) and (missing := missing_extra(exc)):
+            print(f"{name}: {missing}", file=sys.stderr)
+            return ExitStatus.USAGE
         logger.exception("%s met a bug of its own; please report this", name)
         return ExitStatus.BUG
 

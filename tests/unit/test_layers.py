@@ -55,6 +55,7 @@ COMMAND_LINE = frozenset({"argparse", "http", "pickle", "shelve", "marshal", "as
 # The first prefix that matches holds, so the narrower stands before the wider.
 LAYERS = (
     Layer("neurogrid.errors", frozenset()),
+    Layer("neurogrid.extras", frozenset()),
     Layer("neurogrid.exception_groups", frozenset({"neurogrid.errors"}), frozenset({"trio"})),
     Layer(
         "neurogrid.p2p.wire",
@@ -98,7 +99,7 @@ LAYERS = (
         frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"}),
     ),
     # The facade names what is above it, and imports it when it is asked for.
-    Layer("neurogrid", frozenset({"neurogrid.inference", "neurogrid.errors"})),
+    Layer("neurogrid", frozenset({"neurogrid.inference", "neurogrid.errors", "neurogrid.extras"})),
 )
 
 

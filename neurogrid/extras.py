@@ -1,0 +1,43 @@
+"""Which extra of the distribution brings what is not installed.
+
+    pip install neurogrid                the transport library
+    pip install 'neurogrid[inference]'   and the commands, the model, the server
+    pip install 'neurogrid[otel]'        and what sends traces to a collector
+
+Only names: nothing is imported here, and a test compares the table with pyproject.toml.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["EXTRAS", "missing_extra"]
+
+# Modules that each extra brings, by the names that they are imported by.
+EXTRAS: Final[dict[str, frozenset[str]]] = {
+    "inference": frozenset(
+        {
+            "torch",
+            "numpy",
+            "safetensors",
+            "transformers",
+            "tokenizers",
+            "rich",
+            "jinja2",
+            "starlette",
+            "hypercorn",
+            "prometheus_client",
+            "shtab",
+        }
+    ),
+    "otel": frozenset({"opentelemetry.sdk", "opentelemetry.exporter"}),
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install, in a sentence; None where no extra of ours would bring the module."""
+    module = error.name or ""
+    for extra, modules in EXTRAS.items():
+        if any(module == name or module.startswith(f"{name}.") for name in modules):
+            return f"{module} is not installed: pip install 'neurogrid[{extra}]'"
+    return None

@@ -1,0 +1,72 @@
+"""A virtual environment that holds what a distribution declares to need, and nothing else.
+
+What is installed where the tests run is linked into it, distribution by distribution, from the requirements in the
+wheel downwards. So an import that nobody declared fails there as it would at a user's, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PathDistribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+__all__ = ["make_environment", "metadata_of"]
+
+
+def metadata_of(wheel: Path) -> Distribution:
+    """What a wheel says of itself."""
+    name, version = wheel.name.split("-")[:2]
+    return PathDistribution(zipfile.Path(wheel, f"{name}-{version}.dist-info/"))
+
+
+def make_environment(directory: Path, wheel: Path, *, extra: str = "") -> Path:
+    """Make it in `directory`, install the wheel with what `extra` adds; returns its folder of commands."""
+    venv.create(directory, with_pip=False)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    for needed in _needed(metadata_of(wheel), {extra}):
+        _link(needed, packages)
+    commands = directory / "bin"
+    pip = [sys.executable, "-m", "pip", "--python", str(commands / "python")]
+    for step in (["install", "--quiet", "--no-deps", "--no-index", str(wheel)], ["check"]):
+        done = subprocess.run(
+            [*pip, "--disable-pip-version-check", *step], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return commands
+
+
+def _needed(root: Distribution, extras: set[str]) -> Iterator[Distribution]:
+    """Whatever `root` with its extras requires, and so on, each once."""
+    seen: dict[str, set[str]] = {}
+    found: dict[str, Distribution] = {}
+    waiting = [(root, extras)]
+    while waiting:
+        parent, active = waiting.pop()
+        for line in parent.requires or ():
+            wanted = Requirement(line)
+            marker = wanted.marker
+            if marker and not any(marker.evaluate({"extra": name}) for name in active | {""}):
+                continue
+            added = {"", *wanted.extras} - seen.get(wanted.name, set())
+            if added:
+                seen.setdefault(wanted.name, set()).update(added)
+                found[wanted.name] = distribution(wanted.name)
+                waiting.append((found[wanted.name], added))
+    yield from found.values()
+
+
+def _link(needed: Distribution, packages: Path) -> None:
+    """File by file: several distributions may share a folder, and not all of them are needed."""
+    assert needed.files is not None, needed.name
+    for file in needed.files:
+        if file.parts[0] != "..":
+            link = packages / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                link.symlink_to(Path(str(needed.locate_file(file))))

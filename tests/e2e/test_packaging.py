@@ -1,0 +1,174 @@
+"""Wheel and source distribution: built, looked into, installed where nothing else is, and run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import pytest
+
+import neurogrid
+from tests.e2e.declared_environment import make_environment, metadata_of
+from tests.e2e.support import DEADLINE, ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+# What is built; a build leaves things behind, so it happens elsewhere.
+SOURCES = (
+    "neurogrid",
+    "packaging",
+    "CHANGELOG.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "README.md",
+    "constraints.txt",
+    "pyproject.toml",
+)
+NO_SOURCES = shutil.ignore_patterns("__pycache__", "*.pyc")
+
+TWO_HOSTS = """
+import trio
+from neurogrid.p2p import Protocol, open_host
+
+async def main():
+    async with open_host() as server, open_host() as client:
+        Protocol(server).on_activation_received(lambda message: bytes(message.data)[::-1])
+        peer_id = await client.connect(server.addresses[0])
+        answer = await Protocol(client).request_activation(peer_id, 0, 0, b"abc", timeout=60)
+        print(bytes(answer.data).decode())
+
+trio.run(main)
+"""
+
+
+class Built(NamedTuple):
+    """What was built: the source distribution, the wheel made of it, and one made of the tree."""
+
+    sdist: Path
+    wheel: Path
+    wheel_of_tree: Path
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command, which finds no module in the tree."""
+    environment = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE
+    )
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    """Gone afterwards: an environment is tens of thousands of links."""
+    with TemporaryDirectory(prefix="neurogrid-packaging-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def built(directory: Path) -> Built:
+    tree = directory / "tree"
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=NO_SOURCES)
+        else:
+            shutil.copy(ROOT / name, tree / name)
+    found = []
+    for where, which in (("dist", ()), ("again", ("--wheel",))):
+        build = run(
+            *(sys.executable, "-m", "build", "--no-isolation", "--outdir", directory / where),
+            *(*which, tree),
+            cwd=directory,
+        )
+        assert build.returncode == 0, build.stdout + build.stderr
+        found += sorted((directory / where).iterdir(), key=lambda path: path.suffix)
+    return Built(*found)
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(built: Built) -> None:
+    package = ROOT / "neurogrid"
+    files = {
+        str(file.relative_to(ROOT))
+        for file in package.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = set(wheel.namelist())
+    info = f"neurogrid-{neurogrid.__version__}.dist-info"
+    assert {name for name in names if not name.startswith(info)} == files
+    assert f"{info}/licenses/LICENSE" in names
+    assert {"neurogrid/py.typed", "neurogrid/model/embedded/model.safetensors"} <= names
+
+
+def test_the_source_distribution_makes_the_same_wheel(built: Built) -> None:
+    def hashes(wheel: Path) -> dict[str, str]:
+        with zipfile.ZipFile(wheel) as archive:
+            return {
+                name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()
+            }
+
+    assert hashes(built.wheel) == hashes(built.wheel_of_tree)
+
+
+def test_the_source_distribution_has_what_an_operator_wants_and_no_tests(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"CHANGELOG.md", "LICENSE", "constraints.txt", "packaging/Dockerfile"} <= names
+    assert "packaging/systemd/neurogrid-worker.service" in names
+    assert not [name for name in names if re.search(r"(^tests|__pycache__|\.pyc$|(^|/)\.)", name)]
+
+
+def test_the_metadata(built: Built) -> None:
+    metadata = metadata_of(built.wheel).metadata
+    assert metadata["Version"] == neurogrid.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description"] == (ROOT / "README.md").read_text()
+    assert set(metadata.get_all("Provides-Extra") or ()) == {"inference", "otel", "dev"}
+    assert f"## [{neurogrid.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_licence_is_the_standard_text() -> None:
+    # As https://www.apache.org/licenses/LICENSE-2.0.txt has it.
+    digest = hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
+    assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+
+
+def test_without_extras_it_is_the_transport_library(built: Built, directory: Path) -> None:
+    commands = make_environment(directory / "transport", built.wheel)
+    python = commands / "python"
+    hosts = run(python, "-c", TWO_HOSTS, cwd=directory)
+    assert (hosts.returncode, hosts.stdout) == (0, "cba\n"), hosts.stderr
+    assert "No module named 'torch'" in run(python, "-c", "import torch", cwd=directory).stderr
+    for command in ("neurogrid-worker", "neurogrid-coordinator --local-workers 1 --prompt x"):
+        name, *args = command.split()
+        done = run(commands / name, *args, cwd=directory)
+        assert done.returncode == 2, done.stderr
+        last = done.stderr.splitlines()[-1]
+        assert re.fullmatch(
+            rf"{name}: \w+ is not installed: pip install 'neurogrid\[inference\]'", last
+        )
+        assert "Traceback" not in done.stderr
+
+
+def test_with_inference_it_does_the_main_job(built: Built, directory: Path) -> None:
+    commands = make_environment(directory / "inference", built.wheel, extra="inference")
+    done = run(
+        *(commands / "neurogrid-coordinator", "--local-workers", "1", "--no-cache"),
+        *("--prompt", "A function definition", "--max-tokens", "12"),
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(" is an executable statement."), done.stdout
+    assert "layers 0-7" in done.stderr
+    where = run(
+        commands / "python", "-c", "import neurogrid; print(neurogrid.__file__)", cwd=directory
+    )
+    assert where.stdout.startswith(os.fspath(directory))

@@ -1,0 +1,62 @@
+"""What an extra brings, and what is said when it is missing."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+import neurogrid
+from neurogrid.extras import EXTRAS, missing_extra
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(extra: str) -> set[str]:
+    lines = PYPROJECT["optional-dependencies"][extra]
+    return {normal(re.split(r"[<>=!\[; ]", line)[0]) for line in lines}
+
+
+def test_the_table_is_that_of_the_project() -> None:
+    brought = packages_distributions()
+    modules = {normal(name) for top in EXTRAS["inference"] for name in brought[top]}
+    assert modules == declared("inference")
+    assert declared("otel") == {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("torch", "inference"),
+        ("transformers.models", "inference"),
+        ("opentelemetry.sdk.trace", "otel"),
+        ("opentelemetry", None),
+        ("torchvision", None),
+        ("trio", None),
+    ],
+)
+def test_the_extra_is_named(module: str, extra: str | None) -> None:
+    said = missing_extra(ModuleNotFoundError(f"No module named {module!r}", name=module))
+    if extra is None:
+        assert said is None
+    else:
+        assert said == f"{module} is not installed: pip install 'neurogrid[{extra}]'"
+
+
+def test_a_name_that_needs_the_extra_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # None in this table is Python's own way to say that a module cannot be imported.
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("neurogrid.inference")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(
+        ImportError, match=r"Worker: torch is not installed: .*neurogrid\[inference\]"
+    ):
+        _ = neurogrid.Worker
