@@ -109,24 +109,27 @@ class TerminalProgress(Progress):
         self._transfers = TransferView(self._console)
 
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
-        assert self._transfers is not None
-        self._transfers.plan(peer_id, short_peer_id(peer_id), num_bytes)
+        if (
+            self._transfers is not None
+        ):  # later ones, of replicas and after losses, show by their result
+            self._transfers.plan(peer_id, short_peer_id(peer_id), num_bytes)
 
     def transferred(self, peer_id: str, num_bytes: int) -> None:
+        if self._transfers is None:
+            return
         self._sent += num_bytes
         self._finished = time.monotonic()
         self._started = self._started or self._finished
-        if self._transfers is not None:
-            self._transfers.came(peer_id, num_bytes)
+        self._transfers.came(peer_id, num_bytes)
 
     def passed_on(self, peer_id: str, num_bytes: int) -> None:
-        self._passed_on += num_bytes
         if self._transfers is not None:
+            self._passed_on += num_bytes
             self._transfers.came(peer_id, num_bytes)
 
     def already_held(self, peer_id: str, num_bytes: int) -> None:
-        self._held += num_bytes
         if self._transfers is not None:
+            self._held += num_bytes
             self._transfers.was_there(peer_id, num_bytes)
 
     def ready(self) -> None:

@@ -13,16 +13,17 @@ T = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
 import trio
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.cache_room import CacheRoom
@@ -47,6 +48,7 @@ from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
 from neurogrid.inference.routing import Routing, RoutingMode
 from neurogrid.inference.sampling import Sampler, SamplingParams
 from neurogrid.inference.token_session import TokenSession
+from neurogrid.inference.watching import watch_workers
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import TrafficCounters
@@ -161,6 +163,7 @@ class Coordinator:
         room: CacheRoom,
         *,
         patience: float,
+        progress: Progress | None = None,
     ) -> None:
         self.model = model
         self.fleet = fleet
@@ -169,6 +172,8 @@ class Coordinator:
         self._ends = ends
         self._room = room
         self._patience = patience
+        self._progress = progress or Progress()
+        self._numbers = count(1)
 
     @property
     def counters(self) -> TrafficCounters:
@@ -215,23 +220,39 @@ class Coordinator:
         max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
         sampler = Sampler(sampling or SamplingParams())
         tokens = list(token_ids)
-        async with self._room.session(max_length):
-            while len(tokens) < max_length:
-                # A model whose caches hold only below some length starts over there, by one prefill.
-                bound = model.traits.recompute_at
-                is_past = bound is None or len(tokens) >= bound
-                stop = max_length if is_past else min(max_length, bound or max_length)
-                new_tokens = tokens
-                async with self._open_session(stop) as session:
-                    while len(tokens) < stop:
-                        token_id = sampler.sample(await session.extend(new_tokens))
-                        if token_id in model.eos_token_ids:
-                            return
-                        tokens.append(token_id)
-                        new_tokens = [token_id]
-                        yield token_id
+        with self._told(len(token_ids)) as number:
+            async with self._room.session(max_length):
+                self._progress.session_opened(number)
+                while len(tokens) < max_length:
+                    # A model whose caches hold only below some length starts over there, by one prefill.
+                    bound = model.traits.recompute_at
+                    is_past = bound is None or len(tokens) >= bound
+                    stop = max_length if is_past else min(max_length, bound or max_length)
+                    new_tokens = tokens
+                    async with self._open_session(stop, number) as session:
+                        while len(tokens) < stop:
+                            token_id = sampler.sample(await session.extend(new_tokens))
+                            if token_id in model.eos_token_ids:
+                                return
+                            tokens.append(token_id)
+                            new_tokens = [token_id]
+                            self._progress.token_generated(number)
+                            yield token_id
 
-    def _open_session(self, max_length: int) -> TokenSession:
+    @contextmanager
+    def _told(self, num_prompt_tokens: int) -> Iterator[int]:
+        """Tell of a session from when it is wanted until it is over; gives its number."""
+        number, error = next(self._numbers), ""
+        self._progress.session_queued(number, num_prompt_tokens)
+        try:
+            yield number
+        except NeuroGridError as exc:
+            error = str(exc)
+            raise
+        finally:
+            self._progress.session_ended(number, error)
+
+    def _open_session(self, max_length: int, number: int) -> TokenSession:
         return TokenSession(
             self._ends,
             self.fleet,
@@ -239,6 +260,7 @@ class Coordinator:
             max_length=max_length,
             patience=self._patience,
             replays=self.model.dtype is not torch.float32,
+            on_rerouted=partial(self._progress.session_rerouted, number),
         )
 
 
@@ -290,6 +312,7 @@ async def open_coordinator(
         await fleet.start()
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(fleet.mend)
+        nursery.start_soon(watch_workers, fleet, progress)
         stack.callback(nursery.cancel_scope.cancel)
         ends = await stack.enter_async_context(
             open_ends(model.ends, shares_forward=model.traits.row_bounds is not None)
@@ -301,7 +324,16 @@ async def open_coordinator(
             max_length=model.max_seq_len,
         )
         routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype)
-        yield Coordinator(protocol, model, fleet, routing, ends, room, patience=settings.patience)
+        yield Coordinator(
+            protocol,
+            model,
+            fleet,
+            routing,
+            ends,
+            room,
+            patience=settings.patience,
+            progress=progress,
+        )
 
 
 @asynccontextmanager
@@ -329,6 +361,7 @@ async def open_plan(
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrap_errors())
         model = model or await load_model(settings)
+        progress.model_read(model.name, len(model.costs))
         num_stages = settings.stages or settings.local_workers or None
         if num_stages is not None and num_stages > len(model.costs):
             raise ConfigurationError(
@@ -409,6 +442,7 @@ async def open_plan(
             num_stages=num_stages,
             with_replicas=settings.with_replicas,
         )
+        progress.formed(fleet, protocol.counters)
         workers = await gathering.enough(min_peers, settings.wait)
         keep = await stack.enter_async_context(keep_workers(protocol, discovery, named))
 

@@ -101,7 +101,14 @@ async def _with_device(
     speed = None
     if device.read_rate and device.dtype == asked.dtype:
         speed = PeerSpeed(float(device.read_rate), device.layer_nanos / 1e9)
-    return replace(info, speed=speed, model_layers=frozenset(device.held), latency=min(trips) / 2)
+    return replace(
+        info,
+        speed=speed,
+        model_layers=frozenset(device.held),
+        latency=min(trips) / 2,
+        device_kind=device.kind,
+        flops=device.compute_rate,
+    )
 
 
 async def _ask(

@@ -112,7 +112,7 @@ class Fleet:
             ModelError: a layer is missing at a worker, and may not be sent.
             NoRouteError: a worker failed, and the model does not fit the others.
         """
-        while failures := await self._place_stages(self.plan.stages, is_shown=True):
+        while failures := await self._place_stages(self.plan.stages, RECONNECT_TIMEOUT):
             for error in failures:
                 logger.warning("%s", error)
                 self.lost(error.peer_id or "", str(error))
@@ -146,6 +146,11 @@ class Fleet:
         return plan if self._with_replicas else replace(plan, replicas=())
 
     # ------------------------------------------------------------------ who is chosen for a session
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everybody who is there, as they came."""
+        return tuple(self._members.values())
 
     @property
     def infos(self) -> dict[str, WorkerInfo]:
@@ -384,7 +389,7 @@ class Fleet:
         self._progress.mending([range(hole.start, hole.stop) for hole in holes])
         self.plan = plan
         try:
-            failures = await self._place_stages(plan.stages, is_shown=False)
+            failures = await self._place_stages(plan.stages, MEND_PATIENCE)
         except ModelError as exc:  # a file has changed, or must not be sent
             logger.error("cannot place the layers: %s", exc)
             self._why_not = str(exc)
@@ -437,7 +442,7 @@ class Fleet:
     async def _replicate(self, member: Member, layers: range, scope: trio.CancelScope) -> None:
         try:
             with scope:
-                await self._place(member, layers, is_shown=False)
+                await self._place(member, layers)
                 self._progress.replicated(member.peer_id, layers)
         except NoRouteError as exc:
             logger.warning("no replica of %s: %s", name_range(layers), exc)
@@ -458,15 +463,14 @@ class Fleet:
     # ------------------------------------------------------------------ placing
 
     async def _place_stages(
-        self, stages: Sequence[PlannedStage], *, is_shown: bool
+        self, stages: Sequence[PlannedStage], patience: float
     ) -> list[NoRouteError]:
         """Bring every stage to its member, all at once; returns what went wrong."""
         failures: list[NoRouteError] = []
 
         async def place(member: Member, layers: range) -> None:
             try:
-                patience = RECONNECT_TIMEOUT if is_shown else MEND_PATIENCE
-                await self._place(member, layers, is_shown=is_shown, patience=patience)
+                await self._place(member, layers, patience=patience)
             except NoRouteError as exc:
                 failures.append(exc)
 
@@ -489,7 +493,7 @@ class Fleet:
             member.is_configured = True
 
     async def _place(
-        self, member: Member, layers: range, *, is_shown: bool, patience: float = MEND_PATIENCE
+        self, member: Member, layers: range, *, patience: float = MEND_PATIENCE
     ) -> None:
         """Bring layers to a member; when its connection breaks, wait `patience` seconds for another.
 
@@ -497,16 +501,15 @@ class Fleet:
             NoRouteError: it did not get ready; names it, and says why.
         """
         peer_id, progress = member.peer_id, self._progress
-        if is_shown:
-            progress.transfer_planned(peer_id, self._placer.num_bytes(layers))
-
+        progress.transfer_planned(peer_id, self._placer.num_bytes(layers))
         reports = TransferReports(
-            sent=partial(progress.transferred, peer_id) if is_shown else _ignore,
-            held=partial(progress.already_held, peer_id) if is_shown else _ignore,
-            passed_on=partial(progress.passed_on, peer_id) if is_shown else _ignore,
+            sent=partial(progress.transferred, peer_id),
+            held=partial(progress.already_held, peer_id),
+            passed_on=partial(progress.passed_on, peer_id),
         )
         async with member.lock:
             member.layers = range(0)  # its sessions end with the new assignment
+            member.assigned = layers
             member.is_placing = True
             try:
                 await self._placer.place(
@@ -531,7 +534,3 @@ class Fleet:
 def _lost_before(peer_id: str, layers: range) -> NoRouteError:
     text = f"worker {peer_id} was lost before it had {name_range(layers)}"
     return NoRouteError(text, layers=layers, peer_id=peer_id)
-
-
-def _ignore(num_bytes: int) -> None:
-    """Nobody watches."""

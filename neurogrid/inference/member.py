@@ -24,6 +24,7 @@ class Member:
         worker: how it is spoken to.
         info: what it said of itself.
         layers: those that it has confirmed; empty while they are placed.
+        assigned: those that it was given last, or is being given.
         is_configured: it took the model's config.
         is_leaving: it wants to go.
         num_sessions: those that go through it.
@@ -37,6 +38,7 @@ class Member:
     worker: RemoteWorker
     info: WorkerInfo
     layers: range = range(0)
+    assigned: range = range(0)
     is_configured: bool = False
     is_leaving: bool = False
     num_sessions: int = 0
@@ -63,6 +65,11 @@ class Member:
         return bool(self.layers) and (
             self.layers.start <= layers.start and layers.stop <= self.layers.stop
         )
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is asked for nothing for now."""
+        return self.rests_until > trio.current_time()
 
     def rest(self, seconds: float) -> None:
         """Leave it alone for a while."""

@@ -1,16 +1,19 @@
 """What a coordinator tells while it works, for whoever shows it.
 
-The coordinator calls; a terminal or a page draws. All calls are quick and never fail.
+The coordinator calls; a terminal, a page or a count draws. All calls are quick, never fail, and come from the
+coordinator's trio thread. Several may listen at once (`ProgressTee`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from neurogrid.inference.planner import PeerSpeed, Plan
+from neurogrid.p2p.counters import TrafficCounters
 
-__all__ = ["Progress", "ProgressTee", "WorkerInfo"]
+__all__ = ["FleetView", "MemberView", "Progress", "ProgressTee", "WorkerInfo"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class WorkerInfo:
         model_layers: layers of the coordinator's model that need not be sent to it.
         speed: as it measured itself; None where it did not say.
         latency: seconds that a message takes to it; None where that was not measured.
+        total_bytes: of its device's memory, or of what it lends of it; 0 where it did not say.
+        device_kind: `cpu`, `cuda` or another; empty where it did not say.
+        flops: floating point operations a second, as it measured itself; 0 where it did not say.
     """
 
     peer_id: str
@@ -37,10 +43,51 @@ class WorkerInfo:
     model_layers: frozenset[int] = frozenset()
     speed: PeerSpeed | None = None
     latency: float | None = None
+    total_bytes: int = 0
+    device_kind: str = ""
+    flops: int = 0
+
+
+class MemberView(Protocol):
+    """A worker of a fleet, to look at (`member.Member`)."""
+
+    @property
+    def peer_id(self) -> str: ...
+    @property
+    def info(self) -> WorkerInfo: ...
+    @property
+    def layers(self) -> range:
+        """Those that it is ready for."""
+
+    @property
+    def assigned(self) -> range:
+        """Those that it was given, or is being given."""
+
+    @property
+    def num_sessions(self) -> int: ...
+    @property
+    def is_placing(self) -> bool: ...
+    @property
+    def is_leaving(self) -> bool: ...
+    @property
+    def is_resting(self) -> bool:
+        """It has refused, and is left alone for a while."""
+
+
+class FleetView(Protocol):
+    """The workers of a coordinator, to look at (`fleet.Fleet`)."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def members(self) -> Sequence[MemberView]: ...
 
 
 class Progress:
     """Does nothing; subclasses show what happens."""
+
+    def model_read(self, name: str, num_layers: int) -> None:
+        """The model is known."""
 
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Workers can dial us, at these full multiaddrs."""
@@ -53,6 +100,9 @@ class Progress:
 
     def explained(self, table: str) -> None:
         """Too few workers are there: what was tried to find them, a line each."""
+
+    def formed(self, fleet: FleetView, counters: TrafficCounters) -> None:
+        """There is a fleet: from here on it and its traffic can be looked at."""
 
     def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         """The layers have been placed."""
@@ -75,6 +125,9 @@ class Progress:
     def joined(self, worker: WorkerInfo) -> None:
         """A worker came later, or again."""
 
+    def described(self, worker: WorkerInfo) -> None:
+        """A worker said anew what memory it has, and answered that fast."""
+
     def lost(self, peer_id: str, layers: range, reason: str) -> None:
         """A worker is gone, and with it what it held."""
 
@@ -86,6 +139,21 @@ class Progress:
 
     def replicated(self, peer_id: str, layers: range) -> None:
         """A worker that was left over holds these layers, too."""
+
+    def session_queued(self, number: int, num_prompt_tokens: int) -> None:
+        """Somebody wants tokens. Numbers count the sessions of one coordinator."""
+
+    def session_opened(self, number: int) -> None:
+        """There is room for it."""
+
+    def token_generated(self, number: int) -> None:
+        """One more token of it is there."""
+
+    def session_rerouted(self, number: int, reason: str, seconds: float) -> None:
+        """A worker failed it, and others took over after so many seconds."""
+
+    def session_ended(self, number: int, error: str) -> None:
+        """It is over; `error` says why it failed, empty if it did not."""
 
 
 class ProgressTee(Progress):

@@ -108,11 +108,12 @@ class RemoteWorker(ABC):
         """Ask for memory and layers; `assumed_bytes` of memory where the peer does not answer."""
         held = await self._held_layers()
         try:
-            reply = await self._ask(MessageType.GPU_INFO_REQUEST, b"", MessageType.GPU_INFO)
-            info = GPUInfo.decode(reply.data)
+            info = await self.memory()
             name, free, known = info.name, max(info.total_bytes - info.used_bytes, 0), True
+            total = info.total_bytes
         except (ResponseTimeout, PeerRefusedError):
             name, free, known = "unknown device", assumed_bytes, False
+            total = 0
         return WorkerInfo(
             peer_id=self.peer_id,
             name=name,
@@ -120,7 +121,13 @@ class RemoteWorker(ABC):
             protocol_id=self.protocol_id,
             memory_known=known,
             held_layers=held,
+            total_bytes=total,
         )
+
+    async def memory(self) -> GPUInfo:
+        """What memory it has now."""
+        reply = await self._ask(MessageType.GPU_INFO_REQUEST, b"", MessageType.GPU_INFO)
+        return GPUInfo.decode(reply.data)
 
     async def _held_layers(self) -> tuple[int, ...]:
         reply = await self._ask(

@@ -10,7 +10,7 @@ T = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import torch
@@ -36,6 +36,7 @@ class TokenSession:
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
         replays: repeat the calls as they were, instead of one for all tokens.
+        on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class TokenSession:
         max_length: int,
         patience: float,
         replays: bool,
+        on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
         self._ends = ends
         self._fleet = fleet
         self._routing = routing
         self._replays = replays
+        self._on_rerouted = on_rerouted
         self._max_length = max_length
         self._patience = patience
         self._tokens: list[int] = []
@@ -77,13 +80,17 @@ class TokenSession:
         self._calls.append(len(token_ids))
         deadline = trio.current_time() + self._patience
         failure: NoRouteError | None = None
+        failed_at = 0.0
         while True:
             try:
                 if self._selection is not None and self._fleet.should_leave(self._selection):
                     await self._close()
                 if self._pipeline is None:
                     await self._open(deadline)
-                return await self._catch_up()
+                logits_V = await self._catch_up()
+                if failure is not None:
+                    self._on_rerouted(str(failure), trio.current_time() - failed_at)
+                return logits_V
             except NoRouteError as exc:
                 selection = self._selection
                 await self._close()
@@ -94,6 +101,7 @@ class TokenSession:
                     raise NoRouteError(f"{failure}; {exc}", layers=exc.layers) from exc
                 if trio.current_time() >= deadline or not self._may_try_again(exc, selection):
                     raise
+                failed_at = failed_at if failure is not None else trio.current_time()
                 failure = exc
                 logger.debug("%s; %d tokens go another way", exc, len(self._tokens))
 

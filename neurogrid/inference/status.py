@@ -1,0 +1,311 @@
+"""What is known of a cluster at one moment, as plain data. Made by `status_board.StatusBoard`.
+
+Units: bytes, seconds, and what is a second. Times of the day (`at`, `since`) are Unix times in seconds. None stands
+for what nobody knows, never for zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum, StrEnum
+from typing import TypeAlias, cast
+
+from neurogrid.inference.events import Event
+
+__all__ = [
+    "ClusterStatus",
+    "Failure",
+    "Health",
+    "Json",
+    "LinkStatus",
+    "PeerStatus",
+    "Phase",
+    "RequestStatus",
+    "Role",
+    "StageStatus",
+    "TransferStatus",
+    "to_json",
+]
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+class Phase(StrEnum):
+    """What a coordinator is about."""
+
+    READING = "reading"
+    """It reads the model."""
+    WAITING = "waiting"
+    """It waits for workers, and asks them what they have."""
+    TRANSFERRING = "transferring"
+    """The workers get their layers."""
+    READY = "ready"
+    """Every layer is on a worker that is ready."""
+    MENDING = "mending"
+    """A worker was lost, and its layers are being placed."""
+
+
+class Role(StrEnum):
+    """What a worker is there for."""
+
+    STAGE = "stage"
+    REPLICA = "replica"
+    """It has layers that another computes, and stands by."""
+    SPARE = "spare"
+    """It has none."""
+
+
+class Health(StrEnum):
+    """How a worker is."""
+
+    READY = "ready"
+    RECEIVING = "receiving"
+    """It gets layers."""
+    RESTING = "resting"
+    """It has refused, and is left alone for a while."""
+    LEAVING = "leaving"
+    """It wants to go."""
+    LOST = "lost"
+    """It is gone; it is shown for a while longer."""
+
+
+@dataclass(frozen=True)
+class TransferStatus:
+    """A worker's weights, from when it was last given layers.
+
+    Attributes:
+        planned_bytes: of all its layers.
+        sent_bytes: that came from the coordinator.
+        cached_bytes: that it had already.
+        from_workers_bytes: that came from other workers.
+        bytes_per_second: at which they come now.
+        remaining_seconds: at that rate; None while it is not known.
+        is_done: nothing is missing.
+    """
+
+    planned_bytes: int
+    sent_bytes: int
+    cached_bytes: int
+    from_workers_bytes: int
+    bytes_per_second: float
+    remaining_seconds: float | None
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """A worker.
+
+    Attributes:
+        name: of its device, in its own words.
+        role: in the plan; that of before for one that is lost.
+        stage: its number, from 1; None without one.
+        layers_assigned: [start, stop) that it was given, or is being given; empty for none.
+        layers_held: [start, stop) that it is ready for; empty for none.
+        memory_known: False where it did not say, and `memory_free_bytes` was assumed.
+        memory_total_bytes: None where it did not say.
+        memory_free_bytes: what layers may take in all; those that it holds count as free.
+        memory_used_bytes: by others on its machine; None where it did not say.
+        memory_stage_bytes: set aside for its layers and their caches.
+        flops: floating point operations a second; None where it did not say.
+        read_bytes_per_second: at which it goes through weights; None where it did not say.
+        latency: seconds that a message takes to it; None where that was not measured.
+        since: when `health` became so.
+        num_sessions: that go through it.
+        sent_bytes: to it, by the coordinator, in all.
+        received_bytes: from it.
+        lost_reason: why it is lost; empty if it is not.
+    """
+
+    peer_id: str
+    name: str
+    device_kind: str
+    protocol_id: str
+    role: Role
+    stage: int | None
+    layers_assigned: range
+    layers_held: range
+    memory_known: bool
+    memory_total_bytes: int | None
+    memory_free_bytes: int
+    memory_used_bytes: int | None
+    memory_stage_bytes: int
+    flops: float | None
+    read_bytes_per_second: float | None
+    latency: float | None
+    health: Health
+    since: float
+    num_sessions: int
+    sent_bytes: int
+    received_bytes: int
+    transfer: TransferStatus | None
+    lost_reason: str
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """A stage of the plan, in order from 1.
+
+    Attributes:
+        layers: [start, stop).
+        peer_id: who computes it.
+        is_ready: somebody holds all of its layers.
+        replicas: peer ids of those who could take over at once.
+    """
+
+    number: int
+    layers: range
+    peer_id: str
+    is_ready: bool
+    replicas: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LinkStatus:
+    """A way between two peers, in the direction in which activations flow.
+
+    Attributes:
+        source: peer id; activations come from here.
+        target: peer id.
+        latency: seconds, one way; None where it was not measured.
+        bytes_per_second: that went from source to target over the last seconds, of all kinds.
+        weight_bytes_per_second: of weights among them.
+        activations_per_second: messages with hidden states, or with results of the last stage.
+        is_counted: False between two workers: what passes there is computed from what went into the chain.
+    """
+
+    source: str
+    target: str
+    latency: float | None
+    bytes_per_second: float
+    weight_bytes_per_second: float
+    activations_per_second: float
+    is_counted: bool
+
+
+@dataclass(frozen=True)
+class RequestStatus:
+    """A generation that is going on, waits for room, or has ended.
+
+    Attributes:
+        number: counts those of one coordinator, from 1.
+        queued_at: when it was asked for.
+        waited_seconds: for room; None while it waits.
+        time_to_first_token: seconds since it was asked for; None while there is none.
+        tokens_per_second: after the first; None before there are two.
+        num_reroutes: how often others took over from a worker that failed it.
+        error: why it failed; empty if it did not.
+    """
+
+    number: int
+    queued_at: float
+    num_prompt_tokens: int
+    num_new_tokens: int
+    waited_seconds: float | None
+    time_to_first_token: float | None
+    tokens_per_second: float | None
+    num_reroutes: int
+    is_over: bool
+    error: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker that was lost, and what was done about it.
+
+    Attributes:
+        layers: [start, stop) that it held; empty for none.
+        action: what is being done, or was, in words.
+        recovered_at: when every layer was there again; None while that is not so.
+    """
+
+    at: float
+    peer_id: str
+    layers: range
+    reason: str
+    action: str
+    recovered_at: float | None
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """A coordinator and its workers.
+
+    Attributes:
+        at: when this was so.
+        started_at: when the coordinator began.
+        peer_id: the coordinator's; empty until it listens.
+        model: its name; empty until it is read.
+        total_layers: of the model; 0 until it is read.
+        phase_text: what is being done, in words; empty when nothing is.
+        workers_wanted: that are waited for.
+        peers: by peer id, as they came; those that were lost lately, too.
+        links: coordinator to each worker, stage to stage, last stage to coordinator.
+        num_running, num_waiting: sessions.
+        num_requests, num_failed: that have ended, and those of them that failed.
+        num_tokens: generated in all.
+        tokens_per_second: over the last seconds.
+        tokens_history: tokens a second in each of the last seconds, oldest first.
+        requests: those that are not over, and the last that are; oldest first.
+        failures: the last ones, oldest first.
+        events: the last ones, oldest first.
+    """
+
+    at: float
+    started_at: float
+    peer_id: str
+    addresses: tuple[str, ...]
+    model: str
+    total_layers: int
+    phase: Phase
+    phase_text: str
+    workers_found: int
+    workers_wanted: int
+    peers: Mapping[str, PeerStatus]
+    stages: tuple[StageStatus, ...]
+    links: tuple[LinkStatus, ...]
+    num_running: int
+    num_waiting: int
+    num_requests: int
+    num_failed: int
+    num_tokens: int
+    tokens_per_second: float
+    tokens_history: tuple[float, ...]
+    requests: tuple[RequestStatus, ...]
+    failures: tuple[Failure, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def loaded_layers(self) -> tuple[int, ...]:
+        """Layers that at least one worker is ready for, in order."""
+        held = (peer.layers_held for peer in self.peers.values() if peer.health != Health.LOST)
+        return tuple(sorted({layer for layers in held for layer in layers}))
+
+    def to_json(self) -> dict[str, Json]:
+        """The same as JSON has it: see `to_json`."""
+        return cast("dict[str, Json]", to_json(self))
+
+
+def to_json(value: object) -> Json:
+    """Dataclasses as objects, ranges as `{"start", "stop"}`, floats to six digits after the point."""
+    match value:
+        case Event():
+            return cast(Json, value.to_json())
+        case None | bool() | int() if not isinstance(value, Enum):
+            return value
+        case Enum():
+            return str(value.value)
+        case str():
+            return value
+        case float():
+            return round(value, 6)
+        case range():
+            return {"start": value.start, "stop": value.stop}
+        case Mapping():
+            return {str(key): to_json(item) for key, item in value.items()}
+        case list() | tuple():
+            return [to_json(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    raise TypeError(f"{type(value).__name__} has no form in JSON here")

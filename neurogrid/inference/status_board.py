@@ -1,0 +1,419 @@
+"""Gathers what is known of a cluster: told by the coordinator, and looked up in its fleet when somebody asks.
+
+    board = StatusBoard()
+    async with open_coordinator(settings, progress=ProgressTee(terminal, board)):
+        board.status().to_json()
+
+Whoever wants to know looks at `status()`, which costs well below a millisecond for tens of workers, and subscribes to
+`events`. Nothing here waits, and all of it is bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from neurogrid.inference.events import EventBus, EventKind, Severity
+from neurogrid.inference.link_rates import LinkRates
+from neurogrid.inference.planner import Plan
+from neurogrid.inference.progress import FleetView, MemberView, Progress, WorkerInfo
+from neurogrid.inference.rates import RateWindow
+from neurogrid.inference.request_log import RequestLog
+from neurogrid.inference.status import (
+    ClusterStatus,
+    Failure,
+    Health,
+    PeerStatus,
+    Phase,
+    Role,
+    StageStatus,
+    TransferStatus,
+)
+from neurogrid.p2p.counters import Direction, TrafficCounters
+
+__all__ = ["StatusBoard"]
+
+MAX_FAILURES: Final = 32
+# Workers that are gone are shown for a while, so that whoever watches sees which.
+SHOW_LOST: Final = 60.0  # seconds
+MAX_LOST: Final = 16
+
+
+@dataclass
+class _Transfer:
+    planned: int
+    rate: RateWindow
+    sent: int = 0
+    cached: int = 0
+    from_workers: int = 0
+
+    def status(self, now: float) -> TransferStatus:
+        rate = self.rate.rate(now)
+        missing = max(self.planned - self.sent - self.cached - self.from_workers, 0)
+        return TransferStatus(
+            planned_bytes=self.planned,
+            sent_bytes=self.sent,
+            cached_bytes=self.cached,
+            from_workers_bytes=self.from_workers,
+            bytes_per_second=rate if missing else 0.0,
+            remaining_seconds=missing / rate if rate and missing else None if missing else 0.0,
+            is_done=not missing,
+        )
+
+
+class StatusBoard(Progress):
+    """What is known of one coordinator and its workers. Used from its trio thread.
+
+    Args:
+        clock: seconds that never go back; trio's own while trio runs.
+        wall_clock: Unix time, in seconds.
+
+    Attributes:
+        events: what happens, in words.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.events = EventBus(clock=wall_clock)
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._started_at = wall_clock()
+        self._peer_id = ""
+        self._addresses: tuple[str, ...] = ()
+        self._model = ""
+        self._num_layers = 0
+        self._phase = Phase.READING
+        self._phase_text = "reading the model"
+        self._found = 0
+        self._wanted = 0
+        self._fleet: FleetView | None = None
+        self._counters: TrafficCounters | None = None
+        self._link_rates = LinkRates()
+        self._infos: dict[str, WorkerInfo] = {}
+        self._transfers: dict[str, _Transfer] = {}
+        self._health: dict[str, tuple[Health, float]] = {}
+        self._lost: dict[str, PeerStatus] = {}
+        self._failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
+        self._requests = RequestLog()
+
+    # ------------------------------------------------------------------ what is told
+
+    def model_read(self, name: str, num_layers: int) -> None:
+        self._model, self._num_layers = name, num_layers
+
+    def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
+        self._peer_id, self._addresses = peer_id, tuple(addresses)
+
+    def formed(self, fleet: FleetView, counters: TrafficCounters) -> None:
+        self._fleet, self._counters = fleet, counters
+
+    def working(self, what: str) -> None:
+        self._phase_text = what
+        self.events.publish(EventKind.WORKING, _sentence(what))
+
+    def waiting(self, found: int, wanted: int) -> None:
+        self._found, self._wanted = found, wanted
+        self._phase = Phase.WAITING
+        self._phase_text = f"waiting for workers: {found} of {wanted} are there"
+        self.events.publish(EventKind.WORKING, _sentence(self._phase_text))
+
+    def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
+        self._num_layers = num_layers
+        self._phase, self._phase_text = Phase.TRANSFERRING, "sending the workers their layers"
+        num_stages = len(plan.stages)
+        self.events.publish(
+            EventKind.PLANNED,
+            f"Planned {num_layers} layers in {num_stages} stage{'s' * (num_stages != 1)}",
+        )
+
+    def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
+        self._transfers[peer_id] = _Transfer(num_bytes, RateWindow(seconds=3.0, num_kept=8))
+
+    def transferred(self, peer_id: str, num_bytes: int) -> None:
+        if transfer := self._transfers.get(peer_id):
+            transfer.sent += num_bytes
+            transfer.rate.add(self._clock(), num_bytes)
+
+    def passed_on(self, peer_id: str, num_bytes: int) -> None:
+        if transfer := self._transfers.get(peer_id):
+            transfer.from_workers += num_bytes
+            transfer.rate.add(self._clock(), num_bytes)
+
+    def already_held(self, peer_id: str, num_bytes: int) -> None:
+        if transfer := self._transfers.get(peer_id):
+            transfer.cached += num_bytes
+
+    def ready(self) -> None:
+        self._phase, self._phase_text = Phase.READY, ""
+        self._settle("planned without it", self._wall_clock())
+        self.events.publish(
+            EventKind.READY, "Every worker is ready: generation can begin", severity=Severity.GOOD
+        )
+
+    def joined(self, worker: WorkerInfo) -> None:
+        self._lost.pop(worker.peer_id, None)
+        self.events.publish(
+            EventKind.WORKER_JOINED,
+            f"Worker {_short(worker.peer_id)} joined: {worker.name}",
+            severity=Severity.GOOD,
+            peer_id=worker.peer_id,
+        )
+
+    def described(self, worker: WorkerInfo) -> None:
+        self._infos[worker.peer_id] = worker
+
+    def lost(self, peer_id: str, layers: range, reason: str) -> None:
+        now, at = self._clock(), self._wall_clock()
+        member = next((m for m in self._members() if m.peer_id == peer_id), None)
+        action = "it held no layers: nothing to do"
+        recovered_at: float | None = at
+        held = ""
+        if layers:
+            held = f" with {_layers(layers)}"
+            heirs = self._holders(layers, [m for m in self._members() if m.peer_id != peer_id])
+            is_needed = any(stage.peer_id == peer_id for stage in self._plan.stages)
+            if not is_needed:
+                action = "it stood by: generation does not need it"
+            elif heirs:
+                names = " and ".join(map(_short, heirs))
+                action = f"{names} stood by with the same layers, and took over"
+            else:
+                action, recovered_at = "looking for a worker for its layers", None
+        if member is not None:
+            gone = self._peer(member, now, at)
+            self._lost[peer_id] = replace(
+                gone,
+                layers_held=layers,
+                health=Health.LOST,
+                since=at,
+                lost_reason=reason,
+                num_sessions=0,
+                transfer=None,
+            )
+            while len(self._lost) > MAX_LOST:
+                del self._lost[next(iter(self._lost))]
+        self._transfers.pop(peer_id, None)
+        self._infos.pop(peer_id, None)
+        self._health.pop(peer_id, None)
+        self._failures.append(Failure(at, peer_id, layers, reason, action, recovered_at))
+        self.events.publish(
+            EventKind.WORKER_LOST,
+            f"Lost worker {_short(peer_id)}{held}: {reason}; {action}",
+            severity=Severity.ERROR if recovered_at is None else Severity.WARNING,
+            peer_id=peer_id,
+        )
+
+    def mending(self, missing: Sequence[range]) -> None:
+        names = ", ".join(map(_layers, missing))
+        self._phase_text = f"placing {names} anew"
+        self._settle(f"{names} are being placed anew", None)
+        self.events.publish(EventKind.MENDING, f"Placing {names} anew", severity=Severity.WARNING)
+
+    def mended(self, plan: Plan) -> None:
+        self._phase_text = ""
+        where = ", ".join(
+            f"{_layers(range(stage.start, stage.stop))} on {_short(stage.peer_id)}"
+            for stage in plan.stages
+        )
+        self._settle(f"placed anew: {where}", self._wall_clock())
+        text = f"All layers are placed again: {where}"
+        self.events.publish(EventKind.MENDED, text, severity=Severity.GOOD)
+
+    def replicated(self, peer_id: str, layers: range) -> None:
+        text = f"Worker {_short(peer_id)} stands by with {_layers(layers)}"
+        self.events.publish(EventKind.REPLICATED, text, severity=Severity.GOOD, peer_id=peer_id)
+
+    def session_queued(self, number: int, num_prompt_tokens: int) -> None:
+        self._requests.queued(self._clock(), self._wall_clock(), number, num_prompt_tokens)
+
+    def session_opened(self, number: int) -> None:
+        self._requests.opened(self._clock(), number)
+
+    def token_generated(self, number: int) -> None:
+        self._requests.token(self._clock(), number)
+
+    def session_rerouted(self, number: int, reason: str, seconds: float) -> None:
+        self._requests.rerouted(number)
+        # When this is told, all layers are there, and these lines of the log belong together.
+        self._settle(None, self._wall_clock())
+        self.events.publish(
+            EventKind.SESSION_REROUTED,
+            f"Generation {number} goes on with other workers after a pause of {seconds:.1f} s: {reason}",
+            severity=Severity.GOOD,
+        )
+
+    def session_ended(self, number: int, error: str) -> None:
+        self._requests.ended(number, error)
+        if error:
+            text = f"Generation {number} failed: {error}"
+            self.events.publish(EventKind.SESSION_FAILED, text, severity=Severity.ERROR)
+
+    # ------------------------------------------------------------------ what is known now
+
+    def status(self) -> ClusterStatus:
+        """What is known at this moment."""
+        now, at = self._clock(), self._wall_clock()
+        if self._counters is not None:
+            self._link_rates.update(now, self._counters)
+        members = self._members()
+        peers = {member.peer_id: self._peer(member, now, at) for member in members}
+        self._forget(peers, at)
+        stages = self._stages(members)
+        phase = self._phase
+        if phase is Phase.READY and not all(stage.is_ready for stage in stages):
+            phase = Phase.MENDING
+        requests = self._requests
+        return ClusterStatus(
+            at=at,
+            started_at=self._started_at,
+            peer_id=self._peer_id,
+            addresses=self._addresses,
+            model=self._model,
+            total_layers=self._num_layers,
+            phase=phase,
+            phase_text=self._phase_text if phase is not Phase.READY else "",
+            workers_found=len(members) or self._found,
+            workers_wanted=self._wanted,
+            peers={**peers, **{k: v for k, v in self._lost.items() if k not in peers}},
+            stages=stages,
+            links=self._link_rates.links(
+                self._peer_id,
+                [stage.peer_id for stage in stages if stage.peer_id in peers],
+                {peer_id: peer.latency for peer_id, peer in peers.items()},
+            ),
+            num_running=requests.num_running,
+            num_waiting=requests.num_waiting,
+            num_requests=requests.num_ended,
+            num_failed=requests.num_failed,
+            num_tokens=requests.num_tokens,
+            tokens_per_second=requests.tokens_per_second(now),
+            tokens_history=requests.history(now),
+            requests=requests.requests(),
+            failures=tuple(self._failures),
+            events=self.events.last,
+        )
+
+    @property
+    def _plan(self) -> Plan:
+        return self._fleet.plan if self._fleet is not None else Plan(())
+
+    def _members(self) -> Sequence[MemberView]:
+        return self._fleet.members if self._fleet is not None else ()
+
+    def _peer(self, member: MemberView, now: float, at: float) -> PeerStatus:
+        peer_id, plan = member.peer_id, self._plan
+        info = self._infos.get(peer_id, member.info)
+        number, stage = next(
+            ((n, stage) for n, stage in enumerate(plan.stages, 1) if stage.peer_id == peer_id),
+            (None, None),
+        )
+        replica = plan.replica_of(peer_id)
+        planned = stage or replica
+        assigned = range(planned.start, planned.stop) if planned else member.assigned
+        transfer = self._transfers.get(peer_id)
+        total = self._link_rates.total_bytes
+        return PeerStatus(
+            peer_id=peer_id,
+            name=info.name,
+            device_kind=info.device_kind,
+            protocol_id=info.protocol_id,
+            role=Role.STAGE if stage else Role.REPLICA if assigned else Role.SPARE,
+            stage=number,
+            layers_assigned=assigned,
+            layers_held=member.layers,
+            memory_known=info.memory_known,
+            memory_total_bytes=info.total_bytes or None,
+            memory_free_bytes=info.free_bytes,
+            memory_used_bytes=max(info.total_bytes - info.free_bytes, 0)
+            if info.total_bytes
+            else None,
+            memory_stage_bytes=planned.num_bytes if planned else 0,
+            flops=float(info.flops) if info.flops else None,
+            read_bytes_per_second=info.speed.bytes_per_second if info.speed else None,
+            latency=info.latency,
+            health=(health := self._health_of(member)),
+            since=self._since(peer_id, health, at),
+            num_sessions=member.num_sessions,
+            sent_bytes=total.get((peer_id, Direction.SENT), 0),
+            received_bytes=total.get((peer_id, Direction.RECEIVED), 0),
+            transfer=transfer.status(now) if transfer else None,
+            lost_reason="",
+        )
+
+    def _health_of(self, member: MemberView) -> Health:
+        if member.is_leaving:
+            return Health.LEAVING
+        if member.is_placing:
+            return Health.RECEIVING
+        if member.is_resting:
+            return Health.RESTING
+        return Health.READY
+
+    def _since(self, peer_id: str, health: Health, at: float) -> float:
+        known, since = self._health.get(peer_id, (None, at))
+        if known != health:
+            since = at
+            self._health[peer_id] = (health, at)
+        return since
+
+    def _stages(self, members: Iterable[MemberView]) -> tuple[StageStatus, ...]:
+        found = []
+        for number, stage in enumerate(self._plan.stages, 1):
+            layers = range(stage.start, stage.stop)
+            holders = [m.peer_id for m in members if _covers(m.layers, layers)]
+            replicas = tuple(peer_id for peer_id in holders if peer_id != stage.peer_id)
+            found.append(StageStatus(number, layers, stage.peer_id, bool(holders), replicas))
+        return tuple(found)
+
+    def _holders(self, layers: range, members: Sequence[MemberView]) -> list[str]:
+        """One of `members` for each stage within `layers`; empty if a stage has none."""
+        heirs: list[str] = []
+        for stage in self._plan.stages:
+            wanted = range(stage.start, stage.stop)
+            if not _covers(layers, wanted):
+                continue
+            heir = next((m.peer_id for m in members if _covers(m.layers, wanted)), None)
+            if heir is None:
+                return []
+            heirs.append(heir)
+        return list(dict.fromkeys(heirs))
+
+    def _settle(self, action: str | None, recovered_at: float | None) -> None:
+        """Say of the losses that are not mended yet what is done, and when it was."""
+        for index, failure in enumerate(self._failures):
+            if failure.recovered_at is None:
+                self._failures[index] = replace(
+                    failure, action=action or failure.action, recovered_at=recovered_at
+                )
+
+    def _forget(self, peers: Container[str], at: float) -> None:
+        kept: tuple[MutableMapping[str, Any], ...] = (self._infos, self._transfers, self._health)
+        for known in kept:
+            for peer_id in [key for key in known if key not in peers]:
+                del known[peer_id]
+        for peer_id in [key for key, peer in self._lost.items() if at - peer.since > SHOW_LOST]:
+            del self._lost[peer_id]
+
+
+def _covers(held: range, wanted: range) -> bool:
+    return bool(held) and held.start <= wanted.start and wanted.stop <= held.stop
+
+
+def _layers(layers: range) -> str:
+    first, last = layers.start, layers.stop - 1
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
+
+
+def _short(peer_id: str) -> str:
+    return f"…{peer_id[-8:]}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

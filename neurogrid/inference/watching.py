@@ -1,0 +1,55 @@
+"""Ask the workers now and then what memory they have, and see how long the answer takes.
+
+For those who watch: that a worker does not answer here is nobody's loss. Whoever needs it finds out by an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.member import Member
+from neurogrid.inference.placing import WORKER_FAILURES
+from neurogrid.inference.progress import Progress
+
+__all__ = ["watch_workers"]
+
+# A question takes some hundred bytes; a hundred workers are asked twenty times a second then.
+INTERVAL: Final = 5.0  # seconds
+MAX_AT_ONCE: Final = 16
+
+
+async def watch_workers(fleet: Fleet, progress: Progress, *, interval: float = INTERVAL) -> None:
+    """Tell `progress` what each worker says, every `interval` seconds; runs until cancelled."""
+    limiter = trio.CapacityLimiter(MAX_AT_ONCE)
+
+    async def ask(member: Member) -> None:
+        async with limiter:
+            if member.is_placing:
+                return
+            started = trio.current_time()
+            try:
+                memory = await member.worker.memory()
+            except WORKER_FAILURES:
+                return
+            latency = (trio.current_time() - started) / 2
+            if member in fleet.members:
+                free_bytes = max(memory.total_bytes - memory.used_bytes, 0)
+                progress.described(
+                    replace(
+                        member.info,
+                        free_bytes=free_bytes,
+                        total_bytes=memory.total_bytes,
+                        memory_known=True,
+                        latency=latency,
+                    )
+                )
+
+    while True:
+        async with trio.open_nursery() as nursery:
+            for member in fleet.members:
+                nursery.start_soon(ask, member)
+        await trio.sleep(interval)
