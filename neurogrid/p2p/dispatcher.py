@@ -28,6 +28,7 @@ from neurogrid.p2p.message_forms import (
 from neurogrid.p2p.pending import PendingRequests
 from neurogrid.p2p.serving import Serving
 from neurogrid.p2p.subscribers import Job, Subscribers
+from neurogrid.p2p.tracing import answer_received
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Dispatcher"]
@@ -112,6 +113,7 @@ class Dispatcher:
         """
         if untraced(message.msg_type) in _ANSWERS:
             if self.pending.resolve(message):
+                answer_received(message)
                 return None
             if not self.subscribers.has(message):
                 if not self.pending.keep(message):

@@ -48,6 +48,7 @@ from neurogrid.p2p.pending import Waiter
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.subscribers import Job, MessageHandler
 from neurogrid.p2p.succession import StreamMovedError
+from neurogrid.p2p.tracing import sending
 from neurogrid.p2p.wire import (
     CREDITED_TYPES,
     DEFAULT_LIMITS,
@@ -220,14 +221,15 @@ class Exchange:
 
         Cancellation leaves the connection whole; the message was sent whole, or not at all.
         """
-        message = traced(message)
-        if peer_id == self.host.peer_id:
-            self._loop_back(_joined(message, more))
-            await trio.lowlevel.checkpoint()
-        elif message.msg_type is None or await self.open(peer_id) == PROTOCOL_V10:
-            await self._oneshot.send(peer_id, message, *more)
-        else:
-            await self._send_v11(peer_id, enveloped(message), *more)
+        with sending(peer_id, message):
+            message = traced(message)
+            if peer_id == self.host.peer_id:
+                self._loop_back(_joined(message, more))
+                await trio.lowlevel.checkpoint()
+            elif message.msg_type is None or await self.open(peer_id) == PROTOCOL_V10:
+                await self._oneshot.send(peer_id, message, *more)
+            else:
+                await self._send_v11(peer_id, enveloped(message), *more)
 
     async def _send_v11(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
         for attempt in range(MOVE_ATTEMPTS):

@@ -1,7 +1,10 @@
-"""W3C trace context between OpenTelemetry and the traced header.
+"""W3C trace context between OpenTelemetry and the traced header, and spans that cost nothing without a trace.
 
 A program that never imported OpenTelemetry has no active context, so nothing is looked up then, and nothing is
-imported before the first traced message arrives.
+imported before the first traced message arrives. Where a trace is active, a message that carries a tensor takes it
+along: `p2p.send` is the span of who sends, `p2p.receive` its child at the receiver, which lasts as long as the
+message is served, and in which that one sends what follows from it. Without an SDK there are no spans, and the
+context is passed on as it came.
 
 Source: protocol_spec/framing.md, traced header; https://www.w3.org/TR/trace-context/
 """
@@ -9,28 +12,94 @@ Source: protocol_spec/framing.md, traced header; https://www.w3.org/TR/trace-con
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from neurogrid.p2p.wire import TensorMessage, TraceContext
+from neurogrid.p2p.wire import MessageType, TensorMessage, TraceContext
 
-__all__ = ["current_trace_context", "continued_trace"]
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanContext, SpanKind
+
+__all__ = [
+    "Attributes",
+    "answer_received",
+    "continued_trace",
+    "current_trace_context",
+    "layers_name",
+    "sending",
+    "session_name",
+    "span",
+    "with_details",
+    "without_details",
+]
+
+Attributes: TypeAlias = Mapping[str, str | int | float | bool]
+
+_NOTHING: Final = nullcontext(None)
+# Says that what happens in this context is told by a span around it, and by no spans of its own.
+_WITHOUT_DETAILS: Final = "neurogrid-without-details"
+# What goes traced in a trace (`message_forms.traced`).
+_TENSORS: Final = frozenset({MessageType.ACTIVATION, MessageType.RESPONSE})
 
 
 def current_trace_context() -> TraceContext | None:
-    """The context of the active span, or None when there is none."""
+    """The context of the active span, or None when there is none, or one without details (`without_details`)."""
     if "opentelemetry.trace" not in sys.modules:
         return None
+    from opentelemetry import context as contexts
     from opentelemetry import trace
 
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:
+    active = contexts.get_current()
+    context = trace.get_current_span(active).get_span_context()
+    if not context.is_valid or _WITHOUT_DETAILS in active:
         return None
-    return TraceContext(
-        trace_id=context.trace_id.to_bytes(16, "big"),
-        span_id=context.span_id.to_bytes(8, "big"),
-        flags=int(context.trace_flags),
-    )
+    return _wire_context(context)
+
+
+def without_details(context: Context) -> Context:
+    """`context` in such a way that `span` makes none in it, and messages go untraced.
+
+    For what happens thousands of times within one span.
+    """
+    from opentelemetry import context as contexts
+
+    return contexts.set_value(_WITHOUT_DETAILS, True, context)
+
+
+@contextmanager
+def with_details() -> Iterator[None]:
+    """Make spans again within the block, although what is around it is `without_details`."""
+    from opentelemetry import context as contexts
+
+    active = contexts.get_current()
+    kept = {key: value for key, value in active.items() if key != _WITHOUT_DETAILS}
+    token = contexts.attach(contexts.Context(kept))
+    try:
+        yield
+    finally:
+        contexts.detach(token)
+
+
+def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[Span | None]:
+    """A span within the active trace; None, for some tens of nanoseconds, where no trace is active."""
+    if "opentelemetry.trace" not in sys.modules or current_trace_context() is None:
+        return _NOTHING
+    from opentelemetry import trace
+
+    return trace.get_tracer("neurogrid").start_as_current_span(name, attributes=attributes)
+
+
+def sending(peer_id: str, message: TensorMessage) -> AbstractContextManager[Span | None]:
+    """A span around the sending of a message that takes the active trace along; None for others."""
+    if message.msg_type not in _TENSORS or "opentelemetry.trace" not in sys.modules:
+        return _NOTHING
+    if current_trace_context() is None:
+        return _NOTHING
+    from opentelemetry import trace
+
+    return _span("p2p.send", trace.SpanKind.PRODUCER, peer_id, message)
 
 
 def continued_trace(message: TensorMessage) -> AbstractContextManager[None]:
@@ -40,8 +109,22 @@ def continued_trace(message: TensorMessage) -> AbstractContextManager[None]:
     trace that was active then is not that of the messages which come later.
     """
     if message.trace_context is not None:
-        return _server_span(message, message.trace_context)
+        return _receiving(message, message.trace_context)
     return nullcontext() if current_trace_context() is None else _no_trace()
+
+
+def answer_received(message: TensorMessage) -> None:
+    """Tell the trace of an answer when it came: it is served by nobody, somebody waits for it."""
+    if message.trace_context is None or "opentelemetry.trace" not in sys.modules:
+        return
+    from opentelemetry import trace
+
+    trace.get_tracer("neurogrid").start_span(
+        "p2p.receive",
+        context=_remote(message.trace_context),
+        kind=trace.SpanKind.CONSUMER,
+        attributes=_attributes(message.from_peer or "", message),
+    ).end()
 
 
 @contextmanager
@@ -53,7 +136,63 @@ def _no_trace() -> Iterator[None]:
 
 
 @contextmanager
-def _server_span(message: TensorMessage, remote: TraceContext) -> Iterator[None]:
+def _receiving(message: TensorMessage, remote: TraceContext) -> Iterator[None]:
+    from opentelemetry import trace
+
+    kind, sender = trace.SpanKind.CONSUMER, message.from_peer or ""
+    with _span("p2p.receive", kind, sender, message, _remote(remote)):
+        yield
+
+
+def _span(
+    name: str,
+    kind: SpanKind,
+    peer_id: str,
+    message: TensorMessage,
+    parent: Context | None = None,
+) -> AbstractContextManager[Span]:
+    from opentelemetry import trace
+
+    return trace.get_tracer("neurogrid").start_as_current_span(
+        name, context=parent, kind=kind, attributes=_attributes(peer_id, message)
+    )
+
+
+def _attributes(peer_id: str, message: TensorMessage) -> dict[str, str | int]:
+    """What a span says of a message."""
+    told: dict[str, str | int] = {"neurogrid.peer": peer_id}
+    envelope = message.envelope
+    if envelope is None:
+        told["neurogrid.bytes"] = memoryview(message.data).nbytes
+        told["neurogrid.layers"] = str(message.layer_id)
+        return told
+    told["neurogrid.bytes"] = memoryview(envelope.data).nbytes
+    told["neurogrid.layers"] = layers_name(envelope.start_layer, envelope.stop_layer)
+    told["neurogrid.position"] = envelope.position
+    if envelope.session_id:
+        told["neurogrid.session"] = session_name(envelope.session_id)
+    return told
+
+
+def layers_name(start: int, stop: int) -> str:
+    """Layers [start, stop) as spans call them: `4-7`, or `4`."""
+    return str(start) if stop - start == 1 else f"{start}-{stop - 1}"
+
+
+def session_name(session_id: int) -> str:
+    """The beginning of a session's id: enough to find the spans of one."""
+    return f"{session_id >> 32:08x}"
+
+
+def _wire_context(context: SpanContext) -> TraceContext:
+    return TraceContext(
+        trace_id=context.trace_id.to_bytes(16, "big"),
+        span_id=context.span_id.to_bytes(8, "big"),
+        flags=int(context.trace_flags),
+    )
+
+
+def _remote(remote: TraceContext) -> Context:
     from opentelemetry import trace
 
     parent = trace.SpanContext(
@@ -62,16 +201,4 @@ def _server_span(message: TensorMessage, remote: TraceContext) -> Iterator[None]
         is_remote=True,
         trace_flags=trace.TraceFlags(remote.flags),
     )
-    tracer = trace.get_tracer("neurogrid.p2p")
-    attributes: dict[str, str | int] = {
-        "neurogrid.peer_id": message.from_peer or "",
-        "neurogrid.layer_id": message.layer_id,
-        "neurogrid.data_bytes": len(message.data),
-    }
-    with tracer.start_as_current_span(
-        "p2p.serve",
-        context=trace.set_span_in_context(trace.NonRecordingSpan(parent)),
-        kind=trace.SpanKind.SERVER,
-        attributes=attributes,
-    ):
-        yield
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent))

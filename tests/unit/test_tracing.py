@@ -115,3 +115,73 @@ def test_nothing_is_imported_for_a_program_without_traces() -> None:
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# With the SDK, in a process of its own: the provider is one for the whole process, and stays.
+RECORDED = """
+import trio
+from opentelemetry import context, trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from neurogrid.p2p import Protocol
+from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.tracing import span, with_details, without_details
+
+spans = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(spans))
+trace.set_tracer_provider(provider)
+
+
+async def answer(message):
+    with span("computed", {"neurogrid.rows": 1}):
+        return bytes(message.data)[::-1]
+
+
+async def main():
+    async with open_memory_network() as network, network.open_host() as a, network.open_host() as b:
+        Protocol(b).on_activation_received(answer)
+        asking = Protocol(a)
+        await a.connect(b.addresses[0])
+        with span("of nobody") as nothing:
+            assert nothing is None
+        await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
+        assert spans.get_finished_spans() == ()
+        with trace.get_tracer("test").start_as_current_span("asked"):
+            await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
+            token = context.attach(without_details(context.get_current()))
+            await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
+            with with_details(), span("seen"):
+                pass
+            with span("not seen") as nothing:
+                assert nothing is None
+            context.detach(token)
+    found = {item.context.span_id: item for item in spans.get_finished_spans()}
+    for item in sorted(found.values(), key=lambda item: item.start_time):
+        parent = found[item.parent.span_id].name if item.parent else None
+        told = {k: v for k, v in item.attributes.items() if k != "neurogrid.peer"}
+        here = {a.peer_id: "a", b.peer_id: "b"}.get(item.attributes.get("neurogrid.peer"))
+        print(item.name, "<-", parent, here, told)
+    assert len({item.context.trace_id for item in found.values()}) == 1
+
+
+trio.run(main)
+"""
+
+
+def test_spans_of_a_question_and_its_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RECORDED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "asked <- None None {}",
+        "p2p.send <- asked b {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",
+        "p2p.receive <- p2p.send a {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",
+        "computed <- p2p.receive None {'neurogrid.rows': 1}",
+        "p2p.send <- p2p.receive a {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",
+        "p2p.receive <- p2p.send b {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",
+        "seen <- asked None {}",
+    ]
