@@ -11,6 +11,7 @@ T = tokens, D = hidden size.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -19,6 +20,7 @@ import torch
 import trio
 
 from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.compute_statistics import StageCall
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.cache import StageCache
 from neurogrid.model.stage import Row
@@ -172,6 +174,9 @@ class Step:
         hidden: [1, T, D]; what is left of it where a chunk has run.
         position: of its first token.
         results: what the chunks gave, in order.
+        waits_since: when it came, or its last chunk was done (`time.perf_counter`).
+        queue_seconds: for which it has waited for its turns.
+        calls: to torch that it has been part of.
     """
 
     model: ServedModel
@@ -181,6 +186,9 @@ class Step:
     hidden: torch.Tensor
     cache: StageCache
     results: list[torch.Tensor] = field(default_factory=list)
+    waits_since: float = field(default_factory=time.perf_counter)
+    queue_seconds: float = 0.0
+    calls: list[StageCall] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

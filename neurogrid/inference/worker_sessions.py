@@ -27,8 +27,10 @@ from neurogrid.errors import (
 )
 from neurogrid.inference.activations import pack, unpack, width
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
+from neurogrid.inference.compute_statistics import ComputeStatistics
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
+from neurogrid.inference.spans import stage_span
 from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.model.tensors import dtype_name, is_finite, tensor_from_bytes, tensor_to_bytes
@@ -60,10 +62,15 @@ MAX_WAITING_STEPS = 1024
 
 
 class SessionService:
-    """The handlers that compute. `register` puts them on the worker's protocol."""
+    """The handlers that compute. `register` puts them on the worker's protocol.
+
+    Attributes:
+        statistics: of what was computed.
+    """
 
     def __init__(self, state: WorkerState, links: WorkerLinks, *, device_name: str) -> None:
         self._state = state
+        self.statistics = ComputeStatistics()
         self._links = links
         self._device_name = device_name
         self._sessions = SessionTable(on_drop=self._withdraw)
@@ -124,10 +131,26 @@ class SessionService:
     def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:
         # A session that is alone keeps nobody waiting: in one go it gets the bits of the whole model.
         chunk = None if self._is_alone else self._state.settings.prefill_chunk
+        is_decoded, num_tokens = steps[0].is_decoded, sum(step.num_tokens for step in steps)
         started = time.perf_counter()
         results = run_steps(steps, chunk=chunk)
-        if steps[0].is_decoded:
-            self._step_seconds = time.perf_counter() - started
+        ended = time.perf_counter()
+        if is_decoded:
+            self._step_seconds = ended - started
+        else:
+            num_tokens -= steps[0].num_tokens  # what is left for further chunks
+        call = self.statistics.called(
+            is_decoded=is_decoded,
+            num_rows=len(steps),
+            num_tokens=num_tokens,
+            seconds=ended - started,
+        )
+        for step in steps:
+            waited = started - step.waits_since
+            self.statistics.queue.observe(waited)
+            step.queue_seconds += waited
+            step.waits_since = ended
+            step.calls.append(call)
         return results
 
     @property
@@ -440,11 +463,11 @@ class SessionService:
                 raise RequestRefusedError(
                     f"{session.origin} gave NaN or infinity", code=ErrorCode.NOT_FINITE
                 )
-            result_BTD = await self._steps.submit(
-                Step(
-                    session.model, session.start, session.stop, position, hidden_BTD, session.cache
-                )
+            step = Step(
+                session.model, session.start, session.stop, position, hidden_BTD, session.cache
             )
+            with stage_span(step, session.session_id):
+                result_BTD = await self._steps.submit(step)
             if result_BTD is None:
                 raise RequestRefusedError(
                     f"session {session.session_id} ended before its turn came",
