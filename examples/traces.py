@@ -4,7 +4,7 @@
     python examples/traces.py ADDRESS    # asks within a span
 
 With the API of OpenTelemetry alone, as here, ids travel and nothing is recorded. Where the SDK is configured, each
-tensor that was served has a span "p2p.receive", whose parent is the span "p2p.send" of who asked; `serve` stays as it is.
+tensor that was served has a span "p2p.receive" whose parent is "p2p.send" of who asked; `serve` stays as it is.
 """
 
 import secrets
