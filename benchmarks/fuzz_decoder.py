@@ -52,6 +52,7 @@ PAYLOADS: dict[MessageType, Decode] = {
     MessageType.SESSION_OPEN: wire.SessionOpen.decode,
     MessageType.SESSION_CLOSE: wire.SessionClose.decode,
     MessageType.SESSION_ACK: wire.SessionAck.decode,
+    MessageType.SESSION_QUERY: wire.SessionQuery.decode,
     MessageType.CREDIT: wire.Credit.decode,
     MessageType.TRANSFER_REQUEST: wire.TransferRequest.decode,
     MessageType.DEVICE_INFO_REQUEST: wire.DeviceInfoRequest.decode,

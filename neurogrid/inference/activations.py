@@ -27,10 +27,11 @@ def pack(
     stop: int,
     position: int,
     wire: str = "",
+    stage_nanos: tuple[int, ...] = (),
 ) -> TensorEnvelope:
     """The envelope of [1, T, D] for layers [start, stop) of a session, at `position`.
 
-    `wire` is one of `SESSION_DTYPES`; empty for the dtype of the tensor.
+    `wire` is one of `SESSION_DTYPES`; empty for the dtype of the tensor. `stage_nanos`: what the stages took so far.
     """
     if wire == QUANTIZED:
         hidden_BTD = quantize_rows(hidden_BTD)
@@ -44,6 +45,7 @@ def pack(
         dtype=dtype_name(hidden_BTD.dtype),
         shape=tuple(hidden_BTD.shape),
         data=tensor_to_bytes(hidden_BTD),
+        stage_nanos=stage_nanos,
     )
 
 

@@ -31,6 +31,7 @@ WORKER_TAKES: Final[Table] = {
     MessageType.ASSIGN: _COORDINATORS,
     MessageType.SESSION_OPEN: _COORDINATORS,
     MessageType.SESSION_CLOSE: _COORDINATORS,
+    MessageType.SESSION_QUERY: _COORDINATORS,
     # A route names the worker that hands on; the session knows it.
     MessageType.ACTIVATION: _MEMBERS,
     MessageType.TRACED_ACTIVATION: _MEMBERS,

@@ -9,8 +9,8 @@ T = tokens, D = hidden size.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -27,53 +27,16 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.inference.activations import check_answer, pack, unpack
-from neurogrid.inference.planner import PlannedStage
-from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.inference.chain_stage import PipelineStage
+from neurogrid.inference.hedging import SlowWatch
 from neurogrid.model.tensors import is_finite
 from neurogrid.p2p.protocol import Protocol, new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
-__all__ = ["Chain", "PipelineStage"]
+__all__ = ["Chain"]
 
 # Seconds for an answer to a question that costs nothing: who does not give it is taken for lost.
 PROBE_TIMEOUT = 5.0
-
-
-@dataclass(frozen=True)
-class PipelineStage:
-    """A planned stage and the worker that holds it."""
-
-    stage: PlannedStage
-    worker: RemoteWorker
-
-    @property
-    def peer_id(self) -> str:
-        """The worker's peer id."""
-        return self.worker.peer_id
-
-    @property
-    def name(self) -> str:
-        """`layers 4 to 7 on worker 12D3...`, for errors and logs."""
-        start, stop = self.stage.start, self.stage.stop
-        layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
-        return f"{layers} on worker {self.peer_id}"
-
-    def lost(self, exc: NeuroGridError) -> NoRouteError:
-        """The error that says that these layers are gone."""
-        return NoRouteError(
-            f"lost {self.name}: {exc}",
-            layers=range(self.stage.start, self.stage.stop),
-            peer_id=self.peer_id,
-        )
-
-    def cut_off(self, before: PipelineStage, exc: NeuroGridError) -> NoRouteError:
-        """The error that says that the stage before cannot reach this one, which is there all the same."""
-        return NoRouteError(
-            f"{before.name} cannot hand on to {self.name}, which is there: {exc}",
-            layers=range(self.stage.start, self.stage.stop),
-            peer_id=self.peer_id,
-            unreachable_from=before.peer_id,
-        )
 
 
 class Chain:
@@ -83,12 +46,19 @@ class Chain:
         protocol: the coordinator's.
         stages: in order; one alone is asked as any other worker is.
         wire: in what activations travel; empty for what the stages compute in.
+        watch: gives up a step whose stages take far longer than before; None for nobody who does.
     """
 
     def __init__(
-        self, protocol: Protocol, stages: Sequence[PipelineStage], *, wire: str = ""
+        self,
+        protocol: Protocol,
+        stages: Sequence[PipelineStage],
+        *,
+        wire: str = "",
+        watch: SlowWatch | None = None,
     ) -> None:
         self.wire = wire
+        self._watch = watch
         self.stages = tuple(stages)
         self._protocol = protocol
         self._peer_ids = tuple(item.peer_id for item in stages)
@@ -101,12 +71,17 @@ class Chain:
         """Extend the session by [1, T, D]; returns what leaves the last of the stages, [1, T, D].
 
         Raises:
-            NoRouteError: it did not come, or holds NaN or infinity; names layers and peer.
+            NoRouteError: it did not come, or not while it was worth waiting for, or holds NaN or infinity; names
+                layers and peer.
             ModelError: what went in holds NaN or infinity.
         """
         is_alone = len(self.stages) == 1
         forward = self._forward_alone if is_alone else self._forward_through
-        result_BTD = await forward(session_id, hidden_BTD, position)
+        if self._watch is None:
+            result_BTD = await forward(session_id, hidden_BTD, position)
+        else:
+            with self._watch.step(self.stages, session_id, position, hidden_BTD.shape[1]):
+                result_BTD = await forward(session_id, hidden_BTD, position)
         if not is_finite(result_BTD):
             last = self.stages[-1]
             raise last.lost(ModelError("its answer holds NaN or infinity"))
@@ -116,8 +91,9 @@ class Chain:
         self, session_id: int, hidden_BTD: torch.Tensor, position: int
     ) -> torch.Tensor:
         (item,) = self.stages
+        started = time.perf_counter()
         try:
-            return await item.worker.forward(
+            result_BTD = await item.worker.forward(
                 session_id,
                 hidden_BTD,
                 start=item.stage.start,
@@ -127,6 +103,14 @@ class Chain:
             )
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
             raise await self._blame(0, exc) from exc
+        self._note_times(hidden_BTD.shape[1], [time.perf_counter() - started])
+        return result_BTD
+
+    def _note_times(self, num_tokens: int, seconds: Sequence[float]) -> None:
+        """What each stage took for a step, if all have told."""
+        if len(seconds) == len(self.stages):
+            for item, taken in zip(self.stages, seconds, strict=True):
+                item.times.observe(num_tokens, item.stage.stop - item.stage.start, taken)
 
     async def _forward_through(
         self, session_id: int, hidden_BTD: torch.Tensor, position: int
@@ -165,6 +149,7 @@ class Chain:
             except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 index = self._peer_ids.index(waiter.ended_by)
                 raise await self._blame(index, exc) from exc
+        self._note_times(hidden_BTD.shape[1], [nanos / 1e9 for nanos in answer.stage_nanos])
         return unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
 
     async def _send_first(self, message: TensorMessage) -> None:

@@ -33,6 +33,7 @@ from neurogrid.inference.ends_queue import EndsQueue, open_ends
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.gathering import open_gathering
+from neurogrid.inference.hedging import SlowWatch
 from neurogrid.inference.keeping import keep_workers
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_trust import (
@@ -323,7 +324,9 @@ async def open_coordinator(
             max_sessions=settings.max_sessions,
             max_length=model.max_seq_len,
         )
-        routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype)
+        watch = SlowWatch(fleet)
+        nursery.start_soon(watch.run)
+        routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
         yield Coordinator(
             protocol,
             model,

@@ -208,17 +208,22 @@ class Fleet:
         return found
 
     def has_alternative(self, peer_id: str, layers: range) -> bool:
-        """Whether somebody else is ready for these layers."""
+        """Whether somebody else, who is quick and means to stay, is ready for these layers."""
         return any(
-            member.holds(layers) and not member.is_leaving and member.peer_id != peer_id
+            member.holds(layers)
+            and not (member.is_leaving or member.times.is_slow)
+            and member.peer_id != peer_id
             for member in self._members.values()
         )
 
     def should_leave(self, selection: Selection) -> bool:
-        """Whether a session would do well to move: a member of its own wants to go, or is gone."""
+        """Whether a session would do well to move: a member of its own wants to go, is slow, or is gone."""
         return any(
             self._members.get(member.peer_id) is not member
-            or (member.is_leaving and self.has_alternative(member.peer_id, layers))
+            or (
+                (member.is_leaving or member.times.is_slow)
+                and self.has_alternative(member.peer_id, layers)
+            )
             for member, layers in selection.hops
         )
 
@@ -232,6 +237,7 @@ class Fleet:
                 holders,
                 key=lambda member: (
                     member.peer_id in avoid,
+                    member.times.is_slow,
                     member.is_leaving,
                     member.num_sessions,
                     member.peer_id != stage.peer_id,
@@ -292,7 +298,7 @@ class Fleet:
         """
         member = self._members.get(error.peer_id or "")
         cause = error.__cause__
-        if member is None:
+        if member is None or member.times.is_slow:
             return True
         if isinstance(cause, TransportError):
             self.lost(member.peer_id, str(cause))
@@ -311,6 +317,14 @@ class Fleet:
     def _forget_placement(self, member: Member) -> None:
         member.layers = range(0)
         member.is_configured = False
+        self._notify()
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether this worker is there."""
+        return peer_id in self._members
+
+    def changed(self) -> None:
+        """A member is slow, or quick again."""
         self._notify()
 
     def _notify(self) -> None:

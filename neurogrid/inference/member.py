@@ -8,10 +8,11 @@ from types import TracebackType
 
 import trio
 
-from neurogrid.inference.pipeline import PipelineStage
+from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.inference.step_times import StepTimes
 
 __all__ = ["Member", "Selection", "joined"]
 
@@ -33,6 +34,7 @@ class Member:
         is_cut: its connection was lost meanwhile, and may come back.
         is_preparing: it is being told the model's config, to stand by.
         lock: held while it is configured and given layers.
+        times: what it took for the steps of sessions.
     """
 
     worker: RemoteWorker
@@ -47,6 +49,7 @@ class Member:
     is_cut: bool = False
     is_preparing: bool = False
     lock: trio.Lock = field(default_factory=trio.Lock)
+    times: StepTimes = field(default_factory=StepTimes)
 
     @property
     def peer_id(self) -> str:
@@ -87,7 +90,7 @@ class Selection:
     def __init__(self, chosen: Sequence[tuple[Member, PlannedStage]]) -> None:
         self.hops = tuple((member, range(stage.start, stage.stop)) for member, stage in chosen)
         self.stages = tuple(
-            PipelineStage(replace(stage, peer_id=member.peer_id), member.worker)
+            PipelineStage(replace(stage, peer_id=member.peer_id), member.worker, member.times)
             for member, stage in chosen
         )
 

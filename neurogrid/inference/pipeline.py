@@ -23,11 +23,12 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from neurogrid.inference.chain import Chain, PipelineStage
+from neurogrid.inference.chain import Chain
+from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.routing import Routing
 from neurogrid.p2p.wire import ErrorCode
 
-__all__ = ["PipelineStage", "PipelineSession", "open_session"]
+__all__ = ["PipelineSession", "open_session"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +82,11 @@ async def open_session(
                 session = opening
         finally:
             if session is None:
-                await _close(opening)
+                await _close(opening, routing)
     try:
         yield session
     finally:
-        await _close(session)
+        await _close(session, routing)
 
 
 async def _open(session: PipelineSession, routing: Routing, max_length: int) -> bool:
@@ -125,8 +126,8 @@ async def _open(session: PipelineSession, routing: Routing, max_length: int) -> 
     return not cut
 
 
-async def _close(session: PipelineSession) -> None:
-    """Close a session on all stages that can be told."""
+async def _close(session: PipelineSession, routing: Routing) -> None:
+    """Close a session on all stages that can be told; a slow one will find that out in its own time."""
 
     async def close_on(item: PipelineStage) -> None:
         try:
@@ -139,4 +140,7 @@ async def _close(session: PipelineSession) -> None:
         async with trio.open_nursery() as nursery:
             for chain in session.chains:
                 for item in chain.stages:
-                    nursery.start_soon(close_on, item)
+                    if item.times.is_slow and routing.watch is not None:
+                        routing.watch.start_soon(item.worker.close_session, session.session_id)
+                    else:
+                        nursery.start_soon(close_on, item)

@@ -108,6 +108,10 @@ class RemoteWorkerV10(RemoteWorker):
     ) -> None:
         """Nothing to do: position 0 begins the layer's cache anew."""
 
+    async def session_length(self, session_id: int) -> int:
+        await self._held_layers()  # it is there, at least
+        return 0
+
     async def close_session(self, session_id: int) -> None:
         """Nothing to do: 1.0.0 has no sessions to close."""
 

@@ -25,8 +25,10 @@ from neurogrid.p2p.wire import (
     ConfigAck,
     MessageType,
     ModelConfig,
+    SessionAck,
     SessionClose,
     SessionOpen,
+    SessionQuery,
     TensorMessage,
     config_fingerprint,
     serialize_config,
@@ -169,6 +171,15 @@ class RemoteWorkerV11(RemoteWorker):
             MessageType.SESSION_ACK,
             timeout=self.timeouts.describe,
         )
+
+    async def session_length(self, session_id: int) -> int:
+        reply = await self._request(
+            MessageType.SESSION_QUERY,
+            SessionQuery(session_id=session_id).encode(),
+            MessageType.SESSION_ACK,
+            timeout=self.timeouts.describe,
+        )
+        return SessionAck.decode(reply.data).length or 0
 
     async def forward(
         self,

@@ -178,6 +178,10 @@ class RemoteWorker(ABC):
         """Close a session; its cache is freed."""
 
     @abstractmethod
+    async def session_length(self, session_id: int) -> int:
+        """Tokens that it has taken of a session, told at any time; 0 from one that cannot tell."""
+
+    @abstractmethod
     async def forward(
         self,
         session_id: int,

@@ -13,7 +13,9 @@ from typing import Final, Literal
 import trio
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference.chain import Chain, PipelineStage
+from neurogrid.inference.chain import Chain
+from neurogrid.inference.chain_stage import PipelineStage
+from neurogrid.inference.hedging import SlowWatch
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.routes import can_sign, sign_route
 from neurogrid.p2p.wire import MAX_STAGE_ADDRESSES, MAX_STAGES, Route
@@ -46,14 +48,21 @@ class Routing:
         protocol: the coordinator's.
         mode: `chain`, or `star` for everything through the coordinator.
         wire_dtype: in what activations travel; None for what the stages compute in.
+        watch: over the steps of its chains; None for nobody.
 
     Raises:
         ConfigurationError: another mode or dtype.
     """
 
     def __init__(
-        self, protocol: Protocol, mode: RoutingMode = "chain", *, wire_dtype: str | None = None
+        self,
+        protocol: Protocol,
+        mode: RoutingMode = "chain",
+        *,
+        wire_dtype: str | None = None,
+        watch: SlowWatch | None = None,
     ) -> None:
+        self.watch = watch
         if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
             raise ConfigurationError(
                 f"activations do not travel in {wire_dtype!r}: choose {', '.join(WIRE_DTYPES)}"
@@ -80,7 +89,7 @@ class Routing:
                 runs[-1].append(item)
             else:
                 runs.append([item])
-        return [Chain(self.protocol, run, wire=self.wire) for run in runs]
+        return [Chain(self.protocol, run, wire=self.wire, watch=self.watch) for run in runs]
 
     def _hands_on(self, run: Sequence[PipelineStage], item: PipelineStage) -> bool:
         before = run[-1]

@@ -118,10 +118,15 @@ class SessionTable:
             )
         return session
 
+    def of(self, session_id: int, owner: str) -> Session | None:
+        """The session of this owner, if there is one."""
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.owner == owner else None
+
     def close(self, session_id: int, owner: str) -> None:
         """Close a session of this owner, if there is one."""
-        session = self._sessions.get(session_id)
-        if session is not None and session.owner == owner:
+        session = self.of(session_id, owner)
+        if session is not None:
             self.drop(session)
 
     def drop(self, session: Session) -> None:

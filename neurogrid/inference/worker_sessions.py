@@ -43,6 +43,7 @@ from neurogrid.p2p.wire import (
     SessionAck,
     SessionClose,
     SessionOpen,
+    SessionQuery,
     TensorEnvelope,
     TensorMessage,
 )
@@ -93,6 +94,7 @@ class SessionService:
         protocol.on_message(MessageType.GPU_INFO_REQUEST, self._on_gpu_info_request)
         protocol.on_message(MessageType.SESSION_OPEN, self._on_open)
         protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
+        protocol.on_message(MessageType.SESSION_QUERY, self._on_query)
         protocol.on_message(MessageType.ACTIVATION, self._on_activation)
 
     async def drain(self) -> None:
@@ -274,9 +276,20 @@ class SessionService:
         ack = SessionAck(session_id=closed.session_id)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
+    async def _on_query(self, message: TensorMessage) -> None:
+        query = SessionQuery.decode(message.data)
+        session = self._sessions.of(query.session_id, sender_of(message))
+        if session is None:
+            raise RequestRefusedError(
+                f"session {query.session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+            )
+        ack = SessionAck(session_id=query.session_id, length=session.length)
+        await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
+
     # Activations
 
     async def _on_activation(self, message: TensorMessage) -> None:
+        came = time.perf_counter_ns()
         # Only 1.1.0 has envelopes.
         if message.envelope is None:
             data = await self._compute_v10(message)
@@ -290,7 +303,8 @@ class SessionService:
             result_BTD = await self._extend(session, message.envelope.position, hidden_BTD)
             # Without a route somebody waits for just this, though the session be over.
             if session.place is None or session in self._sessions:
-                await self._pass_on(session, message, message.envelope, result_BTD)
+                taken = time.perf_counter_ns() - came
+                await self._pass_on(session, message, message.envelope, result_BTD, taken)
         except RequestRefusedError as exc:
             if session.place is not None and session not in self._sessions:
                 return
@@ -350,9 +364,13 @@ class SessionService:
         message: TensorMessage,
         envelope: TensorEnvelope,
         result_BTD: torch.Tensor,
+        nanos: int,
     ) -> None:
-        """Send a result to the successor, or as the answer to the coordinator."""
+        """Send a result, which took `nanos`, to the successor, or as the answer to the coordinator."""
         start, stop = session.start, session.stop
+        index = session.place.index if session.place is not None else 0
+        # Who is before this worker and tells nothing makes the rest worth nothing.
+        is_told = len(envelope.stage_nanos) == index
         if session.place is not None and session.successor is not None:
             start, stop = session.place.route.layers_of(session.place.index + 1)
         passed_on = TensorMessage(
@@ -367,6 +385,7 @@ class SessionService:
                 stop=stop,
                 position=envelope.position,
                 wire=session.wire,
+                stage_nanos=(*envelope.stage_nanos, nanos) if is_told else (),
             ),
         )
         if session.successor is None:

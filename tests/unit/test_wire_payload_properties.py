@@ -41,7 +41,8 @@ def envelopes(draw: st.DrawFn) -> wire.TensorEnvelope:
     size = math.prod(shape) * wire.DTYPES[dtype]
     start, stop = draw(SPAN)
     data = draw(st.binary(min_size=size, max_size=size))
-    return wire.TensorEnvelope(draw(U64), draw(U64), start, stop, dtype, shape, data)
+    nanos = tuple(draw(st.lists(U64, max_size=4)))
+    return wire.TensorEnvelope(draw(U64), draw(U64), start, stop, dtype, shape, data, nanos)
 
 
 DIGEST = st.binary(min_size=32, max_size=32)
@@ -119,7 +120,8 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
         st.lists(st.sampled_from(["/x/p2p/a", "/y/p2p/b"]), max_size=8).map(tuple),
     ),
     "session_close": st.builds(wire.SessionClose, U64),
-    "session_ack": st.builds(wire.SessionAck, U64),
+    "session_query": st.builds(wire.SessionQuery, U64),
+    "session_ack": st.builds(wire.SessionAck, U64, st.none() | U32),
     "envelope": envelopes(),
 }
 PAYLOAD_DECODERS: dict[str, Callable[[bytes], Any]] = {
@@ -141,6 +143,7 @@ PAYLOAD_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "session_open": wire.SessionOpen.decode,
     "route": wire.Route.decode,
     "session_close": wire.SessionClose.decode,
+    "session_query": wire.SessionQuery.decode,
     "session_ack": wire.SessionAck.decode,
     "envelope": wire.decode_envelope,
 }
@@ -333,7 +336,7 @@ def test_the_short_way_through_an_envelope_ends_where_the_long_one_does(
     view = memoryview(data.draw(st.one_of(st.just(written), mutated(st.just(written)))))
     entries = data.draw(
         st.dictionaries(
-            st.sampled_from(["sid", "pos", "start", "stop", "dtype", "shape", "more"]),
+            st.sampled_from(["sid", "pos", "start", "stop", "dtype", "shape", "nanos", "more"]),
             st.one_of(
                 st.integers(-1, 2**64 - 1), st.booleans(), st.text(max_size=4), st.lists(U32)
             ),

@@ -217,7 +217,7 @@ def test_every_payload_has_vectors() -> None:
         for c in wire.ControlPayload.__subclasses__()
         if c.__module__.startswith("neurogrid.p2p.wire.") and c.__name__[0] != "_"
     }
-    assert named >= classes | {"SessionClose", "SessionAck", "WeightsChunk", "LayerIds", "Credit"}
+    assert named >= classes | {"SessionClose", "SessionQuery", "WeightsChunk", "LayerIds", "Credit"}
     assert named >= {"GPUInfo", "ModelConfig", "TensorEnvelope"}
 
 

@@ -53,7 +53,13 @@ from neurogrid.p2p.wire.placement import (
     config_fingerprint,
 )
 from neurogrid.p2p.wire.route import Route
-from neurogrid.p2p.wire.session_control import SESSION_DTYPES, SessionAck, SessionClose, SessionOpen
+from neurogrid.p2p.wire.session_control import (
+    SESSION_DTYPES,
+    SessionAck,
+    SessionClose,
+    SessionOpen,
+    SessionQuery,
+)
 from neurogrid.p2p.wire.transfers import (
     TransferAccept,
     TransferOffer,
@@ -153,4 +159,5 @@ __all__ = [
     "SessionOpen",
     "SessionClose",
     "SessionAck",
+    "SessionQuery",
 ]

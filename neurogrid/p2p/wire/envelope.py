@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_MAP_BYTES, MAX_RANK
+from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_MAP_BYTES, MAX_RANK, MAX_STAGES
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, decode_map, encode_map
 from neurogrid.p2p.wire.messages import Data, TensorEnvelope
 from neurogrid.p2p.wire.types import DTYPES, ErrorCode
@@ -23,10 +23,12 @@ __all__ = ["TENSOR_ALIGNMENT", "encode_envelope_parts", "decode_envelope"]
 TENSOR_ALIGNMENT: Final = 16
 """Bytes: what malloc gives and what vector loads of 128 bits want."""
 
-_KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape"})
-# A map of these six keys and no other, as all write it who have nothing to add; and the bytes that it takes at most.
-_PLAIN_MAP: Final = 0x80 | len(_KEYS)
-_PLAIN_MAP_BYTES: Final = 192
+_KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape", "nanos"})
+# A map of six keys, or of these seven, and no other, as all write it who have nothing else to add; and the bytes that
+# it takes at most, with the times of a few stages.
+_PLAIN_MAPS: Final = (0x86, 0x87)
+_PLAIN_MAP_BYTES: Final = 256
+_PLAIN_STAGES: Final = 8
 
 
 def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
@@ -43,6 +45,8 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
         and 0 <= e.start_layer < e.stop_layer <= MAX_LAYERS
         and len(e.shape) <= MAX_RANK
         and all(0 <= size <= MAX_U32 for size in e.shape)
+        and len(e.stage_nanos) <= MAX_STAGES
+        and all(0 <= nanos <= MAX_U64 for nanos in e.stage_nanos)
     )
     if not fits:
         raise LocalProtocolError(
@@ -52,16 +56,17 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
     num_bytes = memoryview(e.data).nbytes
     if e.dtype not in DTYPES or math.prod(e.shape) * DTYPES[e.dtype] != num_bytes:
         raise LocalProtocolError(f"{num_bytes} bytes are no {e.dtype} tensor of shape {e.shape}")
-    entries = encode_map(
-        {
-            "sid": e.session_id,
-            "pos": e.position,
-            "start": e.start_layer,
-            "stop": e.stop_layer,
-            "dtype": e.dtype,
-            "shape": list(e.shape),
-        }
-    )
+    fields: dict[str, object] = {
+        "sid": e.session_id,
+        "pos": e.position,
+        "start": e.start_layer,
+        "stop": e.stop_layer,
+        "dtype": e.dtype,
+        "shape": list(e.shape),
+    }
+    if e.stage_nanos:
+        fields["nanos"] = list(e.stage_nanos)
+    entries = encode_map(fields)
     return entries + bytes(-len(entries) % TENSOR_ALIGNMENT), e.data
 
 
@@ -75,9 +80,8 @@ def decode_envelope(data: Data) -> TensorEnvelope:
             do not give the number of bytes that follow (SHAPE_MISMATCH).
     """
     view = memoryview(data).cast("B")
-    (session_id, position, start, stop, dtype, shape), map_bytes = _plain_map(view) or _any_map(
-        view
-    )
+    found, map_bytes = _plain_map(view) or _any_map(view)
+    session_id, position, start, stop, dtype, shape, nanos = found
     tensor_at = map_bytes + -map_bytes % TENSOR_ALIGNMENT
     if tensor_at > len(view) or any(view[map_bytes:tensor_at]):
         raise RemoteProtocolError(
@@ -89,16 +93,20 @@ def decode_envelope(data: Data) -> TensorEnvelope:
             f"{len(tensor)} bytes are no {dtype} tensor of shape {list(shape)}",
             code=ErrorCode.SHAPE_MISMATCH,
         )
-    return TensorEnvelope(session_id, position, start, stop, dtype, shape, tensor)
+    return TensorEnvelope(session_id, position, start, stop, dtype, shape, tensor, nanos)
 
 
-_Entries = tuple[int, int, int, int, str, tuple[int, ...]]
+_Entries = tuple[int, int, int, int, str, tuple[int, ...], tuple[int, ...]]
 
 
 def _any_map(view: memoryview) -> tuple[_Entries, int]:
     """The entries of a map, whatever else stands in it, and the bytes that it took; strict."""
     fields, map_bytes = decode_map(
-        view, what="the envelope", max_bytes=MAX_MAP_BYTES, arrays={"shape": MAX_RANK}, known=_KEYS
+        view,
+        what="the envelope",
+        max_bytes=MAX_MAP_BYTES,
+        arrays={"shape": MAX_RANK, "nanos": MAX_STAGES},
+        known=_KEYS,
     )
     start, stop = fields.span("start", "stop", MAX_LAYERS)
     dtype = fields.text("dtype", 16)
@@ -107,7 +115,8 @@ def _any_map(view: memoryview) -> tuple[_Entries, int]:
             f"unknown dtype {dtype!r} in the envelope", code=ErrorCode.PROTOCOL_VIOLATION
         )
     session_id, position = fields.uint("sid", MAX_U64), fields.uint("pos", MAX_U64)
-    return (session_id, position, start, stop, dtype, fields.uints("shape", MAX_U32)), map_bytes
+    shape, nanos = fields.uints("shape", MAX_U32), fields.optional_uints("nanos", MAX_U64)
+    return (session_id, position, start, stop, dtype, shape, nanos), map_bytes
 
 
 def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
@@ -115,12 +124,12 @@ def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
 
     Every activation has one. msgpack builds it in one go: the bytes are too few to build much.
     """
-    if not view or view[0] != _PLAIN_MAP:
+    if not view or view[0] not in _PLAIN_MAPS:
         return None
     unpacker = msgpack.Unpacker(
         raw=False,
         max_buffer_size=_PLAIN_MAP_BYTES,
-        max_array_len=MAX_RANK,
+        max_array_len=_PLAIN_STAGES,
         max_map_len=len(_KEYS),
         max_ext_len=0,
     )
@@ -129,19 +138,25 @@ def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
         entries: dict[str, Any] = unpacker.unpack()
         sid, pos, start, stop = entries["sid"], entries["pos"], entries["start"], entries["stop"]
         dtype, shape = entries["dtype"], entries["shape"]
+        # The seventh is this, or nothing that is plain.
+        nanos = entries["nanos"] if view[0] == _PLAIN_MAPS[1] else []
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return None
-    # Six keys found and six announced: none is there twice. A boolean is an int in Python, and not on the wire.
+    # As many keys found as announced: none is there twice. A boolean is an int in Python, and not on the wire.
     if (
-        len(entries) == len(_KEYS)
+        len(entries) == view[0] & 0x0F
         and type(sid) is type(pos) is type(start) is type(stop) is int
         and type(dtype) is str
         and type(shape) is list
+        and len(shape) <= MAX_RANK
+        and type(nanos) is list
         and sid >= 0
         and pos >= 0
         and 0 <= start < stop <= MAX_LAYERS
         and dtype in DTYPES
         and all(type(size) is int and 0 <= size <= MAX_U32 for size in shape)
+        and all(type(taken) is int and taken >= 0 for taken in nanos)
     ):
-        return (sid, pos, start, stop, dtype, tuple(shape)), int(unpacker.tell())
+        found = (sid, pos, start, stop, dtype, tuple(shape), tuple(nanos))
+        return found, int(unpacker.tell())
     return None

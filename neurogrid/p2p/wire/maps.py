@@ -30,7 +30,7 @@ __all__ = [
 MAX_U32: Final = 2**32 - 1
 MAX_U64: Final = 2**64 - 1
 
-# Entries of one map: today's largest has six.
+# Entries of one map: today's largest has seven.
 _MAX_ENTRIES: Final = 64
 # Characters of a key: today's longest has twelve.
 _MAX_KEY_CHARS: Final = 64
@@ -148,6 +148,10 @@ class Fields:
         self._what = what
         self._values = values
 
+    def has(self, key: str) -> bool:
+        """Whether the entry is there, and not nil."""
+        return self._values.get(key) is not None
+
     def uint(self, key: str, largest: int, *, smallest: int = 0) -> int:
         """An integer from `smallest` to `largest`."""
         return self._check_uint(key, self._get(key), smallest, largest)
@@ -159,6 +163,10 @@ class Fields:
     def uints(self, key: str, largest: int) -> tuple[int, ...]:
         """An array of integers from 0 to `largest`."""
         return tuple(self._check_uint(key, item, 0, largest) for item in self._items(key))
+
+    def optional_uints(self, key: str, largest: int) -> tuple[int, ...]:
+        """The same; empty where the entry is absent, nil or empty."""
+        return () if self._values.get(key) is None else self.uints(key, largest)
 
     def text(self, key: str, max_chars: int) -> str:
         """A string of at most `max_chars` characters."""

@@ -42,6 +42,8 @@ class TensorEnvelope:
         dtype: a name from `DTYPES`.
         shape: at most `MAX_RANK` dimensions, each a u32; activations are [batch, tokens, hidden].
         data: the elements; decoded, a view into what was decoded.
+        stage_nanos: nanoseconds, u64 each, that the stages which the tensor went through since the coordinator sent it
+            took for it, in order; at most `MAX_STAGES`; empty where they are not told.
     """
 
     session_id: int
@@ -51,6 +53,7 @@ class TensorEnvelope:
     dtype: str
     shape: tuple[int, ...]
     data: Data
+    stage_nanos: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_ROUTE_BYTES
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, Fields
 from neurogrid.p2p.wire.types import ErrorCode
 
-__all__ = ["SESSION_DTYPES", "SessionOpen", "SessionClose", "SessionAck"]
+__all__ = ["SESSION_DTYPES", "SessionAck", "SessionClose", "SessionOpen", "SessionQuery"]
 
 SESSION_DTYPES: Final = frozenset({"F32", "F16", "BF16", "I8"})
 """In what the activations of a session may travel."""
@@ -81,7 +81,7 @@ class SessionOpen(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class _SessionId(ControlPayload):
-    """What SessionClose and SessionAck share: the session that they speak of, u64."""
+    """What SessionClose and SessionQuery share: the session that they speak of, u64."""
 
     session_id: int
 
@@ -103,7 +103,36 @@ class SessionClose(_SessionId):
 
 
 @dataclass(frozen=True, slots=True)
-class SessionAck(_SessionId):
-    """The session was opened, or closed, as asked."""
+class SessionQuery(_SessionId):
+    """How far is the session?"""
+
+    _name = "SessionQuery"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAck(ControlPayload):
+    """The session was opened, or closed, as asked; or it is as far as was asked about.
+
+    Attributes:
+        session_id: u64.
+        length: tokens, u32, that the session has taken and computed; None where that is not told.
+    """
+
+    session_id: int
+    length: int | None = None
 
     _name = "SessionAck"
+    _keys = frozenset({"sid", "length"})
+
+    def _entries(self) -> dict[str, object]:
+        entries: dict[str, object] = {"sid": self.session_id}
+        if self.length is not None:
+            entries["length"] = self.length
+        return entries
+
+    @classmethod
+    def _read(cls, fields: Fields) -> Self:
+        has_length = fields.has("length")
+        return cls(
+            fields.uint("sid", MAX_U64), fields.uint("length", MAX_U32) if has_length else None
+        )

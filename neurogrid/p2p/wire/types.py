@@ -62,6 +62,7 @@ class MessageType(IntEnum):
     TRANSFER_REQUEST = 0x2C
     DEVICE_INFO_REQUEST = 0x2D
     DEVICE_INFO = 0x2E
+    SESSION_QUERY = 0x2F
 
 
 V10_TYPES: Final[frozenset[MessageType]] = frozenset(t for t in MessageType if t < 0x20)

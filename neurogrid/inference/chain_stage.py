@@ -1,0 +1,54 @@
+"""A stage of a session, as its coordinator uses it: which layers, on which worker, and the errors that name both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from neurogrid.errors import NeuroGridError, NoRouteError
+from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.inference.step_times import StepTimes
+
+__all__ = ["PipelineStage"]
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """A planned stage and the worker that holds it.
+
+    Attributes:
+        times: what the worker took for its steps so far, of whichever session.
+    """
+
+    stage: PlannedStage
+    worker: RemoteWorker
+    times: StepTimes = field(default_factory=StepTimes)
+
+    @property
+    def peer_id(self) -> str:
+        """The worker's peer id."""
+        return self.worker.peer_id
+
+    @property
+    def name(self) -> str:
+        """`layers 4 to 7 on worker 12D3...`, for errors and logs."""
+        start, stop = self.stage.start, self.stage.stop
+        layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
+        return f"{layers} on worker {self.peer_id}"
+
+    def lost(self, exc: NeuroGridError) -> NoRouteError:
+        """The error that says that these layers are gone."""
+        return NoRouteError(
+            f"lost {self.name}: {exc}",
+            layers=range(self.stage.start, self.stage.stop),
+            peer_id=self.peer_id,
+        )
+
+    def cut_off(self, before: PipelineStage, exc: NeuroGridError) -> NoRouteError:
+        """The error that says that the stage before cannot reach this one, which is there all the same."""
+        return NoRouteError(
+            f"{before.name} cannot hand on to {self.name}, which is there: {exc}",
+            layers=range(self.stage.start, self.stage.stop),
+            peer_id=self.peer_id,
+            unreachable_from=before.peer_id,
+        )

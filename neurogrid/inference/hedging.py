@@ -1,0 +1,227 @@
+"""A watch over the steps that are under way: who keeps one waiting far longer than before is gone around.
+
+A step that is late makes the coordinator ask the workers of its chain how far they are (SessionQuery). The first that
+has not done its part, or says nothing at all, is the slow one. If somebody else is ready with the same layers, the
+session leaves for them, and the slow one gets no new session until it has proved quick. If nobody is, the step waits
+on, as long as the deadline of a stage allows.
+
+What is late follows from what the workers took so far (`step_times`), with all that goes through them at this moment.
+The step itself pays for an entry in a set; everything else happens here, four times a second, for those that are late.
+
+Source: protocol_spec/sessions.md, "How long it took".
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+import trio
+
+from neurogrid.errors import NeuroGridError, NoRouteError, PeerRefusedError
+from neurogrid.inference.chain_stage import PipelineStage
+
+__all__ = ["Alternatives", "SlowWatch"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds between looks at what is under way.
+INTERVAL: Final = 0.25
+# A step is late after so many times what it should take, and not before the floor: on a busy machine a process that
+# is fine may not get to run for a second. Seconds.
+FACTOR: Final = 4.0
+FLOOR: Final = 2.0
+# Who is there, and computes, is given so many times more.
+FACTOR_IF_THERE: Final = 3.0
+# Seconds for an answer that costs nothing.
+ANSWER_TIMEOUT: Final = 1.0
+# A slow worker has proved quick when it has answered so many times in a row, so many seconds apart. One that was
+# there and yet slow is tried again after longer, twice as long each time.
+NUM_PROOFS: Final = 3
+PROOF_INTERVAL: Final = 1.0
+PROBATION: Final = 30.0
+MAX_PROBATION: Final = 600.0
+
+
+class Alternatives(Protocol):
+    """Who else is there (`fleet.Fleet`)."""
+
+    def has_alternative(self, peer_id: str, layers: range) -> bool:
+        """Whether somebody else, who is quick, is ready for these layers."""
+
+    def changed(self) -> None:
+        """Somebody is slow now, or no longer."""
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether this worker is still there."""
+
+
+class Step:
+    """One step under way. Made by `SlowWatch.step`."""
+
+    __slots__ = (
+        "error",
+        "length",
+        "look_at",
+        "num_tokens",
+        "scope",
+        "session_id",
+        "stages",
+        "started",
+    )
+
+    def __init__(
+        self, stages: tuple[PipelineStage, ...], session_id: int, position: int, num_tokens: int
+    ) -> None:
+        self.stages = stages
+        self.session_id = session_id
+        self.num_tokens = num_tokens
+        self.length = position + num_tokens
+        self.started = trio.current_time()
+        self.look_at = self.started + FLOOR
+        self.scope = trio.CancelScope()
+        self.error: NoRouteError | None = None
+
+
+class SlowWatch:
+    """The watch of one coordinator; `run` is its task."""
+
+    def __init__(self, alternatives: Alternatives) -> None:
+        self._alternatives = alternatives
+        self._steps: set[Step] = set()
+        self._nursery: trio.Nursery | None = None
+        self._probations: dict[str, float] = {}
+
+    @contextmanager
+    def step(
+        self, stages: tuple[PipelineStage, ...], session_id: int, position: int, num_tokens: int
+    ) -> Iterator[None]:
+        """The block is one step of a session through these stages.
+
+        Raises:
+            NoRouteError: it was given up, because the stage that it names keeps it waiting and somebody else is ready.
+        """
+        step = Step(stages, session_id, position, num_tokens)
+        self._steps.add(step)
+        try:
+            with step.scope:
+                yield
+        finally:
+            self._steps.remove(step)
+        if step.scope.cancelled_caught and step.error is not None:
+            raise step.error
+
+    def start_soon(self, call: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Have something done that nobody waits for; not at all when the watch is over."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._done_quietly, call, *args)
+
+    async def _done_quietly(self, call: Callable[..., Awaitable[object]], *args: object) -> None:
+        try:
+            await call(*args)
+        except NeuroGridError as exc:
+            logger.debug("%s", exc)
+
+    async def run(self) -> None:
+        """Watch; runs as long as the coordinator."""
+        async with trio.open_nursery() as self._nursery:
+            try:
+                while True:
+                    await trio.sleep(INTERVAL)
+                    now = trio.current_time()
+                    for step in [step for step in self._steps if step.look_at <= now]:
+                        self._look(step, now)
+            finally:
+                self._nursery = None
+
+    def _look(self, step: Step, now: float) -> None:
+        late_at = step.started + max(FLOOR, FACTOR * self._expected(step))
+        if now < late_at:
+            step.look_at = min(late_at, now + FLOOR)  # what else is under way may end meanwhile
+            return
+        step.look_at = math.inf
+        assert self._nursery is not None
+        self._nursery.start_soon(self._inquire, step, late_at)
+
+    def _expected(self, step: Step) -> float:
+        """Seconds that the step may take, with everything that goes through the same workers; infinite if unknown."""
+        total = 0.0
+        for item in step.stages:
+            for other in self._steps:
+                for its in other.stages:
+                    if its.worker is item.worker:
+                        layers = its.stage.stop - its.stage.start
+                        seconds = its.times.expected(other.num_tokens, layers)
+                        total += math.inf if seconds is None else seconds
+        return total
+
+    async def _inquire(self, step: Step, late_at: float) -> None:
+        """Find out who keeps a step waiting, and go around them if that is possible."""
+        lengths: dict[int, int | None] = {}
+
+        async def ask(index: int) -> None:
+            lengths[index] = await _length_of(step.session_id, step.stages[index])
+
+        async with trio.open_nursery() as nursery:
+            for index in range(len(step.stages)):
+                nursery.start_soon(ask, index)
+        if step not in self._steps:
+            return
+        now = trio.current_time()
+        step.look_at = now + FLOOR
+        item = next((s for i, s in enumerate(step.stages) if (lengths[i] or 0) < step.length), None)
+        if item is None:
+            return  # all have done their part: the answer is on its way
+        is_there = lengths[step.stages.index(item)] is not None
+        if is_there and now - step.started < FACTOR_IF_THERE * (late_at - step.started):
+            return
+        layers = range(item.stage.start, item.stage.stop)
+        if not self._alternatives.has_alternative(item.peer_id, layers):
+            logger.debug("%s is slow, and nobody else is ready for its layers", item.name)
+            return
+        waited = f"{now - step.started:.1f} s, where it should take {late_at - step.started:.1f} s at most"
+        state = "computes" if is_there else "does not answer"
+        step.error = NoRouteError(
+            f"{item.name} {state}: a step takes {waited}", layers=layers, peer_id=item.peer_id
+        )
+        self._mark(item, step.error, is_there=is_there)
+        step.scope.cancel()
+
+    def _mark(self, item: PipelineStage, reason: NoRouteError, *, is_there: bool) -> None:
+        if item.times.is_slow or self._nursery is None:
+            return
+        item.times.is_slow = True
+        logger.warning("%s; its sessions go elsewhere until it is quick again", reason)
+        self._alternatives.changed()
+        self._nursery.start_soon(self._prove, item, is_there)
+
+    async def _prove(self, item: PipelineStage, was_there: bool) -> None:
+        """Wait until a slow worker has proved quick, or is no more."""
+        if was_there:
+            probation = self._probations.get(item.peer_id, PROBATION)
+            self._probations[item.peer_id] = min(2 * probation, MAX_PROBATION)
+            await trio.sleep(probation)
+        num_proofs = 0
+        while num_proofs < NUM_PROOFS:
+            await trio.sleep(PROOF_INTERVAL)
+            if not self._alternatives.is_member(item.peer_id):
+                self._probations.pop(item.peer_id, None)
+                return
+            num_proofs = num_proofs + 1 if await _length_of(0, item) is not None else 0
+        item.times.is_slow = False
+        logger.warning("worker %s is quick again", item.peer_id)
+        self._alternatives.changed()
+
+
+async def _length_of(session_id: int, item: PipelineStage) -> int | None:
+    """Tokens that a stage has taken of a session, 0 if it does not tell; None if it says nothing at all."""
+    try:
+        with trio.fail_after(ANSWER_TIMEOUT):
+            return await item.worker.session_length(session_id)
+    except PeerRefusedError:
+        return 0
+    except (NeuroGridError, trio.TooSlowError):
+        return None

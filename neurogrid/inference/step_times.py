@@ -1,0 +1,93 @@
+"""What one worker takes for a step, as far as its coordinator has seen it.
+
+Robust as retransmission timers are (RFC 6298): a smoothed mean, and how far off it usually is. Decode and prefill are
+known apart: a token costs less in company. Pure: data in, data out; what is done about a slow worker is not known here.
+
+Units: seconds; one "layer" is one token through one layer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+__all__ = ["StepTimes"]
+
+# Of what is new, the part that goes into the mean and into the deviation (RFC 6298).
+MEAN_GAIN: Final = 1 / 8
+DEVIATION_GAIN: Final = 1 / 4
+# Usual deviations above the mean that are still to be expected (RFC 6298).
+NUM_DEVIATIONS: Final = 4
+# Steps without which nothing is expected: the first ones choose kernels and fill pools.
+MIN_STEPS: Final = 4
+# Latest decode steps of which the typical one is taken, and the fewest that make it known.
+NUM_RECENT: Final = 64
+MIN_RECENT: Final = 16
+
+
+@dataclass(slots=True)
+class _Smoothed:
+    """A mean and a deviation."""
+
+    num_seen: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.num_seen += 1
+        if self.num_seen == 1:
+            self.mean, self.deviation = seconds, seconds / 2
+            return
+        self.deviation += DEVIATION_GAIN * (abs(seconds - self.mean) - self.deviation)
+        self.mean += MEAN_GAIN * (seconds - self.mean)
+
+    @property
+    def upper(self) -> float:
+        return self.mean + NUM_DEVIATIONS * self.deviation
+
+
+class StepTimes:
+    """The steps of one worker.
+
+    Attributes:
+        is_slow: whether it kept a session waiting so long that this left, and has not proved quick since.
+    """
+
+    def __init__(self) -> None:
+        self.is_slow = False
+        self._decode = _Smoothed()
+        self._prefill = _Smoothed()
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+
+    def observe(self, num_tokens: int, num_layers: int, seconds: float) -> None:
+        """A step of so many tokens through so many layers took that long."""
+        each = seconds / (num_tokens * num_layers)
+        if num_tokens == 1:
+            self._decode.add(each)
+            self._recent.append(each)
+        else:
+            self._prefill.add(each)
+
+    def expected(self, num_tokens: int, num_layers: int) -> float | None:
+        """Seconds that such a step takes at most, as a rule; None as long as that is not known.
+
+        A prefill of few tokens costs more for each than a long one: what is not known of it is taken from decode.
+        """
+        if self._decode.num_seen < MIN_STEPS:
+            return None
+        one = self._decode.upper
+        if num_tokens == 1:
+            return num_layers * one
+        each = self._prefill.upper if self._prefill.num_seen else one
+        return num_layers * (one + num_tokens * each)
+
+    @property
+    def layer_seconds(self) -> float | None:
+        """What a decoded token takes for a layer of late, everything included; None as long as that is not known."""
+        return median(self._recent) if len(self._recent) >= MIN_RECENT else None
+
+    def forget_recent(self) -> None:
+        """Judge anew: what was seen so far is of another time."""
+        self._recent.clear()
