@@ -293,12 +293,12 @@ class Fleet:
     def failed(self, error: NoRouteError) -> bool:
         """A session's step failed on a member; returns whether that member is out of the choice by now.
 
-        It is if it cannot be reached, or no longer has its layers. Any other failure is the session's business:
-        it goes around that member, if it can.
+        It is if it cannot be reached, or no longer has its layers, or was found slow. Any other failure is the
+        session's business: it goes around that member, if it can.
         """
         member = self._members.get(error.peer_id or "")
         cause = error.__cause__
-        if member is None or member.times.is_slow:
+        if member is None:
             return True
         if isinstance(cause, TransportError):
             self.lost(member.peer_id, str(cause))
@@ -312,7 +312,7 @@ class Fleet:
         if code in PLACE_AGAIN:
             self._forget_placement(member)
             return True
-        return False
+        return member.times.is_slow
 
     def _forget_placement(self, member: Member) -> None:
         member.layers = range(0)
