@@ -9,18 +9,20 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import trio
 
 from neurogrid.cli.finding import add_finding_options
+from neurogrid.cli.logs import set_up_logging
+from neurogrid.cli.parser import ArgumentParser
 from neurogrid.cli.ports import places_of, places_on_port
 from neurogrid.cli.reach import add_reach_options
+from neurogrid.cli.screen import Screen
 from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
@@ -77,13 +79,6 @@ class ExitStatus(IntEnum):
     FAILURE = 1
     USAGE = 2
     BUG = 3
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """Tells a mistake in one line that names it, not below a page of usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(ExitStatus.USAGE, f"{self.prog}: {message} (--help explains)\n")
 
 
 def positive_int(text: str) -> int:
@@ -153,25 +148,34 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
         help=f"listen here instead, e.g. /ip4/192.168.1.5/tcp/{DEFAULT_PORT}; may be given again",
     )
     network.add_argument(
-        "--insecure",
-        action="store_true",
-        help="listen beyond loopback although any peer that finds the port may use it",
-    )
-    network.add_argument(
         "--identity",
         type=Path,
         metavar="FILE",
         help="private key of this peer, made if missing (default: a new key each time; with --cluster DIR "
         "the one in DIR)",
     )
-    add_trust_options(network, is_worker=is_worker)
     add_reach_options(network)
-    add_finding_options(network, is_worker=is_worker)
-    parser.add_argument(
+    trust = parser.add_argument_group(
+        "trust", "who may use this peer; without any of these it listens on loopback only"
+    )
+    add_trust_options(trust, is_worker=is_worker)
+    trust.add_argument(
+        "--insecure",
+        action="store_true",
+        help="listen beyond loopback although any peer that finds the port may use it",
+    )
+    add_finding_options(parser.add_argument_group("finding peers"), is_worker=is_worker)
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--log-level",
         choices=_LOG_LEVELS,
         default="info",
         help="how much goes to stderr (default %(default)s)",
+    )
+    output.add_argument(
+        "--json-logs",
+        action="store_true",
+        help="one JSON object a line on stderr, for programs that collect logs; no panel then",
     )
 
 
@@ -221,49 +225,40 @@ def warn_of_loopback(where: Listening, *, is_chosen: bool) -> None:
         logger.info("listening on loopback only: other machines cannot reach this peer%s", remedy)
 
 
-def set_up_logging(level: str) -> None:
-    """Logs to stderr. The libraries underneath speak only when `debug` is asked for."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
-        if level == "debug"
-        else "%(levelname).1s %(message)s",
-        force=True,
-    )
-    if level != "debug":
-        for name in ("libp2p", "multiaddr", "transformers", "torch"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
 def run_command(
     name: str,
     function: Callable[[], Awaitable[int]],
     *,
+    screen: Screen,
     status_on_signal: int | None = None,
     farewells: Sequence[Callable[[], Awaitable[None]]] = (),
+    interrupts: Sequence[Callable[[], bool]] = (),
 ) -> int:
     """Run an async command to its exit status; SIGINT and SIGTERM end it in order.
 
     Args:
         name: of the command, before its error line.
+        screen: what `set_up_logging` gave; gets the error line.
         status_on_signal: None for 128 + the signal's number, as shells have it.
         farewells: what is done before a signal ends it, for a few seconds at most; a second signal does not wait.
             Read when the signal comes.
+        interrupts: asked at SIGINT, in turn; one that answers True has made something else of it than the end.
+            Read when the signal comes.
     """
     try:
-        return trio.run(_with_signals, function, status_on_signal, farewells)
+        with screen.ending_line():
+            return trio.run(_with_signals, function, status_on_signal, farewells, interrupts)
     except ConfigurationError as exc:
-        print(f"{name}: {exc}", file=sys.stderr)
+        screen.say(f"{name}: {exc}", level=logging.ERROR)
         return ExitStatus.USAGE
     except NeuroGridError as exc:
-        print(f"{name}: {exc}", file=sys.stderr)
+        screen.say(f"{name}: {exc}", level=logging.ERROR)
         return ExitStatus.FAILURE
     except BrokenPipeError:
         return ExitStatus.FAILURE  # whoever read our stdout has gone
     except Exception as exc:
         if isinstance(exc, ModuleNotFoundError) and (missing := missing_extra(exc)):
-            print(f"{name}: {missing}", file=sys.stderr)
+            screen.say(f"{name}: {missing}", level=logging.ERROR)
             return ExitStatus.USAGE
         logger.exception("%s met a bug of its own; please report this", name)
         return ExitStatus.BUG
@@ -273,6 +268,7 @@ async def _with_signals(
     function: Callable[[], Awaitable[int]],
     status_on_signal: int | None,
     farewells: Sequence[Callable[[], Awaitable[None]]],
+    interrupts: Sequence[Callable[[], bool]],
 ) -> int:
     status: int = ExitStatus.OK
 
@@ -289,6 +285,8 @@ async def _with_signals(
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for signum in signals:
+                if signum == signal.SIGINT and any(take() for take in interrupts):
+                    continue
                 status = 128 + signum if status_on_signal is None else status_on_signal
                 nursery.start_soon(say_farewell, nursery.cancel_scope)
                 async for _ in signals:

@@ -39,8 +39,7 @@ from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from neurogrid.cli.screen import Screen
     from neurogrid.cli.show import TerminalProgress
     from neurogrid.inference.coordinator import Coordinator, CoordinatorSettings
     from neurogrid.inference.loaded_model import LoadedModel
@@ -50,6 +49,24 @@ if TYPE_CHECKING:
 __all__ = ["build_parser", "main"]
 
 NAME = "neurogrid-coordinator"
+EXAMPLES = (
+    (
+        f"{NAME} --local-workers 2",
+        "serve the small model, on two workers of this machine",
+    ),
+    (
+        f'{NAME} --local-workers 2 --prompt "A function definition"',
+        "continue a text, and end",
+    ),
+    (
+        f"{NAME} --model DIR --new-cluster ~/cluster --min-peers 2",
+        "a model on two workers that join with the ticket it prints",
+    ),
+    (
+        f"{NAME} --model DIR --plan-only --peer MULTIADDR",
+        "which layers that worker would get, and how fast it would be",
+    ),
+)
 GIB = 1024**3
 # Seconds to wait for workers: they may still be importing torch; and those that are there answer at once.
 WAIT = 60.0
@@ -64,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog=NAME,
         description="Spread a model over workers, stream them their weights, and serve it over HTTP, or continue "
         "one --prompt and end. Without --model, a small one that comes with NeuroGrid.",
+        examples=EXAMPLES,
     )
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -103,7 +121,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=positive_int,
         default=0,
         metavar="N",
-        help="start N workers on this machine; they share its memory, each gets a stage",
+        help="start N workers on this machine; they share its memory, each gets a stage "
+        "(default %(default)s)",
     )
     workers.add_argument(
         "--min-peers",
@@ -174,7 +193,7 @@ def build_parser() -> argparse.ArgumentParser:
     prompt = generation.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
     prompt.add_argument(
-        "--prompt-file", metavar="F", help="a file with the text to continue, - for stdin"
+        "--prompt-file", metavar="FILE", help="a file with the text to continue, - for stdin"
     )
     generation.add_argument(
         "--max-tokens",
@@ -195,16 +214,21 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="K",
-        help="sample among the K likeliest (default: all)",
+        help="sample among the K likeliest; 0 for all (default %(default)s)",
     )
     generation.add_argument(
         "--top-p",
         type=float,
         default=1.0,
         metavar="P",
-        help="sample among the likeliest that make up P (default: all)",
+        help="sample among the likeliest that make up P (default %(default)g: all)",
     )
-    generation.add_argument("--seed", type=int, metavar="S", help="makes sampling repeatable")
+    generation.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="makes sampling repeatable (default: another each time)",
+    )
     add_serving_options(parser, port_type=port_number)
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
     add_cache_options(parser, "the hashes of the model's files", size=None)
@@ -220,19 +244,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         manages_cluster = is_asked(options)
     except ConfigurationError as exc:
         parser.error(str(exc))
+    screen = set_up_logging(options.log_level, as_json=options.json_logs)
     if manages_cluster:
-        set_up_logging(options.log_level)
-        return run_command(NAME, lambda: _manage(options))
+        return run_command(NAME, lambda: _manage(options), screen=screen)
     if options.diagnose:
-        set_up_logging(options.log_level)
-        return run_command(NAME, lambda: _diagnose(options))
+        return run_command(NAME, lambda: _diagnose(options), screen=screen)
     if options.plan_only:
-        set_up_logging(options.log_level)
-        return run_command(NAME, lambda: _show_plan(options))
-    set_up_logging(options.log_level)
+        return run_command(NAME, lambda: _show_plan(options, screen), screen=screen)
     if options.prompt is None and options.prompt_file is None:
-        return run_command(NAME, lambda: _serve(options), status_on_signal=ExitStatus.OK)
-    return run_command(NAME, lambda: _generate(options))
+        return run_command(
+            NAME, lambda: _serve(options, screen), screen=screen, status_on_signal=ExitStatus.OK
+        )
+    return run_command(NAME, lambda: _generate(options, screen), screen=screen)
 
 
 async def _manage(options: argparse.Namespace) -> int:
@@ -240,7 +263,7 @@ async def _manage(options: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-async def _generate(options: argparse.Namespace) -> int:
+async def _generate(options: argparse.Namespace, screen: Screen) -> int:
     if options.prompt is None:
         prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
     else:
@@ -248,12 +271,9 @@ async def _generate(options: argparse.Namespace) -> int:
     where = _listening(options)
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
-    from rich.console import Console
-
     from neurogrid.cli.show import TerminalProgress
 
-    console = Console(stderr=True)
-    with TerminalProgress(console) as progress:
+    with TerminalProgress(screen) as progress:
         progress.working("reading the model")
         from neurogrid.inference.sampling import SamplingParams
 
@@ -270,19 +290,17 @@ async def _generate(options: argparse.Namespace) -> int:
             model.check_prompt(token_ids)
 
         async with _open_coordinator(options, where, progress, check=check) as coordinator:
-            await _write(coordinator, token_ids, sampling, options.max_tokens, console)
+            await _write(coordinator, token_ids, sampling, options.max_tokens, screen)
     return ExitStatus.OK
 
 
-async def _serve(options: argparse.Namespace) -> int:
+async def _serve(options: argparse.Namespace, screen: Screen) -> int:
     serving = await trio.to_thread.run_sync(serving_options, options)
     where = _listening(options)
 
-    from rich.console import Console
-
     from neurogrid.cli.show import TerminalProgress
 
-    with TerminalProgress(Console(stderr=True)) as progress:
+    with TerminalProgress(screen) as progress:
         progress.working("reading the model")
         async with (
             open_server(serving) as server,
@@ -335,7 +353,7 @@ async def _open_coordinator(
         yield coordinator
 
 
-async def _show_plan(options: argparse.Namespace) -> int:
+async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     """Print the plan to stdout; that the layers do not fit is an error that says what is missing."""
     where = listening(options, port_flag="--p2p-port")
     trust = trust_of(options, is_worker=False)
@@ -347,7 +365,7 @@ async def _show_plan(options: argparse.Namespace) -> int:
     from neurogrid.cli.plan_table import print_plan
     from neurogrid.cli.show import TerminalProgress
 
-    with TerminalProgress(Console(stderr=True)) as progress:
+    with TerminalProgress(screen) as progress:
         progress.working("reading the model")
         from neurogrid.inference.coordinator import load_model, open_plan
 
@@ -468,7 +486,7 @@ async def _write(
     token_ids: Sequence[int],
     sampling: SamplingParams,
     max_tokens: int,
-    console: Console,
+    screen: Screen,
 ) -> None:
     """Stream the completion to stdout, and say at the end how fast it was."""
     from neurogrid.cli.show import format_bytes
@@ -483,10 +501,8 @@ async def _write(
         last = time.perf_counter()
         first = first or last
         num_tokens += 1
-        sys.stdout.write(text.push(token_id))
-        sys.stdout.flush()
-    sys.stdout.write(text.finish() + "\n")
-    sys.stdout.flush()
+        screen.write(text.push(token_id))
+    screen.write(text.finish() + "\n")
     sent = coordinator.counters.total(Direction.SENT).num_bytes
     if first is None:
         figures = f"no token: the model ended at once after {time.perf_counter() - started:.2f} s"
@@ -495,9 +511,7 @@ async def _write(
         if num_tokens > 1:
             figures += f", {(num_tokens - 1) / (last - first):.1f} tokens/s"
         figures += f" ({len(token_ids)} prompt and {num_tokens} new tokens)"
-    console.print(
-        f"{figures}, {format_bytes(sent)} sent", highlight=False, markup=False, soft_wrap=True
-    )
+    screen.say(f"{figures}, {format_bytes(sent)} sent", event="generated", num_tokens=num_tokens)
 
 
 if __name__ == "__main__":

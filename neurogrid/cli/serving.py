@@ -37,7 +37,7 @@ def add_serving_options(
     Args:
         port_type: the argparse type of a port.
     """
-    group = parser.add_argument_group("serving, without --prompt and --prompt-file")
+    group = parser.add_argument_group("serving", "over HTTP, unless a text is to be continued")
     group.add_argument(
         "--http-port",
         type=port_type,

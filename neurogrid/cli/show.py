@@ -1,16 +1,18 @@
-"""How the coordinator's progress looks on a terminal: the plan, the transfer, the figures at the end.
+"""How the coordinator's progress looks as lines: the plan, the transfer, what failed and what was done about it.
 
-All of it goes to stderr, readable without colour; on a pipe the bar becomes a line.
+All of it goes to stderr, readable without colour. On a terminal what takes a while moves; on a pipe it is lines, too,
+and where programs read them, objects.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rich.status import Status
 
+from neurogrid.cli.screen import Screen
 from neurogrid.cli.transfer_view import TransferView, format_bytes
 from neurogrid.inference.placing import name_range
 from neurogrid.inference.planner import Plan
@@ -25,7 +27,7 @@ def short_peer_id(peer_id: str) -> str:
 
 
 class TerminalProgress(Progress):
-    """Shows on a rich console; a context manager, so that the bar is always taken down.
+    """Says it on a screen; a context manager, so that the bar is always taken down.
 
     Attributes:
         model_name: how the plan calls the model; set once it is known.
@@ -33,8 +35,9 @@ class TerminalProgress(Progress):
             none to give.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._say = screen.say
         self.model_name = "the model"
         self.ticket_for: Callable[[str, Sequence[str]], str] | None = None
         self._status: Status | None = None
@@ -56,15 +59,19 @@ class TerminalProgress(Progress):
         if self.ticket_for is not None:
             self._stop_status()
             # As it is to be typed elsewhere: one line, however narrow the terminal.
-            self._say(f"neurogrid-worker --join {self.ticket_for(peer_id, addresses)}")
+            command = f"neurogrid-worker --join {self.ticket_for(peer_id, addresses)}"
+            self._say(command, event="listening", peer_id=peer_id, addresses=list(addresses))
 
     def working(self, what: str) -> None:
         self._stop_status()
-        if self._console.is_terminal:
-            self._status = self._console.status(f"{what} …", spinner="dots")
+        if self._screen.is_live:
+            console = self._screen.console
+            is_plain = console.options.ascii_only
+            dots, spinner = ("...", "line") if is_plain else ("…", "dots")
+            self._status = console.status(f"{what} {dots}", spinner=spinner)
             self._status.start()
         else:
-            self._say(what)
+            self._say(what, event="working")
 
     def waiting(self, found: int, wanted: int) -> None:
         if found < wanted:
@@ -73,7 +80,7 @@ class TerminalProgress(Progress):
     def explained(self, table: str) -> None:
         self._stop_status()
         for line in table.splitlines():
-            self._say(line)
+            self._say(line, event="explained")
 
     def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         self._stop_status()
@@ -81,7 +88,10 @@ class TerminalProgress(Progress):
         stages = plan.stages
         self._say(
             f"plan: {self.model_name}, {num_layers} layers in {len(stages)} stage"
-            f"{'s' if len(stages) != 1 else ''}"
+            f"{'s' if len(stages) != 1 else ''}",
+            event="planned",
+            num_layers=num_layers,
+            num_stages=len(stages),
         )
         for number, stage in enumerate(stages, 1):
             worker = by_peer[stage.peer_id]
@@ -90,7 +100,12 @@ class TerminalProgress(Progress):
             self._say(
                 f"  stage {number}  layers {layers:<7} {format_bytes(stage.num_bytes):>9}  "
                 f"on {short_peer_id(stage.peer_id)}  {worker.name}, "
-                f"{format_bytes(worker.free_bytes)} free{assumed}"
+                f"{format_bytes(worker.free_bytes)} free{assumed}",
+                event="stage",
+                stage=number,
+                layers=layers,
+                num_bytes=stage.num_bytes,
+                peer_id=stage.peer_id,
             )
         used = {stage.peer_id for stage in stages}
         for worker in workers:
@@ -103,10 +118,13 @@ class TerminalProgress(Progress):
                 )
                 self._say(
                     f"  {purpose}: {short_peer_id(worker.peer_id)}  {worker.name}, "
-                    f"{format_bytes(worker.free_bytes)} free"
+                    f"{format_bytes(worker.free_bytes)} free",
+                    event="left_over",
+                    peer_id=worker.peer_id,
                 )
         self._stop_transfers()  # of a plan that came to nothing
-        self._transfers = TransferView(self._console)
+        console = self._screen.console if self._screen.is_live else None
+        self._transfers = TransferView(self._say, console)
 
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
         if (
@@ -136,37 +154,53 @@ class TerminalProgress(Progress):
         self._stop_transfers()
         held = f", {format_bytes(self._passed_on)} from worker to worker" if self._passed_on else ""
         held += f", {format_bytes(self._held)} were there already" if self._held else ""
+        text = "nothing to send"
         if self._started is not None:
             seconds = max(self._finished - self._started, 1e-9)
             rate = format_bytes(self._sent / seconds)
-            self._say(
-                f"weights: {format_bytes(self._sent)} sent in {seconds:.1f} s ({rate}/s){held}"
-            )
-        else:
-            self._say(f"weights: nothing to send{held}")
+            text = f"{format_bytes(self._sent)} sent in {seconds:.1f} s ({rate}/s)"
+        self._say(
+            f"weights: {text}{held}",
+            event="ready",
+            sent_bytes=self._sent,
+            passed_on_bytes=self._passed_on,
+            held_bytes=self._held,
+        )
 
     def joined(self, worker: WorkerInfo) -> None:
         self._say(
             f"worker {short_peer_id(worker.peer_id)} joined: {worker.name}, "
-            f"{format_bytes(worker.free_bytes)} free"
+            f"{format_bytes(worker.free_bytes)} free",
+            event="joined",
+            peer_id=worker.peer_id,
         )
 
     def lost(self, peer_id: str, layers: range, reason: str) -> None:
         held = f" with {name_range(layers)}" if layers else ""
-        self._say(f"lost worker {short_peer_id(peer_id)}{held}: {reason}")
+        self._say(
+            f"lost worker {short_peer_id(peer_id)}{held}: {reason}",
+            level=logging.WARNING,
+            event="lost",
+            peer_id=peer_id,
+            reason=reason,
+        )
 
     def mending(self, missing: Sequence[range]) -> None:
-        self._say(f"placing {', '.join(map(name_range, missing))} anew")
+        self._say(f"placing {', '.join(map(name_range, missing))} anew", event="mending")
 
     def mended(self, plan: Plan) -> None:
         where = ", ".join(
             f"{stage.start}-{stage.stop - 1} on {short_peer_id(stage.peer_id)}"
             for stage in plan.stages
         )
-        self._say(f"all layers are placed again: {where}")
+        self._say(f"all layers are placed again: {where}", event="mended")
 
     def replicated(self, peer_id: str, layers: range) -> None:
-        self._say(f"worker {short_peer_id(peer_id)} stands by with {name_range(layers)}")
+        self._say(
+            f"worker {short_peer_id(peer_id)} stands by with {name_range(layers)}",
+            event="replicated",
+            peer_id=peer_id,
+        )
 
     def _stop_status(self) -> None:
         if self._status is not None:
@@ -177,6 +211,3 @@ class TerminalProgress(Progress):
         if self._transfers is not None:
             self._transfers.stop()
             self._transfers = None
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -62,16 +62,23 @@ class TransferView:
     """The transfers to all workers. Whoever makes it stops it.
 
     Args:
-        console: where to draw or write.
+        say: writes a line.
+        console: where to draw bars; None to write lines.
         clock: seconds, rising.
     """
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        console: Console | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._say = say
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
         self._bar: ProgressBar | None = None
-        if console.is_terminal:
+        if console is not None:
             self._bar = ProgressBar(
                 TextColumn("  weights {task.description}"),
                 BarColumn(),
@@ -126,6 +133,4 @@ class TransferView:
                 f"{format_bytes(worker.done)} of {format_bytes(worker.total)}, {format_bytes(rate)}/s, "
                 f"{left // 60}:{left % 60:02} left"
             )
-        self._console.print(
-            f"  weights to {worker.name}: {text}", highlight=False, markup=False, soft_wrap=True
-        )
+        self._say(f"  weights to {worker.name}: {text}")

@@ -32,6 +32,17 @@ from neurogrid.cli.trust import trust_of
 __all__ = ["build_parser", "main"]
 
 NAME = "neurogrid-worker"
+EXAMPLES = (
+    (NAME, "for coordinators on this machine, which dial the address that it prints"),
+    (
+        f"{NAME} --join TICKET --cluster ~/member",
+        "join a cluster with the line that its coordinator printed, and remember it",
+    ),
+    (
+        f"{NAME} --cluster ~/member --gpu 1 --memory-limit 20GiB",
+        "a member that lends a part of its second GPU",
+    ),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -40,25 +51,34 @@ def build_parser() -> argparse.ArgumentParser:
         prog=NAME,
         description="Hold some layers of a model and compute with them. Without --model nothing is "
         "needed on disk: config and weights come from the coordinator.",
+        examples=EXAMPLES,
     )
-    add_common_options(parser, port_flag="--port", is_worker=True)
-    device = parser.add_argument_group("device").add_mutually_exclusive_group()
+    compute = parser.add_argument_group("compute")
+    device = compute.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on CUDA device N")
     device.add_argument(
         "--device", metavar="D", help="cpu or cuda:N (default: the first GPU, or the CPU)"
     )
-    parser.add_argument(
+    compute.add_argument(
         "--memory-limit",
         type=size_in_bytes,
         metavar="BYTES",
         help="memory for weights and KV caches, e.g. 8GiB (default: what the device has free)",
     )
-    parser.add_argument(
+    compute.add_argument(
         "--max-seq-len",
         type=positive_int,
         default=4096,
         metavar="N",
         help="tokens of the longest session (default %(default)s)",
+    )
+    compute.add_argument(
+        "--prefill-chunk",
+        type=positive_int,
+        default=512,
+        metavar="N",
+        help="tokens of a prompt that are computed in one pass while other sessions are open: fewer "
+        "keep those waiting less, more read it faster (default %(default)s)",
     )
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -72,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --model: load only the layers that the coordinator asks for",
     )
+    add_common_options(parser, port_flag="--port", is_worker=True)
     add_cache_options(parser, "the layers that came", size=size_in_bytes)
     # For those who start workers as children: ends with the parent, however that ends.
     parser.add_argument("--stop-on-stdin-eof", action="store_true", help=argparse.SUPPRESS)
@@ -86,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--wait-for-assignment needs --model")
     if options.gpu is not None and options.gpu < 0:
         parser.error(f"there is no GPU {options.gpu}")
-    set_up_logging(options.log_level)
+    screen = set_up_logging(options.log_level, as_json=options.json_logs)
 
     farewells: list[Callable[[], Awaitable[None]]] = []
 
@@ -113,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             finding=how,
             reach=reaching(options, where.addresses),
             max_seq_len=options.max_seq_len,
+            prefill_chunk=options.prefill_chunk,
             cache=cache_of(options),
         )
         async with open_worker(settings) as worker:
@@ -125,7 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 await trio.sleep_forever()
         return ExitStatus.OK
 
-    return run_command(NAME, serve, status_on_signal=ExitStatus.OK, farewells=farewells)
+    return run_command(
+        NAME, serve, screen=screen, status_on_signal=ExitStatus.OK, farewells=farewells
+    )
 
 
 async def _wait_stdin_eof() -> None:

@@ -15,8 +15,10 @@ class Seen:
     def __init__(self, *, is_terminal: bool) -> None:
         self.now = 100.0
         self.file = io.StringIO()
-        console = Console(file=self.file, force_terminal=is_terminal, width=120)
-        self.view = TransferView(console, clock=lambda: self.now)
+        console = Console(file=self.file, force_terminal=True, width=120) if is_terminal else None
+        self.view = TransferView(
+            lambda line: print(line, file=self.file), console, clock=lambda: self.now
+        )
 
     @property
     def lines(self) -> list[str]:

@@ -1,0 +1,76 @@
+"""Logs on stderr: lines for people, or one JSON object a line for programs.
+
+A record's own fields, given by `extra=`, stand beside the others in the object.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from neurogrid.cli.screen import Screen
+
+__all__ = ["JsonFormatter", "ScreenHandler", "set_up_logging"]
+
+# What every record has; the rest came by `extra=`.
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    *("message", "asctime", "taskName")
+}
+# The libraries underneath, which speak only when `debug` is asked for.
+_LIBRARIES: Final = ("libp2p", "multiaddr", "transformers", "torch", "hypercorn")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: time (RFC 3339, UTC, milliseconds), level, logger, message, exception, and extra fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told: dict[str, Any] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        try:
+            return json.dumps({**extra, **told}, default=str, allow_nan=False)
+        except ValueError:  # NaN and infinity, which JSON has not
+            return json.dumps({**{name: str(value) for name, value in extra.items()}, **told})
+
+
+class ScreenHandler(logging.Handler):
+    """Hands every record to the screen, which knows where a line can go."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._screen.show(self.format(record))
+        except Exception:  # noqa: BLE001  as all handlers do: whoever logs is not to fail by it
+            self.handleError(record)
+
+
+def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
+    """Logs to stderr, from now on; returns what else is to go there."""
+    formatter = JsonFormatter() if as_json else _formatter(level)
+    screen = Screen(formatter if as_json else None)
+    handler = ScreenHandler(screen)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.captureWarnings(as_json)
+    if level != "debug":
+        for name in _LIBRARIES:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    return screen
+
+
+def _formatter(level: str) -> logging.Formatter:
+    if level == "debug":
+        return logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    return logging.Formatter("%(levelname).1s %(message)s")

@@ -1,0 +1,86 @@
+"""The parser of both commands: help that fits the terminal, mistakes in one line, version and shell completion."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from neurogrid import __version__
+
+__all__ = ["ArgumentParser", "SHELLS"]
+
+USAGE_STATUS: Final = 2
+SHELLS: Final = ("bash", "zsh", "tcsh")
+# Columns: wider lines are hard to read; and where the explanations begin.
+MAX_WIDTH: Final = 100
+HELP_POSITION: Final = 26
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Keeps the lines of examples, and no wider than people read."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
+        super().__init__(prog, max_help_position=HELP_POSITION, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text:
+            return super()._fill_text(text, width, indent)
+        return "\n".join(indent + line for line in text.strip("\n").splitlines())
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Tells a mistake in one line that names it, not below a page of usage.
+
+    Args:
+        examples: pairs of a command line and what it does.
+    """
+
+    def __init__(
+        self, *, prog: str, description: str, examples: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        lines = [f"  {command}\n      {purpose}" for command, purpose in examples]
+        super().__init__(
+            prog=prog,
+            usage="%(prog)s [OPTION]...",
+            description=description,
+            epilog="\n".join(["examples:", *lines]) if lines else None,
+            formatter_class=HelpFormatter,
+        )
+        self.add_argument(
+            "--version",
+            action="version",
+            version=f"%(prog)s {__version__}",
+            help="print the version, and end",
+        )
+        self.add_argument(
+            "--print-completion",
+            action=_PrintCompletion,
+            choices=SHELLS,
+            help="print a script by which that shell completes this command's options, and end",
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_STATUS, f"{self.prog}: {message} (--help explains)\n")
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a shell's completion script, made from the parser by shtab."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        import shtab  # here, not above: nobody else needs it
+
+        kinds = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE}
+        for action in parser._actions:
+            if action.metavar in kinds:
+                action.complete = kinds[str(action.metavar)]  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell=values))
+        parser.exit()

@@ -1,0 +1,157 @@
+"""Where a command writes: the completion to stdout, all that is said to stderr, so that neither tears the other.
+
+Where both are one terminal, what is said while a completion stands half written on the row of the cursor takes that
+row, and the row is written again below. On a pipe stdout gets the text and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Screen"]
+
+DEFAULT_WIDTH: Final = 80
+
+
+class Screen:
+    """stdout and stderr of a command. Its methods may be called in any thread.
+
+    Args:
+        formatter: makes an object of each line, for `--json-logs`; None to write lines for people.
+    """
+
+    def __init__(self, formatter: logging.Formatter | None = None) -> None:
+        self._formatter = formatter
+        self._lock = threading.RLock()
+        self._row = ""
+        self._typed: Callable[[], str] | None = None
+        if sys.stdout.isatty():
+            # What the terminal's encoding has not is shown as ?; a pipe gets the text or an error.
+            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+    @property
+    def is_json(self) -> bool:
+        """Whether every line on stderr is a JSON object."""
+        return self._formatter is not None
+
+    @cached_property
+    def console(self) -> Console:
+        """stderr, for rich."""
+        from rich.console import Console  # here, not above: --help does without
+
+        # More than the standard asks: no escape codes for style at all, not only none for colour.
+        if os.environ.get("NO_COLOR"):
+            return Console(stderr=True, color_system=None)
+        return Console(stderr=True)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether something that moves can be drawn on stderr."""
+        return not self.is_json and sys.stderr.isatty() and not self.console.is_dumb_terminal
+
+    @cached_property
+    def is_shared(self) -> bool:
+        """Whether stdout and stderr are the same terminal."""
+        try:
+            names = {os.ttyname(stream.fileno()) for stream in (sys.stdout, sys.stderr)}
+            return len(names) == 1
+        except OSError:
+            return False
+
+    def write(self, text: str) -> None:
+        """Write some more of the completion to stdout."""
+        if not self.is_shared:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        from neurogrid.cli.text_rows import last_row, printable
+
+        text = printable(text)
+        with self._lock:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            _, newline, rest = text.rpartition("\n")
+            self._row = last_row(rest if newline else self._row + rest, _width(sys.stdout))
+
+    def say(self, text: str, *, level: int = logging.INFO, **fields: object) -> None:
+        """Say something on stderr, on lines of its own.
+
+        Args:
+            fields: what the text tells, for programs; they stand in the JSON object.
+        """
+        if self._formatter is not None:
+            record = logging.makeLogRecord(
+                {**fields, "name": "neurogrid", "msg": text, "levelno": level}
+            )
+            record.levelname = logging.getLevelName(level)
+            text = self._formatter.format(record)
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Write finished lines to stderr."""
+        with self._lock:
+            if self.is_json or not sys.stderr.isatty():
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
+                return
+            from neurogrid.cli.text_rows import in_encoding, printable
+
+            text = in_encoding(printable(text), sys.stderr.encoding)
+            row = self._clear_row() if self.is_shared else ""
+            self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            if row:
+                sys.stdout.write(row)
+                sys.stdout.flush()
+
+    @contextmanager
+    def ending_line(self) -> Iterator[None]:
+        """Afterwards the cursor of the terminal stands at the beginning of a row, however the block ends."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._row:
+                    self.write("\n")
+
+    @contextmanager
+    def reading(self, typed: Callable[[], str]) -> Iterator[None]:
+        """While somebody types: `typed` gives the prompt and what stands behind it so far."""
+        self._typed = typed
+        try:
+            yield
+        finally:
+            self._typed = None
+
+    def _clear_row(self) -> str:
+        """Make the row of the cursor empty; returns what is to be written there again."""
+        from neurogrid.cli.text_rows import last_row, num_cells
+
+        width = _width(sys.stdout)
+        row = last_row(self._typed(), width) if self._typed is not None else self._row
+        taken = num_cells(row, width)
+        if not taken:
+            return ""
+        if taken >= width:  # it is full, and the next character would begin another
+            sys.stdout.write("\n")
+            self._row = row = ""
+        else:
+            sys.stdout.write(f"\r{' ' * taken}\r")
+        sys.stdout.flush()
+        return row
+
+
+def _width(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
+    except OSError:
+        return DEFAULT_WIDTH

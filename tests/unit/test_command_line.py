@@ -1,0 +1,111 @@
+"""`--help`, `--version` and completion, as somebody meets them who types a command for the first time."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+
+import pytest
+
+from neurogrid import __version__
+from neurogrid.cli import coordinator, worker
+
+PARSERS = {"worker": worker.build_parser, "coordinator": coordinator.build_parser}
+EXPLAINS_ITSELF = (argparse._HelpAction, argparse._VersionAction)
+
+
+@pytest.fixture(params=sorted(PARSERS))
+def parser(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> argparse.ArgumentParser:
+    monkeypatch.setenv("COLUMNS", "80")
+    return PARSERS[request.param]()
+
+
+def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [
+        action
+        for action in parser._actions
+        if not isinstance(action, EXPLAINS_ITSELF) and action.help is not argparse.SUPPRESS
+    ]
+
+
+def test_help_fits_a_terminal(parser: argparse.ArgumentParser) -> None:
+    lines = parser.format_help().splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert "\x1b" not in parser.format_help()
+
+
+def test_every_default_is_shown(parser: argparse.ArgumentParser) -> None:
+    silent = []
+    for action in options(parser):
+        if action.default in (None, False, [], argparse.SUPPRESS):
+            continue
+        shown = f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
+        text = parser._get_formatter()._expand_help(action)
+        if f"default {shown}" not in text:
+            silent.append(action.dest)
+    assert silent == []
+
+
+def test_options_stand_in_groups_and_the_examples_are_right(
+    parser: argparse.ArgumentParser,
+) -> None:
+    (unsorted, *_) = parser._action_groups[1:]
+    shown = [a for a in unsorted._group_actions if a.help is not argparse.SUPPRESS]
+    names = {name for action in shown for name in action.option_strings}
+    assert names == {"-h", "--help", "--version", "--print-completion"}
+    examples = parser.format_help().partition("\nexamples:\n")[2]
+    commands = [line.split() for line in examples.splitlines() if line[:3] != "   "]
+    assert len(commands) >= 3
+    known = {name for action in parser._actions for name in action.option_strings}
+    for name, *words in commands:
+        assert name == parser.prog
+        assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_version(parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"{parser.prog} {__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_scripts(
+    parser: argparse.ArgumentParser, shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(["--print-completion", shell])
+    assert ended.value.code == 0
+    script = capsys.readouterr().out
+    assert "--log-level" in script or "log-level" in script
+    if shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_bash_completes_options_and_their_values(
+    parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--print-completion", "bash"])
+    script = capsys.readouterr().out
+
+    def complete(*words: str) -> set[str]:
+        typed = " ".join(f"'{word}'" for word in (parser.prog, *words))
+        function = f"_shtab_{parser.prog.replace('-', '_')}"
+        asked = (
+            f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; {function}; "
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        run = subprocess.run(
+            ["bash", "-c", f"{script}\n{asked}"], text=True, capture_output=True, check=True
+        )
+        return set(run.stdout.split())
+
+    assert complete("--json") == {"--json-logs"}
+    assert complete("--max-") >= {"--max-seq-len"}
+    assert complete("--log-level", "") == {"debug", "info", "warning", "error"}
+    assert complete("--log-level", "wa") == {"warning"}

@@ -1,0 +1,107 @@
+"""Logs as programs read them: every line an object, whatever is logged."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from neurogrid.cli.logs import set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    root, level, handlers = logging.root, logging.root.level, logging.root.handlers[:]
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+class Stderr:
+    """What a command has written there. To be made in the test: pytest changes the streams before each phase."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, as_json: bool = True) -> None:
+        self.stream = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", self.stream)
+        self.screen = set_up_logging("info", as_json=as_json)
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
+
+
+def test_one_object_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch)
+    logger = logging.getLogger("neurogrid.inference.fleet")
+    logger.warning("lost\n%s", "worker", extra={"peer_id": "12D3Koo", "layers": [0, 4]})
+    logger.debug("nobody asked")
+    (line,) = stderr.objects
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert line == {
+        "level": "warning",
+        "logger": "neurogrid.inference.fleet",
+        "message": "lost\nworker",
+        "peer_id": "12D3Koo",
+        "layers": [0, 4],
+    }
+
+
+def test_an_exception_comes_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch)
+    try:
+        raise ValueError("torn")
+    except ValueError:
+        logging.getLogger("neurogrid").exception("a bug")
+    (line,) = stderr.objects
+    assert (line["level"], line["message"]) == ("error", "a bug")
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("ValueError: torn")
+
+
+def test_what_json_has_not_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch)
+    extra = {"rate": float("nan"), "path": logging.Logger, "text": "half \ud83d"}
+    logging.getLogger("neurogrid").info("odd", extra=extra)
+    (line,) = stderr.objects
+    assert line["rate"] == "nan"
+    assert line["message"] == "odd"
+    assert line["text"] == extra["text"]
+
+
+def test_progress_and_warnings_are_objects_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch)
+    stderr.screen.say("plan: embedded", event="planned", num_layers=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", UserWarning, stacklevel=1)
+    planned, warned = stderr.objects
+    assert (planned["message"], planned["event"], planned["num_layers"]) == (
+        "plan: embedded",
+        "planned",
+        8,
+    )
+    assert planned["level"] == "info"
+    assert (warned["level"], warned["logger"]) == ("warning", "py.warnings")
+
+
+def test_fields_cannot_pose_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch)
+    logging.getLogger("neurogrid").info("true", extra={"level": "none", "time": 0, "logger": "x"})
+    (line,) = stderr.objects
+    assert (line["level"], line["logger"], line["message"]) == ("info", "neurogrid", "true")
+
+
+def test_lines_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch, as_json=False)
+    logging.getLogger("neurogrid.p2p").warning("slow")
+    logging.getLogger("libp2p").error("of no interest")
+    stderr.screen.say("plan: embedded", event="planned")
+    assert stderr.stream.getvalue() == "W slow\nplan: embedded\n"
