@@ -13,8 +13,8 @@ T = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -47,7 +47,12 @@ from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import ReachSettings, open_reach
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
 from neurogrid.inference.routing import Routing, RoutingMode
-from neurogrid.inference.sampling import Sampler, SamplingParams
+from neurogrid.inference.sampling import (
+    GeneratedToken,
+    Sampler,
+    SamplingParams,
+    token_logprobs,
+)
 from neurogrid.inference.token_session import TokenSession
 from neurogrid.inference.watching import watch_workers
 from neurogrid.model.device import device_memory
@@ -205,20 +210,46 @@ class Coordinator:
     ) -> AsyncIterator[int]:
         """Yield new token ids, at most `max_tokens`, until an end-of-sequence token or the last place.
 
-        The end-of-sequence token itself is not yielded. Greedy unless `sampling` says otherwise. A worker that
+        The end-of-sequence token itself is not yielded. Everything else is as for `generate_tokens`.
+        """
+        generating = self.generate_tokens(token_ids, max_tokens=max_tokens, sampling=sampling)
+        async with aclosing(generating) as tokens:
+            async for token in tokens:
+                if token.finish_reason != "stop":
+                    yield token.token_id
+
+    async def generate_tokens(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams | None = None,
+        num_logprobs: int | None = None,
+        ignore_eos: bool = False,
+    ) -> AsyncGenerator[GeneratedToken, None]:
+        """Yield new tokens, at most `max_tokens`; the last of them says why nothing follows.
+
+        Greedy unless `sampling` says otherwise. A worker that
         fails on the way is replaced: there is a pause, and no token that was yielded changes. Many may run at
         once; they share forward passes, so that each gives what it gives alone up to rounding. One for which the
         workers have no room waits. Close the generator (`contextlib.aclosing`) when you want no more of it: that
         closes its session on all workers.
 
+        Args:
+            token_ids: the prompt.
+            max_tokens: 1 or more; fewer come where the session has no place for them.
+            num_logprobs: give the log probability of each token, and of so many of the likeliest; None for neither.
+            ignore_eos: an end-of-sequence token is one like others.
+
         Raises:
             ConfigurationError: the prompt cannot be served.
             NoRouteError: a worker was lost, and no other took its layers in time; names them.
-            CapacityError: thousands wait for room already.
+            CapacityError: too many wait for room already.
         """
         model = self.model
         model.check_prompt(token_ids)
         max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
+        ends = frozenset() if ignore_eos else model.eos_token_ids
         sampler = Sampler(sampling or SamplingParams())
         tokens = list(token_ids)
         with self._told(len(token_ids)) as number:
@@ -232,13 +263,19 @@ class Coordinator:
                     new_tokens = tokens
                     async with self._open_session(stop, number) as session:
                         while len(tokens) < stop:
-                            token_id = sampler.sample(await session.extend(new_tokens))
-                            if token_id in model.eos_token_ids:
+                            logits_V = await session.extend(new_tokens)
+                            token_id = sampler.sample(logits_V)
+                            logprobs = None
+                            if num_logprobs is not None:
+                                logprobs = token_logprobs(logits_V, token_id, num_top=num_logprobs)
+                            if token_id in ends:
+                                yield GeneratedToken(token_id, logprobs, "stop")
                                 return
                             tokens.append(token_id)
                             new_tokens = [token_id]
+                            is_last = len(tokens) == max_length
                             self._progress.token_generated(number)
-                            yield token_id
+                            yield GeneratedToken(token_id, logprobs, "length" if is_last else None)
 
     @contextmanager
     def _told(self, num_prompt_tokens: int) -> Iterator[int]:

@@ -43,7 +43,14 @@ PROMPT = ("--prompt", "x")
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ([], "give --prompt or --prompt-file"),
+        ([], "there is no worker to run on: name some with --peer"),
+        (
+            ["--http-host", "0.0.0.0"],
+            "0.0.0.0 is not loopback.*add --api-key-file FILE.*--insecure",
+        ),
+        (["--http-host", "nobody.invalid"], "nobody.invalid is no address and no name"),
+        (["--api-key-file", "/nowhere/k"], "cannot read the API keys in /nowhere/k: No such file"),
+        (["--cors-origin", "chat.example"], "'chat.example' is no origin: scheme and host"),
         ([*PROMPT, "--peer", "here"], "--peer: 'here' is not a multiaddr: expected /ip4/"),
         (
             [*PROMPT, "--peer", "/ip4/127.0.0.1/tcp/9000"],

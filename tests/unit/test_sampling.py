@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from neurogrid.errors import ConfigurationError, ModelError
-from neurogrid.inference.sampling import Sampler, SamplingParams, filtered_logits
+from neurogrid.inference.sampling import (
+    Sampler,
+    SamplingParams,
+    derived_seed,
+    filtered_logits,
+    token_logprobs,
+)
 
 
 def as_transformers_does(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -139,8 +145,64 @@ def test_what_is_no_number_is_an_error(logits: list[Any], temperature: float) ->
         ({"seed": -1}, "--seed must be a whole number from 0"),
         ({"seed": 2**63}, "--seed"),
         ({"seed": 1.0}, "--seed"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty must be a number from -2 to 2, got 2.1"),
+        ({"presence_penalty": float("nan")}, "presence_penalty"),
+        ({"logit_bias": {3: 101}}, "logit_bias .* from -100 to 100, got 3: 101"),
+        ({"logit_bias": {-1: 0.0}}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(range(1025), 0.0)}, "logit_bias must name at most 1,024"),
     ],
 )
 def test_bounds_are_named(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         SamplingParams(**fields)
+
+
+def test_penalties_count_what_was_sampled() -> None:
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, with the counts of what was sampled before."""
+    logits = torch.tensor([4.0, 3.8, 3.5, 0.0])
+    sampler = Sampler(SamplingParams(frequency_penalty=0.5, presence_penalty=0.25))
+    counts: Counter[int] = Counter()
+    for _ in range(12):
+        expected = [
+            logit - 0.5 * counts[token] - 0.25 * (counts[token] > 0)
+            for token, logit in enumerate(logits.tolist())
+        ]
+        token_id = sampler.sample(logits)
+        assert token_id == max(range(4), key=lambda token: expected[token])
+        counts[token_id] += 1
+    assert set(counts) == {0, 1, 2}
+
+
+def test_a_negative_penalty_repeats() -> None:
+    logits = torch.tensor([1.0, 1.05])
+    sampler = Sampler(SamplingParams(presence_penalty=-2.0, temperature=0.5, seed=1))
+    first = sampler.sample(logits)
+    assert [sampler.sample(logits) for _ in range(20)].count(first) > 15
+
+
+def test_a_bias_is_added_to_the_logits() -> None:
+    logits = torch.tensor([4.0, 1.0, 3.0])
+    assert Sampler(SamplingParams(logit_bias={0: -100})).sample(logits) == 2
+    assert Sampler(SamplingParams(logit_bias={0: -2.0, 1: 2.5})).sample(logits) == 1
+    with pytest.raises(ConfigurationError, match="names token 3, and the model has tokens 0 to 2"):
+        Sampler(SamplingParams(logit_bias={3: 1.0})).sample(logits)
+
+
+def test_log_probabilities_are_those_of_the_bare_logits() -> None:
+    logits = torch.tensor([2.0, -torch.inf, 1.0, 3.0], dtype=torch.bfloat16)
+    expected = logits.float().softmax(-1).log()
+    found = token_logprobs(logits, 2, num_top=2)
+    assert found.chosen == pytest.approx(float(expected[2]), abs=1e-6)
+    assert [token_id for token_id, _ in found.top] == [3, 0]
+    assert [value for _, value in found.top] == pytest.approx(expected[[3, 0]].tolist(), abs=1e-6)
+    assert token_logprobs(logits, 1, num_top=0).chosen == -float("inf")
+    assert len(token_logprobs(logits, 1, num_top=20).top) == 4
+
+
+def test_one_seed_gives_several_others() -> None:
+    seeds = [derived_seed(2**63 - 1, index) for index in range(128)]
+    assert seeds[0] == 2**63 - 1
+    assert len(set(seeds)) == 128
+    assert seeds == [derived_seed(2**63 - 1, index) for index in range(128)]
+    for seed in seeds:
+        SamplingParams(seed=seed)
