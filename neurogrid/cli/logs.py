@@ -35,11 +35,12 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
-        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        taken = _STANDARD | told.keys()
+        extra = {name: value for name, value in vars(record).items() if name not in taken}
         try:
-            return json.dumps({**extra, **told}, default=str, allow_nan=False)
+            return json.dumps({**told, **extra}, default=str, allow_nan=False)
         except ValueError:  # NaN and infinity, which JSON has not
-            return json.dumps({**{name: str(value) for name, value in extra.items()}, **told})
+            return json.dumps({**told, **{name: str(value) for name, value in extra.items()}})
 
 
 class ScreenHandler(logging.Handler):

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from neurogrid.errors import CheckpointError
+from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.model.loading import quiet_transformers
 
 __all__ = ["TextStream", "TokenKind", "Tokenizer"]
@@ -92,10 +92,48 @@ class Tokenizer:
             raise CheckpointError(f"{folder}: the tokenizer has no tokens; fetch its files again")
         return cls(backend)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with the special tokens that the tokenizer adds."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, with the special tokens that the tokenizer adds, unless it has them already."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return ids
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint says how a conversation becomes a text."""
+        return bool(self._backend.chat_template)
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text of a conversation, up to where the assistant's next message begins; special tokens are in it.
+
+        The checkpoint's own template makes it, in Jinja's sandbox. Blocks, for as long as the template likes: run
+        it in a thread that may be left.
+
+        Args:
+            messages: each with `role` and `content`, perhaps `name`.
+
+        Raises:
+            ConfigurationError: there is no template, or it refuses these messages; in its own words.
+        """
+        if not self.has_chat_template:
+            raise ConfigurationError(
+                "this model has no chat template: let it continue a text, or put chat_template.jinja "
+                "beside its tokenizer.json"
+            )
+        try:
+            text = self._backend.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as exc:
+            # A template may fail in any way that an expression can, `raise_exception` among them.
+            reason = " ".join(str(exc).split())[:300] or type(exc).__name__
+            raise ConfigurationError(
+                f"the model's chat template refuses these messages: {reason}"
+            ) from exc
+        return str(text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of `chat_text`."""
+        return self.encode(self.chat_text(messages), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens, nothing tidied up."""
