@@ -17,13 +17,9 @@ from neurogrid.cli.transfer_view import TransferView, format_bytes
 from neurogrid.inference.placing import name_range
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.p2p.identity import short_peer_id
 
 __all__ = ["TerminalProgress", "format_bytes", "short_peer_id"]
-
-
-def short_peer_id(peer_id: str) -> str:
-    """The end of a peer id: the beginning is the same for all Ed25519 keys."""
-    return f"…{peer_id[-8:]}"
 
 
 class TerminalProgress(Progress):

@@ -27,6 +27,9 @@ class CacheRoom:
         stages: the costs of the layers of each stage.
         max_sessions: sessions of `max_length` tokens that fit on each.
         max_length: tokens.
+
+    Attributes:
+        limit_bytes: on all stages together.
     """
 
     def __init__(
@@ -34,7 +37,13 @@ class CacheRoom:
     ) -> None:
         self._stages = stages
         self._free = [max_sessions * needed for needed in self._needed(max_length)]
+        self.limit_bytes = sum(self._free)
         self._waiting: deque[tuple[list[int], trio.Event]] = deque()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Set aside for sessions that are open, on all stages together."""
+        return self.limit_bytes - sum(self._free)
 
     @property
     def num_waiting(self) -> int:

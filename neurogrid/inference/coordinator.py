@@ -33,6 +33,7 @@ from neurogrid.inference.ends_queue import EndsQueue, open_ends
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.gathering import open_gathering
+from neurogrid.inference.generation_spans import generation_spans
 from neurogrid.inference.hedging import SlowWatch
 from neurogrid.inference.keeping import keep_workers
 from neurogrid.inference.loaded_model import LoadedModel
@@ -65,6 +66,7 @@ from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.message_forms import sender_of
 from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.tracing import span
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
@@ -192,6 +194,11 @@ class Coordinator:
         return self._protocol.host
 
     @property
+    def cache_bytes(self) -> tuple[int, int]:
+        """Memory for KV caches on all workers: set aside for sessions that are open, and all there is."""
+        return self._room.reserved_bytes, self._room.limit_bytes
+
+    @property
     def stages(self) -> tuple[PlannedStage, ...]:
         """The stages of the current plan, in order."""
         return self.fleet.plan.stages
@@ -252,7 +259,12 @@ class Coordinator:
         ends = frozenset() if ignore_eos else model.eos_token_ids
         sampler = Sampler(sampling or SamplingParams())
         tokens = list(token_ids)
-        with self._told(len(token_ids)) as number:
+        told: dict[str, str | int] = {
+            "neurogrid.model": model.name,
+            "neurogrid.prompt_tokens": len(token_ids),
+            "neurogrid.max_tokens": max_length - len(token_ids),
+        }
+        with self._told(len(token_ids)) as number, generation_spans(told) as spans:
             async with self._room.session(max_length):
                 self._progress.session_opened(number)
                 while len(tokens) < max_length:
@@ -263,18 +275,25 @@ class Coordinator:
                     new_tokens = tokens
                     async with self._open_session(stop, number) as session:
                         while len(tokens) < stop:
-                            logits_V = await session.extend(new_tokens)
-                            token_id = sampler.sample(logits_V)
+                            with spans.step(len(tokens) - len(new_tokens), len(new_tokens)):
+                                logits_V = await session.extend(new_tokens)
+                                with span("inference.sample"):
+                                    token_id = sampler.sample(logits_V)
                             logprobs = None
                             if num_logprobs is not None:
                                 logprobs = token_logprobs(logits_V, token_id, num_top=num_logprobs)
                             if token_id in ends:
+                                self._progress.session_finished(number, "stop")
+                                spans.finished("stop")
                                 yield GeneratedToken(token_id, logprobs, "stop")
                                 return
                             tokens.append(token_id)
                             new_tokens = [token_id]
                             is_last = len(tokens) == max_length
                             self._progress.token_generated(number)
+                            if is_last:
+                                self._progress.session_finished(number, "length")
+                                spans.finished("length")
                             yield GeneratedToken(token_id, logprobs, "length" if is_last else None)
 
     @contextmanager
@@ -298,6 +317,7 @@ class Coordinator:
             max_length=max_length,
             patience=self._patience,
             replays=self.model.dtype is not torch.float32,
+            on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.session_rerouted, number),
         )
 

@@ -15,6 +15,7 @@ import trio
 
 from neurogrid.inference.batching import Batcher
 from neurogrid.model.stage import MAX_ROWS, Ends
+from neurogrid.p2p.tracing import span
 
 __all__ = ["EndsQueue", "open_ends"]
 
@@ -58,7 +59,8 @@ class EndsQueue:
 
     async def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
         """What enters layer 0: [1, T, D]; see `Ends.embed`."""
-        return await self._submit(_Embedding(token_ids, position))
+        with span("inference.embed"):
+            return await self._submit(_Embedding(token_ids, position))
 
     async def logits(self, hidden_BTD: torch.Tensor, *, position: int) -> torch.Tensor:
         """Logits [V] after the last token of `hidden_BTD`; see `Ends.logits`.
@@ -66,7 +68,8 @@ class EndsQueue:
         Args:
             position: of the first token of `hidden_BTD`.
         """
-        return await self._submit(_Logits(hidden_BTD, position))
+        with span("inference.logits"):
+            return await self._submit(_Logits(hidden_BTD, position))
 
     async def _submit(self, job: _Job) -> torch.Tensor:
         result = await self.batcher.submit(job)

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -136,14 +138,26 @@ class Fleet:
             if not (member.is_leaving or member.is_cut or member.rests_until > now)
         ]
         count = self._num_stages
-        plan = make_plan(
-            self._size,
-            capacities(infos, len(self._size.layers)),
-            far_links(infos),
-            num_stages=min(count, len(infos)) if count and self.plan.stages else count,
-            generation=self.plan.generation + 1,
-        )
+        with self._timed_planning():
+            plan = make_plan(
+                self._size,
+                capacities(infos, len(self._size.layers)),
+                far_links(infos),
+                num_stages=min(count, len(infos)) if count and self.plan.stages else count,
+                generation=self.plan.generation + 1,
+            )
         return plan if self._with_replicas else replace(plan, replicas=())
+
+    @contextmanager
+    def _timed_planning(self) -> Iterator[None]:
+        started, error = time.perf_counter(), ""
+        try:
+            yield
+        except (CapacityError, ConfigurationError) as exc:
+            error = str(exc)
+            raise
+        finally:
+            self._progress.plan_made(time.perf_counter() - started, error)
 
     # ------------------------------------------------------------------ who is chosen for a session
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from neurogrid.errors import NoRouteError
 from neurogrid.inference.planner import PeerSpeed, Plan
 from neurogrid.p2p.counters import TrafficCounters
 
@@ -104,6 +105,9 @@ class Progress:
     def formed(self, fleet: FleetView, counters: TrafficCounters) -> None:
         """There is a fleet: from here on it and its traffic can be looked at."""
 
+    def plan_made(self, seconds: float, error: str) -> None:
+        """The planner has run for so long; `error` says why it found no plan, empty if it did."""
+
     def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         """The layers have been placed."""
 
@@ -149,8 +153,14 @@ class Progress:
     def token_generated(self, number: int) -> None:
         """One more token of it is there."""
 
+    def step_failed(self, number: int, error: NoRouteError) -> None:
+        """A worker failed a step of it; whether others take over is told later."""
+
     def session_rerouted(self, number: int, reason: str, seconds: float) -> None:
         """A worker failed it, and others took over after so many seconds."""
+
+    def session_finished(self, number: int, reason: str) -> None:
+        """It has all its tokens: `stop`, the model ended it; `length`, there is no place for more."""
 
     def session_ended(self, number: int, error: str) -> None:
         """It is over; `error` says why it failed, empty if it did not."""

@@ -33,6 +33,7 @@ from neurogrid.inference.status import (
     TransferStatus,
 )
 from neurogrid.p2p.counters import Direction, TrafficCounters
+from neurogrid.p2p.identity import short_peer_id
 
 __all__ = ["StatusBoard"]
 
@@ -161,7 +162,7 @@ class StatusBoard(Progress):
         self._lost.pop(worker.peer_id, None)
         self.events.publish(
             EventKind.WORKER_JOINED,
-            f"Worker {_short(worker.peer_id)} joined: {worker.name}",
+            f"Worker {short_peer_id(worker.peer_id)} joined: {worker.name}",
             severity=Severity.GOOD,
             peer_id=worker.peer_id,
         )
@@ -182,7 +183,7 @@ class StatusBoard(Progress):
             if not is_needed:
                 action = "it stood by: generation does not need it"
             elif heirs:
-                names = " and ".join(map(_short, heirs))
+                names = " and ".join(map(short_peer_id, heirs))
                 action = f"{names} stood by with the same layers, and took over"
             else:
                 action, recovered_at = "looking for a worker for its layers", None
@@ -205,7 +206,7 @@ class StatusBoard(Progress):
         self._failures.append(Failure(at, peer_id, layers, reason, action, recovered_at))
         self.events.publish(
             EventKind.WORKER_LOST,
-            f"Lost worker {_short(peer_id)}{held}: {reason}; {action}",
+            f"Lost worker {short_peer_id(peer_id)}{held}: {reason}; {action}",
             severity=Severity.ERROR if recovered_at is None else Severity.WARNING,
             peer_id=peer_id,
         )
@@ -219,7 +220,7 @@ class StatusBoard(Progress):
     def mended(self, plan: Plan) -> None:
         self._phase_text = ""
         where = ", ".join(
-            f"{_layers(range(stage.start, stage.stop))} on {_short(stage.peer_id)}"
+            f"{_layers(range(stage.start, stage.stop))} on {short_peer_id(stage.peer_id)}"
             for stage in plan.stages
         )
         self._settle(f"placed anew: {where}", self._wall_clock())
@@ -227,7 +228,7 @@ class StatusBoard(Progress):
         self.events.publish(EventKind.MENDED, text, severity=Severity.GOOD)
 
     def replicated(self, peer_id: str, layers: range) -> None:
-        text = f"Worker {_short(peer_id)} stands by with {_layers(layers)}"
+        text = f"Worker {short_peer_id(peer_id)} stands by with {_layers(layers)}"
         self.events.publish(EventKind.REPLICATED, text, severity=Severity.GOOD, peer_id=peer_id)
 
     def session_queued(self, number: int, num_prompt_tokens: int) -> None:
@@ -409,10 +410,6 @@ def _covers(held: range, wanted: range) -> bool:
 def _layers(layers: range) -> str:
     first, last = layers.start, layers.stop - 1
     return f"layer {first}" if first == last else f"layers {first} to {last}"
-
-
-def _short(peer_id: str) -> str:
-    return f"…{peer_id[-8:]}"
 
 
 def _sentence(text: str) -> str:

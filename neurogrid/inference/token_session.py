@@ -22,6 +22,8 @@ from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.member import Selection
 from neurogrid.inference.pipeline import PipelineSession, open_session
 from neurogrid.inference.routing import Routing
+from neurogrid.inference.spans import note_failure, recovery_span
+from neurogrid.p2p.tracing import span
 
 __all__ = ["TokenSession"]
 
@@ -36,6 +38,7 @@ class TokenSession:
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
         replays: repeat the calls as they were, instead of one for all tokens.
+        on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
     """
 
@@ -48,12 +51,14 @@ class TokenSession:
         max_length: int,
         patience: float,
         replays: bool,
+        on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
         self._ends = ends
         self._fleet = fleet
         self._routing = routing
         self._replays = replays
+        self._on_failed = on_failed
         self._on_rerouted = on_rerouted
         self._max_length = max_length
         self._patience = patience
@@ -85,13 +90,16 @@ class TokenSession:
             try:
                 if self._selection is not None and self._fleet.should_leave(self._selection):
                     await self._close()
-                if self._pipeline is None:
-                    await self._open(deadline)
-                logits_V = await self._catch_up()
+                with recovery_span(failure):
+                    if self._pipeline is None:
+                        await self._open(deadline)
+                    logits_V = await self._catch_up()
                 if failure is not None:
                     self._on_rerouted(str(failure), trio.current_time() - failed_at)
                 return logits_V
             except NoRouteError as exc:
+                self._on_failed(exc)
+                note_failure(exc)
                 selection = self._selection
                 await self._close()
                 if failure is None and exc.peer_id is not None:
@@ -127,7 +135,8 @@ class TokenSession:
         self._selection = await self._fleet.select(timeout=timeout, avoid=self._avoid)
         self._stack.enter_context(self._selection)
         opening = open_session(self._selection.stages, self._routing, max_length=self._max_length)
-        self._pipeline = await self._stack.enter_async_context(opening)
+        with span("inference.open_session", {"neurogrid.workers": len(self._selection.stages)}):
+            self._pipeline = await self._stack.enter_async_context(opening)
 
     async def _catch_up(self) -> torch.Tensor:
         """Send what the pipeline has not seen yet; returns the logits after the last token, [V]."""

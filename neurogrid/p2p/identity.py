@@ -20,7 +20,7 @@ from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError
 
-__all__ = ["Identity", "signing_key"]
+__all__ = ["Identity", "short_peer_id", "signing_key"]
 
 # A serialised Ed25519 key is 68 B; RSA keys of other programs take a few KiB.
 MAX_IDENTITY_BYTES = 64 * 1024
@@ -102,3 +102,8 @@ def signing_key(peer_id: str) -> Ed25519PublicKey:
     if len(encoded) != 38 or not encoded.startswith(_ED25519_PEER_ID):
         raise ConfigurationError(f"{peer_id} is not the id of an Ed25519 key")
     return Ed25519PublicKey.from_public_bytes(encoded[len(_ED25519_PEER_ID) :])
+
+
+def short_peer_id(peer_id: str) -> str:
+    """The end of a peer id, for people: the beginning is the same for all Ed25519 keys."""
+    return f"…{peer_id[-8:]}"

@@ -28,6 +28,7 @@ __all__ = [
     "continued_trace",
     "current_trace_context",
     "layers_name",
+    "note",
     "sending",
     "session_name",
     "span",
@@ -68,9 +69,13 @@ def without_details(context: Context) -> Context:
     return contexts.set_value(_WITHOUT_DETAILS, True, context)
 
 
-@contextmanager
-def with_details() -> Iterator[None]:
+def with_details() -> AbstractContextManager[None]:
     """Make spans again within the block, although what is around it is `without_details`."""
+    return _with_details() if "opentelemetry.trace" in sys.modules else nullcontext()
+
+
+@contextmanager
+def _with_details() -> Iterator[None]:
     from opentelemetry import context as contexts
 
     active = contexts.get_current()
@@ -80,6 +85,14 @@ def with_details() -> Iterator[None]:
         yield
     finally:
         contexts.detach(token)
+
+
+def note(event: str, attributes: Attributes) -> None:
+    """Tell the active span, with or without details, that something happened."""
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry import trace
+
+        trace.get_current_span().add_event(event, attributes)
 
 
 def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[Span | None]:

@@ -85,6 +85,19 @@ LAYERS = (
         frozenset({"trio", "multiaddr", "torch", "opentelemetry"}),
         COMMAND_LINE,
     ),
+    # Reads what is there when somebody asks: above what it looks at, below who serves it.
+    Layer(
+        "neurogrid.telemetry",
+        COMMON
+        | {
+            "neurogrid.__version__",
+            "neurogrid.p2p",
+            "neurogrid.inference",
+            "neurogrid.telemetry",
+        },
+        frozenset({"prometheus_client", "opentelemetry", "torch"}),
+        COMMAND_LINE,
+    ),
     Layer(
         "neurogrid.server",
         frozenset({"neurogrid"}),

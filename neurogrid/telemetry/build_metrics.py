@@ -1,0 +1,29 @@
+"""Which NeuroGrid this is, and what it is."""
+
+from __future__ import annotations
+
+import platform
+from typing import Final
+
+from neurogrid import __version__
+from neurogrid.telemetry.metric import MetricSpec, Reading
+
+__all__ = ["BUILD_METRICS", "BuildSource"]
+
+BUILD: Final = MetricSpec(
+    "neurogrid_build_info",
+    "gauge",
+    "Always 1; its labels say what runs.",
+    ("role", "version", "python"),
+)
+BUILD_METRICS: Final = (BUILD,)
+
+
+class BuildSource:
+    """Args: role: `coordinator` or `worker`."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def __call__(self, reading: Reading) -> None:
+        reading.add(BUILD, 1, self._role, __version__, platform.python_version())
