@@ -76,6 +76,7 @@ class LoadedModel:
         compute_dtype = resolve_dtype(config, dtype)
         ends = Ends(config, dtype=compute_dtype, device=torch.device("cpu"))
         ends.load(checkpoint.end_tensors())
+        ends.speed_up()
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         return cls(
             name=name or path.resolve().name,

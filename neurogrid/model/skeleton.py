@@ -27,7 +27,6 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrain
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.cache import StageCache
-from neurogrid.model.few_rows import speed_up_few_rows
 from neurogrid.model.loading import (
     MODEL_CODE_ERRORS,
     Pristine,
@@ -179,7 +178,6 @@ class Skeleton:
             what=f"layer {layer_id}",
         )
         place_module(layer, self.device)
-        speed_up_few_rows(layer)
         self._slots[layer_id].__dict__["layer"] = layer
 
     def layer(self, layer_id: int) -> nn.Module:
@@ -211,7 +209,6 @@ class Skeleton:
             what="the embedding, norm and head",
         )
         move_to(self.device, list(model.modules()))
-        speed_up_few_rows(model)
         self._install(model)
 
     def _install(self, model: PreTrainedModel) -> None:
