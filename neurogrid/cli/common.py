@@ -42,6 +42,7 @@ __all__ = [
     "port_number",
     "positive_float",
     "positive_int",
+    "whole_number",
     "run_command",
     "set_up_logging",
     "size_in_bytes",
@@ -87,6 +88,11 @@ def positive_int(text: str) -> int:
     if not 0 < value <= MAX_COUNT:
         raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MAX_COUNT}")
     return value
+
+
+def whole_number(text: str) -> int:
+    """An argparse type: a whole number from 0 to 2^31 - 1."""
+    return 0 if text.strip() == "0" else positive_int(text)
 
 
 def positive_float(text: str) -> float:

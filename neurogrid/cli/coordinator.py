@@ -31,6 +31,7 @@ from neurogrid.cli.common import (
     run_command,
     set_up_logging,
     warn_of_loopback,
+    whole_number,
 )
 from neurogrid.cli.finding import bootstrap_peers, finding, peer_address
 from neurogrid.cli.reach import explain_reach, reaching
@@ -125,10 +126,18 @@ def build_parser() -> argparse.ArgumentParser:
         "(default %(default)s)",
     )
     workers.add_argument(
+        "--local-layers",
+        type=_local_layers,
+        default="auto",
+        metavar="auto|none|N",
+        help="layers that this machine computes itself: exactly N, the first; auto: as many as it takes where the "
+        "workers cannot hold the model, or where a GPU here makes it much faster (default %(default)s)",
+    )
+    workers.add_argument(
         "--min-peers",
-        type=positive_int,
+        type=whole_number,
         metavar="N",
-        help="workers to wait for (default: as many as are named and started)",
+        help="workers to wait for (default: as many as are named and started); 0 to compute here until some come",
     )
     workers.add_argument(
         "--wait",
@@ -234,6 +243,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_cache_options(parser, "the hashes of the model's files", size=None)
     add_cluster_options(parser)
     return parser
+
+
+def _local_layers(text: str) -> str | int:
+    """An argparse type: `auto`, `none`, or a number of layers; 0 is none."""
+    if text in ("auto", "none"):
+        return text
+    return whole_number(text) or "none"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -377,7 +393,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
         ends_seconds = await trio.to_thread.run_sync(model.ends_seconds)
         async with open_plan(settings, model=model, progress=progress) as planned:
             told = planned.explain(max_sessions=settings.max_sessions, ends_seconds=ends_seconds)
-        print_plan(Console(), told, planned.infos)
+        print_plan(Console(), told, planned.infos, note=planned.why_local)
     return ExitStatus.OK
 
 
@@ -441,6 +457,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         reach=reaching(options, where.addresses),
         min_peers=options.min_peers,
         local_workers=options.local_workers,
+        local_layers=options.local_layers,
         stages=options.stages,
         wait=options.wait or WAIT,
         listen=where.addresses,

@@ -29,8 +29,10 @@ RIGHT = frozenset({"weights", "caches", "left", "to send", "tokens/s"})
 GAP = "  "
 
 
-def print_plan(console: Console, told: Explanation, workers: Sequence[WorkerInfo]) -> None:
-    """Print to the console: a row for each worker, why some have no stage, and the expected speed."""
+def print_plan(
+    console: Console, told: Explanation, workers: Sequence[WorkerInfo], *, note: str = ""
+) -> None:
+    """Print to the console: a row for each worker, why some have no stage, a note, and the expected speed."""
     by_peer = {worker.peer_id: worker for worker in workers}
     rows = [_row(report, by_peer[report.peer_id]) for report in told.peers]
     if console.is_terminal:
@@ -46,6 +48,8 @@ def print_plan(console: Console, told: Explanation, workers: Sequence[WorkerInfo
     for report in told.peers:
         if report.reason:
             _say(console, f"{short_peer_id(report.peer_id)}: {report.reason}")
+    if note:
+        _say(console, note)
     _say(console, _expectation(told, by_peer))
 
 

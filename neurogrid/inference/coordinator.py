@@ -32,11 +32,13 @@ from neurogrid.inference.describing import capacities, describe_workers, links
 from neurogrid.inference.ends_queue import EndsQueue, open_ends
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.gathering import open_gathering
 from neurogrid.inference.generation_spans import generation_spans
 from neurogrid.inference.hedging import SlowWatch
 from neurogrid.inference.keeping import keep_workers
 from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.local_stage import LocalLayers, enlist_with_local
 from neurogrid.inference.local_trust import (
     credentials_of_local_workers,
     listen_address_beside,
@@ -105,6 +107,9 @@ class CoordinatorSettings:
         reach: how this host is reached, and reaches others, where neither can simply be dialled.
         min_peers: workers to wait for; None for as many as `peers` and local workers, or one that is found.
         local_workers: processes to start on this machine.
+        local_layers: how many layers the coordinator computes itself: `none`, exactly so many, the first, or `auto`
+            for as many as it takes where the workers cannot hold the model (or it has a GPU that makes it much
+            faster). With workers started here `auto` is `none`: they have this machine's memory.
         stages: that many stages; None for the fewest that fit (one a local worker).
         wait: seconds to wait for the workers.
         listen: multiaddrs to listen on.
@@ -133,6 +138,7 @@ class CoordinatorSettings:
     reach: ReachSettings = field(default_factory=ReachSettings)
     min_peers: int | None = None
     local_workers: int = 0
+    local_layers: LocalLayers = "auto"
     stages: int | None = None
     wait: float = 60.0
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
@@ -324,11 +330,16 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class PlannedFleet:
-    """Workers that are connected, and a plan for them; nothing has been sent. Made by `open_plan`."""
+    """Workers that are connected, and a plan for them; nothing has been sent. Made by `open_plan`.
+
+    Attributes:
+        why_local: why the coordinator computes layers itself, or does not.
+    """
 
     protocol: Protocol
     model: LoadedModel
     fleet: Fleet
+    why_local: str
 
     @property
     def plan(self) -> Plan:
@@ -422,11 +433,20 @@ async def open_plan(
         stack.enter_context(unwrap_errors())
         model = model or await load_model(settings)
         progress.model_read(model.name, len(model.costs))
-        num_stages = settings.stages or settings.local_workers or None
+        has_own = isinstance(settings.local_layers, int)
+        num_stages = settings.stages or (
+            settings.local_workers + has_own if settings.local_workers else None
+        )
         if num_stages is not None and num_stages > len(model.costs):
             raise ConfigurationError(
                 f"{num_stages} stages (--stages, or one for each local worker) are more than the "
                 f"{len(model.costs)} layers of {model.name}: ask for at most {len(model.costs)}"
+            )
+        if isinstance(settings.local_layers, int) and not (
+            1 <= settings.local_layers <= len(model.costs)
+        ):
+            raise ConfigurationError(
+                f"--local-layers {settings.local_layers}: {model.name} has {len(model.costs)} layers"
             )
         identity = Identity.load(settings.identity_file) if settings.identity_file else None
         host = await stack.enter_async_context(
@@ -489,8 +509,13 @@ async def open_plan(
             skip_weight_transfer=settings.skip_weight_transfer,
             cache=settings.cache,
         )
-        fleet = Fleet(
+        planning = FleetPlanning(
             model.size(num_sessions=settings.max_sessions),
+            num_stages=num_stages,
+            with_replicas=settings.with_replicas,
+        )
+        fleet = Fleet(
+            planning,
             placer,
             partial(
                 describe_workers,
@@ -499,8 +524,6 @@ async def open_plan(
                 alike={parse_peer_address(address)[1] for address in local},
             ),
             progress,
-            num_stages=num_stages,
-            with_replicas=settings.with_replicas,
         )
         progress.formed(fleet, protocol.counters)
         workers = await gathering.enough(min_peers, settings.wait)
@@ -521,8 +544,19 @@ async def open_plan(
 
         protocol.on_message(MessageType.LAYER_STATUS, on_layer_status)
         progress.working("asking the workers what they have")
-        await fleet.enlist(workers)
-        yield PlannedFleet(protocol, model, fleet)
+        is_shared = settings.local_layers == "auto" and settings.local_workers
+        why_local = await enlist_with_local(
+            stack,
+            fleet,
+            workers,
+            model,
+            host.identity,
+            local_layers="none" if is_shared else settings.local_layers,
+            max_sessions=settings.max_sessions,
+            timeouts=settings.timeouts,
+        )
+        logger.info("%s", why_local)
+        yield PlannedFleet(protocol, model, fleet, why_local)
 
 
 async def load_model(settings: CoordinatorSettings) -> LoadedModel:
@@ -551,12 +585,15 @@ def _num_awaited(settings: CoordinatorSettings) -> int:
     num_awaited = settings.min_peers
     if num_awaited is None:
         num_awaited = len(named) + settings.local_workers or int(settings.finding.is_looking)
-    if num_awaited < 1:
+    has_own = isinstance(settings.local_layers, int)
+    can_be_alone = has_own or (settings.min_peers == 0 and settings.local_layers == "auto")
+    if num_awaited < 1 and not can_be_alone:
         raise ConfigurationError(
             "there is no worker to run on: name some with --peer, start some here with "
-            "--local-workers, or wait for some to be found or to dial in with --min-peers"
+            "--local-workers, wait for some to be found or to dial in with --min-peers, or compute here "
+            "alone with --min-peers 0"
         )
-    if settings.stages is not None and settings.stages > num_awaited:
+    if settings.stages is not None and settings.stages > num_awaited + has_own:
         raise ConfigurationError(
             f"--stages {settings.stages} takes as many workers, and {num_awaited} will be waited "
             f"for: name more with --peer, or say --min-peers {settings.stages}"

@@ -52,12 +52,15 @@ class Worker:
         protocol: its tensor protocol, with the traffic counters.
     """
 
-    def __init__(
-        self, state: WorkerState, transfers: TransferService, sessions: SessionService
-    ) -> None:
+    def __init__(self, state: WorkerState, *, name: str) -> None:
+        """Puts the services on the protocol of `state`; `name` is what the device is called."""
         self._state = state
-        self._transfers = transfers
-        self._sessions = sessions
+        self._transfers = TransferService(state)
+        self._layers = LayerService(state, self._transfers)
+        links = WorkerLinks(state.protocol, state.protocol.host.connect)
+        self._sessions = SessionService(state, links, device_name=name)
+        for service in (self._transfers, self._layers, self._sessions, DeviceService(state)):
+            service.register()
         self.protocol = state.protocol
         self.protocol.on_peer_lost(self._on_peer_lost)
         self.protocol.host.on_disconnected(self._on_disconnected)
@@ -76,6 +79,36 @@ class Worker:
     def held_layers(self) -> tuple[int, ...]:
         """Layers in memory."""
         return tuple(sorted(self._state.model.held)) if self._state.model else ()
+
+    @property
+    def sessions(self) -> SessionService:
+        """What computes."""
+        return self._sessions
+
+    async def load_own(self, checkpoint: Checkpoint, settings: WorkerSettings) -> None:
+        """Load what there is room for of the worker's own model, before anybody asks for it.
+
+        Raises:
+            ModelError: it cannot be served.
+        """
+        config = build_config(checkpoint.config)
+        await self._layers.load_own_layers(
+            model_config_message(
+                config,
+                checkpoint.config,
+                model_name=checkpoint.path.name,
+                max_seq_len=settings.max_seq_len,
+                dtype=resolve_dtype(config, None),
+            )
+        )
+
+    def start(self) -> None:
+        """Begin to compute, and to drop what is over; for as long as the host runs."""
+        host = self.protocol.host
+        host.start_soon(self._transfers.expire, self.forget)
+        host.start_soon(self._state.blobs.run)
+        host.start_soon(self._sessions.run)
+        host.start_soon(self._sessions.expire)
 
     async def drain(self) -> None:
         """Open no session any more, wait until the coordinator has taken the open ones elsewhere, and write the cache.
@@ -144,20 +177,11 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             authorise(protocol, WORKER_TAKES)
             state = WorkerState(settings, protocol, device, torch_thread)
             state.checkpoint = checkpoint
-            transfers = TransferService(state)
-            layers = LayerService(state, transfers)
-            links = WorkerLinks(protocol, host.connect)
-            sessions = SessionService(state, links, device_name=device_name(device))
-            for service in (transfers, layers, sessions, DeviceService(state)):
-                service.register()
-            worker = Worker(state, transfers, sessions)
+            worker = Worker(state, name=device_name(device))
             if checkpoint is not None and not settings.wait_for_assignment:
-                await _load_own(layers, checkpoint, settings)
-            host.start_soon(transfers.expire, worker.forget)
-            host.start_soon(state.blobs.run)
-            host.start_soon(sessions.run)
+                await worker.load_own(checkpoint, settings)
+            worker.start()
             reach = await open_reach(host, settings.reach)
-            host.start_soon(sessions.expire)
             async with (
                 keep_coordinators(protocol, settings.bootstrap),
                 # Last: whoever finds this worker may use it.
@@ -170,16 +194,3 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
                 ),
             ):
                 yield worker
-
-
-async def _load_own(layers: LayerService, checkpoint: Checkpoint, settings: WorkerSettings) -> None:
-    config = build_config(checkpoint.config)
-    await layers.load_own_layers(
-        model_config_message(
-            config,
-            checkpoint.config,
-            model_name=checkpoint.path.name,
-            max_seq_len=settings.max_seq_len,
-            dtype=resolve_dtype(config, None),
-        )
-    )

@@ -288,6 +288,21 @@ class SessionService:
 
     # Activations
 
+    async def extend(
+        self, session_id: int, owner: str, hidden_BTD: torch.Tensor, *, position: int
+    ) -> torch.Tensor:
+        """Extend a session of a coordinator in this process, which need not send what it has in memory.
+
+        Raises:
+            RequestRefusedError: as an activation would be.
+        """
+        session = self._sessions.of(session_id, owner)
+        if session is None or session.model is not self._state.model:
+            raise RequestRefusedError(
+                f"session {session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+            )
+        return await self._extend(session, position, hidden_BTD)
+
     async def _on_activation(self, message: TensorMessage) -> None:
         came = time.perf_counter_ns()
         # Only 1.1.0 has envelopes.

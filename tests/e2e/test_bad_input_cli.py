@@ -365,7 +365,7 @@ def small_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPro
 
 
 def test_layers_that_fit_no_worker(small_worker: WorkerProcess) -> None:
-    args = (*PROMPT, "--peer", small_worker.address)
+    args = (*PROMPT, "--local-layers", "none", "--peer", small_worker.address)
     says = r"the layers do not fit: [\d,]+ B needed, 1,887,436 B available on 1 worker \("
     expect(run_preloaded("coordinator", *args), status=FAILURE, says=says)
 

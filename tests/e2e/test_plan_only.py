@@ -75,7 +75,7 @@ def test_why_a_worker_gets_nothing_and_what_is_missing(
         assert ended.status == 0, ended.stderr
         assert rows(ended)[tight.peer_id[-8:]]["stage"] == "-"
         assert f"…{tight.peer_id[-8:]}: too little memory: " in ended.stdout
-        alone = plan(*peers(tight))
+        alone = plan(*peers(tight), "--local-layers", "none")
     expect(alone, status=1, says="the layers do not fit: ")
     assert "available on 1 worker" in alone.error
     assert alone.stdout == ""

@@ -1,0 +1,110 @@
+"""Give layers to members: one after the other at each, all members at once, with what comes of it told.
+
+Which layers to whom is the plan's business, and how the bytes travel that of `placing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from neurogrid.errors import NoRouteError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.member import Member
+from neurogrid.inference.placing import Placer, name_range
+from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.progress import Progress
+from neurogrid.inference.remote_worker import TransferReports
+from neurogrid.inference.roster import Roster
+
+__all__ = ["Assigner"]
+
+
+class Assigner:
+    """Gives the layers of one model to the members of a roster."""
+
+    def __init__(self, roster: Roster, placer: Placer, progress: Progress) -> None:
+        self._roster = roster
+        self._placer = placer
+        self._progress = progress
+
+    async def stages(
+        self, stages: Sequence[PlannedStage], *, patience: float
+    ) -> list[NoRouteError]:
+        """Bring every stage to its member, all at once; returns what went wrong.
+
+        Args:
+            patience: seconds to wait for a connection that breaks meanwhile.
+
+        Raises:
+            ModelError: a layer is missing at a worker, and may not be sent.
+        """
+        failures: list[NoRouteError] = []
+
+        async def give(member: Member, layers: range) -> None:
+            try:
+                await self.layers(member, layers, patience=patience)
+            except NoRouteError as exc:
+                failures.append(exc)
+
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                for stage in stages:
+                    member = self._roster.member(stage.peer_id)
+                    layers = range(stage.start, stage.stop)
+                    if member is None:
+                        failures.append(_lost_before(stage.peer_id, layers))
+                    elif not member.holds(layers):
+                        nursery.start_soon(give, member, layers)
+        return failures
+
+    async def configure(self, member: Member) -> None:
+        """Have a member know the model, so that it can stand by."""
+        async with member.lock:
+            if not member.is_configured:
+                await self._placer.configure(member.worker)
+                member.is_configured = True
+
+    async def layers(self, member: Member, layers: range, *, patience: float) -> None:
+        """Bring layers to a member; when its connection breaks, wait `patience` seconds for another.
+
+        Raises:
+            NoRouteError: it did not get ready; names it, and says why.
+            ModelError: a layer is missing there, and may not be sent.
+        """
+        peer_id, progress = member.peer_id, self._progress
+        progress.transfer_planned(peer_id, self._placer.num_bytes(layers))
+        reports = TransferReports(
+            sent=partial(progress.transferred, peer_id),
+            held=partial(progress.already_held, peer_id),
+            passed_on=partial(progress.passed_on, peer_id),
+        )
+        async with member.lock:
+            member.layers = range(0)  # its sessions end with the new assignment
+            member.assigned = layers
+            member.is_placing = True
+            try:
+                await self._placer.place(
+                    member.worker,
+                    layers,
+                    reports,
+                    is_configured=member.is_configured,
+                    patience=patience,
+                )
+                member.is_configured = True
+                member.is_cut = False
+            finally:
+                member.is_placing = False
+                if member.is_cut:
+                    self._roster.lost(peer_id, "its connection broke while it got its layers")
+        if self._roster.member(peer_id) is not member:
+            raise _lost_before(peer_id, layers)
+        member.layers = layers
+        self._roster.changed()
+
+
+def _lost_before(peer_id: str, layers: range) -> NoRouteError:
+    text = f"worker {peer_id} was lost before it had {name_range(layers)}"
+    return NoRouteError(text, layers=layers, peer_id=peer_id)

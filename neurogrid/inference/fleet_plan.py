@@ -1,0 +1,171 @@
+"""The plans of one fleet: the first, and those that follow when members join, go or change.
+
+Between the fleet, which knows members, and the planner, which knows nothing of them. The coordinator's own stage is
+either a peer like any other, or given: exactly so many layers, the first ones, and the others are planned without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from neurogrid.inference.describing import capacities, far_links, links
+from neurogrid.inference.planner import (
+    ModelSize,
+    PeerCapacity,
+    Plan,
+    PlannedStage,
+    Replica,
+    explain,
+    make_plan,
+    make_replicas,
+    replan,
+)
+from neurogrid.inference.progress import WorkerInfo
+
+__all__ = ["FleetPlanning"]
+
+
+@dataclass(frozen=True)
+class FleetPlanning:
+    """What is asked of every plan of a fleet.
+
+    Attributes:
+        size: of the model.
+        num_stages: that many stages; None for the fewest that fit.
+        with_replicas: whether members that are left over get layers, too.
+        local_id: the peer id of the coordinator's own stage, if it may hold one; it stands by for nobody.
+        num_local_layers: that many layers of it, exactly, the first ones; None for what the plan gives it.
+    """
+
+    size: ModelSize
+    num_stages: int | None = None
+    with_replicas: bool = True
+    local_id: str | None = None
+    num_local_layers: int | None = None
+
+    def first(self, infos: Sequence[WorkerInfo]) -> Plan:
+        """The plan over those who are there at the beginning.
+
+        Raises:
+            CapacityError: the layers do not fit.
+            ConfigurationError: there is nobody, or not as many as there should be stages.
+        """
+        if self._is_all_local:
+            return self._outer(Plan(()))
+        peers = self._peers(infos)
+        count = None if self.num_stages is None else max(self.num_stages - self._num_fixed, 1)
+        plan = make_plan(self._inner_size, peers, far_links(self._others(infos)), num_stages=count)
+        return self._outer(self._without_spares(plan))
+
+    def rate(self, infos: Sequence[WorkerInfo]) -> float | None:
+        """Tokens a second that one session would get of the plan over these; None where that is not known.
+
+        Raises:
+            CapacityError, ConfigurationError: as `first`.
+        """
+        peers = capacities(infos, len(self.size.layers))
+        return explain(self.first(infos), self.size, peers, links(infos)).tokens_per_second
+
+    def again(self, current: Plan, infos: Sequence[WorkerInfo]) -> Plan:
+        """The plan that takes the place of one with a stage that nobody holds: as few bytes as possible to send.
+
+        Raises:
+            CapacityError: the layers do not fit those who are left.
+            ConfigurationError: nobody is.
+        """
+        if self._is_all_local:
+            return replace(current, generation=current.generation + 1)
+        peers = self._peers(infos)
+        count = None
+        if self.num_stages is not None:
+            count = max(min(self.num_stages - self._num_fixed, len(peers)), 1)
+        result = replan(
+            self._inner(current),
+            self._inner_size,
+            peers,
+            far_links(self._others(infos)),
+            num_stages=count,
+        )
+        return self._outer(self._without_spares(result.plan))
+
+    def replicas(
+        self, stages: Iterable[PlannedStage], infos: Sequence[WorkerInfo]
+    ) -> tuple[Replica, ...]:
+        """What members without a stage should stand by with."""
+        inner = self._inner(Plan(tuple(stages)))
+        holders = {stage.peer_id for stage in inner.stages}
+        others = [i for i in infos if i.peer_id != self.local_id or i.peer_id in holders]
+        if not inner.stages:
+            return ()
+        found = make_replicas(self._inner_size, self._peers(others), inner.stages)
+        return self._outer(Plan(inner.stages, found)).replicas
+
+    # What the planner sees where the first layers are given away already.
+
+    @property
+    def _num_fixed(self) -> int:
+        return int(bool(self.num_local_layers))
+
+    @property
+    def _is_all_local(self) -> bool:
+        return self.num_local_layers == len(self.size.layers)
+
+    @property
+    def _offset(self) -> int:
+        return self.num_local_layers or 0
+
+    @property
+    def _inner_size(self) -> ModelSize:
+        return replace(self.size, layers=self.size.layers[self._offset :])
+
+    def _others(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+        """Those who are planned over."""
+        return [i for i in infos if not self._offset or i.peer_id != self.local_id]
+
+    def _peers(self, infos: Sequence[WorkerInfo]) -> list[PeerCapacity]:
+        return [
+            replace(peer, held=frozenset(n - self._offset for n in peer.held if n >= self._offset))
+            for peer in capacities(self._others(infos), len(self.size.layers))
+        ]
+
+    def _without_spares(self, plan: Plan) -> Plan:
+        if not self.with_replicas:
+            return replace(plan, replicas=())
+        kept = tuple(replica for replica in plan.replicas if replica.peer_id != self.local_id)
+        return replace(plan, replicas=kept)
+
+    def _inner(self, plan: Plan) -> Plan:
+        """A plan without the fixed stage, its layers counted from behind that."""
+        return _shifted(
+            replace(
+                plan,
+                stages=tuple(stage for stage in plan.stages if stage.start >= self._offset),
+                replicas=tuple(r for r in plan.replicas if r.start >= self._offset),
+            ),
+            -self._offset,
+        )
+
+    def _outer(self, plan: Plan) -> Plan:
+        """A plan with the fixed stage before it."""
+        if not self._offset:
+            return plan
+        assert self.local_id is not None
+        num_bytes = sum(layer.total_bytes for layer in self.size.layers[: self._offset])
+        fixed = PlannedStage(self.local_id, 0, self._offset, num_bytes)
+        shifted = _shifted(plan, self._offset)
+        return replace(shifted, stages=(fixed, *shifted.stages))
+
+
+def _shifted(plan: Plan, offset: int) -> Plan:
+    return replace(
+        plan,
+        stages=tuple(
+            replace(stage, start=stage.start + offset, stop=stage.stop + offset)
+            for stage in plan.stages
+        ),
+        replicas=tuple(
+            replace(replica, start=replica.start + offset, stop=replica.stop + offset)
+            for replica in plan.replicas
+        ),
+    )

@@ -1,0 +1,188 @@
+"""The coordinator's own stage: a worker in its process, reached without a socket.
+
+It is a worker like the others: config, assignment, sessions and batches are served by the same code, over a network in
+memory. Its layers come from the coordinator's own checkpoint, one after the other out of the memory-mapped file, and
+its activations are handed over as they lie in memory.
+
+When it is used (`LocalLayers`): never; for exactly so many layers, the first; or when it is needed. Needed means that
+the workers alone cannot hold the model, or that the coordinator has a GPU and the plan with it is expected to be
+`MIN_SPEED_UP` times as fast. A coordinator whose workers will do is not made to compute: it has the embedding, the
+head and the sampling of every session, on what may be a small machine.
+
+T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
+
+import torch
+
+from neurogrid.errors import (
+    CapacityError,
+    ConfigurationError,
+    PeerRefusedError,
+    RequestRefusedError,
+)
+from neurogrid.inference.authorisation import WORKER_TAKES, authorise
+from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.remote_v11 import RemoteWorkerV11
+from neurogrid.inference.remote_worker import (
+    Placement,
+    RemoteWorker,
+    Timeouts,
+    TransferReports,
+)
+from neurogrid.inference.spreading import Spread
+from neurogrid.inference.torch_thread import TorchThread
+from neurogrid.inference.worker import Worker
+from neurogrid.inference.worker_sessions import SessionService
+from neurogrid.inference.worker_state import WorkerSettings, WorkerState
+from neurogrid.model.device import device_memory, device_name, select_device
+from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.wire import PROTOCOL_V11
+
+__all__ = ["LocalLayers", "LocalWorker", "enlist_with_local", "open_local_worker"]
+
+logger = logging.getLogger(__name__)
+
+LocalLayers: TypeAlias = Literal["auto", "none"] | int
+"""`none`; so many layers, at least 1; `auto` for as many as are needed."""
+
+# Of the device's free memory, what the stage may take: the rest is the coordinator's own, and the machine's.
+MEMORY_FRACTION: Final = 0.8
+# How much faster the plan with a GPU here has to be: estimates are off by half as much.
+MIN_SPEED_UP: Final = 1.5
+
+
+class LocalWorker(RemoteWorkerV11):
+    """A worker in this process, as its coordinator speaks to it. Made by `open_local_worker`."""
+
+    takes_routes = False  # it has no address: what comes from it and goes to it is here anyway
+
+    def __init__(
+        self, protocol: Protocol, peer_id: str, timeouts: Timeouts, sessions: SessionService
+    ) -> None:
+        super().__init__(protocol, peer_id, timeouts)
+        self._sessions = sessions
+
+    async def place(self, placement: Placement, reports: TransferReports) -> None:
+        # Nobody else can fetch from it, nor it from others.
+        alone = replace(placement, spread=Spread(lambda peer_id: ()))
+        await super().place(alone, reports)
+
+    async def forward(
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        *,
+        start: int,
+        stop: int,
+        position: int,
+        wire: str = "",
+    ) -> torch.Tensor:
+        owner = self.protocol.host.peer_id
+        try:
+            return await self._sessions.extend(session_id, owner, hidden_BTD, position=position)
+        except RequestRefusedError as exc:
+            text = str(exc)
+            raise PeerRefusedError(text, code=exc.code, text=text) from exc
+
+
+@asynccontextmanager
+async def open_local_worker(
+    model: LoadedModel,
+    identity: Identity,
+    *,
+    max_sessions: int,
+    timeouts: Timeouts,
+) -> AsyncIterator[LocalWorker]:
+    """Run a worker for `model` in this process until the block is left; it holds nothing yet.
+
+    Args:
+        identity: the coordinator's, whose peer id it has.
+        max_sessions: sessions at once that it may be asked to set memory aside for.
+    """
+    device = select_device(None)
+    memory = device_memory(device)
+    settings = WorkerSettings(
+        memory_limit=int(memory.free_bytes * MEMORY_FRACTION),
+        max_seq_len=model.max_seq_len,
+        max_sessions=max(max_sessions, WorkerSettings.max_sessions),
+        session_ttl=float("inf"),  # who opened them is in the same process
+    )
+    with TorchThread() as torch_thread:
+        async with (
+            open_memory_network() as network,
+            network.open_host(identity=identity) as host,
+            network.open_host() as caller,
+        ):
+            protocol = Protocol(host, role="worker", versions=(PROTOCOL_V11,))
+            authorise(protocol, WORKER_TAKES)
+            state = WorkerState(settings, protocol, device, torch_thread)
+            state.checkpoint = model.checkpoint
+            worker = Worker(state, name=f"this machine: {device_name(device)}")
+            worker.start()
+            asking = Protocol(caller, role="coordinator", versions=(PROTOCOL_V11,))
+            await caller.connect(host.addresses[0])
+            await asking.open(host.peer_id)
+            yield LocalWorker(asking, host.peer_id, timeouts, worker.sessions)
+
+
+async def enlist_with_local(
+    stack: AsyncExitStack,
+    fleet: Fleet,
+    workers: Sequence[RemoteWorker],
+    model: LoadedModel,
+    identity: Identity,
+    *,
+    local_layers: LocalLayers,
+    max_sessions: int,
+    timeouts: Timeouts,
+) -> str:
+    """Enlist the workers, and the coordinator's own stage if it is to have one; says why it has, or has not.
+
+    Args:
+        stack: runs the stage, once there is one.
+
+    Raises:
+        CapacityError, ConfigurationError, NoRouteError: as `Fleet.enlist`.
+    """
+
+    here = open_local_worker(model, identity, max_sessions=max_sessions, timeouts=timeouts)
+    with_local = replace(fleet.planning, local_id=identity.peer_id)
+    if local_layers == "none":
+        await fleet.enlist(workers)
+        return "this machine computes no layer, as asked for"
+    if local_layers != "auto":
+        fleet.planning = replace(with_local, num_local_layers=local_layers)
+        await fleet.enlist([*workers, await stack.enter_async_context(here)])
+        return f"this machine computes {local_layers} of the layers, as asked for"
+    try:
+        await fleet.enlist(workers)
+    except (CapacityError, ConfigurationError) as exc:
+        if workers and isinstance(exc, ConfigurationError):
+            raise
+        fleet.planning = with_local
+        await fleet.enlist([await stack.enter_async_context(here)])
+        return f"this machine computes, too: without it, {exc}"
+    if select_device(None).type == "cpu":
+        return "this machine computes no layer: the workers have room for all of them"
+    infos = list(fleet.infos.values())
+    async with AsyncExitStack() as trial:
+        local = await trial.enter_async_context(here)
+        before = with_local.rate(infos)
+        after = with_local.rate([*infos, *await fleet.describe([local])])
+        if before is None or after is None or after < MIN_SPEED_UP * before:
+            return "this machine computes no layer: that would not be much faster"
+        fleet.planning = with_local
+        await fleet.enlist([local])
+        stack.push_async_exit(trial.pop_all())
+    return f"this machine computes, too: {after:.1f} tokens/s are expected instead of {before:.1f}"

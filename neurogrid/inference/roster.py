@@ -1,0 +1,247 @@
+"""The workers of one coordinator: what each of them holds, and who is chosen for a session.
+
+A member is ready once it has confirmed every layer that was placed on it, and sessions go through ready members alone.
+Who is lost, wants to go or is slow is gone around where another holds the same layers (a replica).
+
+Nothing here is sent to anybody: `fleet` plans, places and mends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import trio
+
+from neurogrid.errors import NoRouteError, PeerRefusedError, TransportError
+from neurogrid.inference.member import Member, Selection, joined
+from neurogrid.inference.placing import name_range
+from neurogrid.inference.planner import Plan, PlannedStage
+from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.p2p.wire import ErrorCode
+
+__all__ = ["Roster"]
+
+logger = logging.getLogger(__name__)
+
+# Codes that say: this worker no longer has what was placed on it.
+PLACE_AGAIN = frozenset(
+    {ErrorCode.CONFIG_REQUIRED, ErrorCode.BUSY, ErrorCode.LAYER_NOT_HELD, ErrorCode.SHUTTING_DOWN}
+)
+
+
+class Roster:
+    """The members and the plan. Used from one trio thread.
+
+    Args:
+        on_lost: called with the peer id of a member that is gone.
+
+    Attributes:
+        plan: the current one.
+        why_not: what the last attempt to get layers to somebody failed with.
+    """
+
+    def __init__(self, progress: Progress, *, on_lost: Callable[[str], None]) -> None:
+        self.plan = Plan(())
+        self.why_not = "no layer was placed yet"
+        self._progress = progress
+        self._on_lost = on_lost
+        self._members: dict[str, Member] = {}
+        self._changed = trio.Event()
+
+    def add(self, member: Member) -> None:
+        """Somebody is there; who had this peer id before is another member."""
+        self._members[member.peer_id] = member
+        self.changed()
+
+    def changed(self) -> None:
+        """Tell those who wait for it that a member holds, or is, something else than before."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    @property
+    def change(self) -> trio.Event:
+        """Is set when something has changed after now."""
+        return self._changed
+
+    def member(self, peer_id: str) -> Member | None:
+        """The member of this peer id, if it is there."""
+        return self._members.get(peer_id)
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether this worker is there."""
+        return peer_id in self._members
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everybody who is there, as they came."""
+        return tuple(self._members.values())
+
+    @property
+    def infos(self) -> dict[str, WorkerInfo]:
+        """What the members said of themselves when they joined, by peer id."""
+        return {m.peer_id: m.info for m in self._members.values()}
+
+    @property
+    def holdings(self) -> dict[str, range]:
+        """The layers that each member is ready for, by peer id; those that hold none are left out."""
+        return {m.peer_id: m.layers for m in self._members.values() if m.layers}
+
+    @property
+    def num_ready(self) -> int:
+        """Members that hold layers, or stand by and know the model."""
+        return sum(bool(m.layers) or m.is_configured for m in self._members.values())
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Which layers no member is ready for at this moment, and why; None where a session can be opened."""
+        if self._find_selection(()) is not None:
+            return None
+        holes = [name_range(range(stage.start, stage.stop)) for stage in self.holes()]
+        missing = f"no worker is ready for {', '.join(holes)}: " if holes else ""
+        return missing + self.why_not
+
+    def num_sessions(self, peer_id: str) -> int:
+        """Sessions that go through a member now."""
+        return self._members[peer_id].num_sessions if peer_id in self._members else 0
+
+    async def select(self, *, timeout: float, avoid: Collection[str] = ()) -> Selection:
+        """The least busy ready holder of each stage; waits until every stage has one.
+
+        Args:
+            timeout: seconds.
+            avoid: peers to go around, as far as others hold what they do.
+
+        Raises:
+            NoRouteError: a stage had none in time; says why.
+        """
+        with trio.CancelScope(deadline=trio.current_time() + timeout):
+            return await self._wait_selection(avoid)
+        raise self._nobody_ready(timeout)
+
+    def _nobody_ready(self, timeout: float) -> NoRouteError:
+        holes = [range(stage.start, stage.stop) for stage in self.holes()]
+        return NoRouteError(
+            f"no worker was ready for {', '.join(map(name_range, holes))} within {timeout:g} s: "
+            f"{self.why_not}",
+            layers=[layer for hole in holes for layer in hole],
+        )
+
+    async def _wait_selection(self, avoid: Collection[str]) -> Selection:
+        while (found := self._find_selection(avoid)) is None:
+            await self._changed.wait()
+        return found
+
+    def has_alternative(self, peer_id: str, layers: range) -> bool:
+        """Whether somebody else, who is quick and means to stay, is ready for these layers."""
+        return any(
+            member.holds(layers)
+            and not (member.is_leaving or member.times.is_slow)
+            and member.peer_id != peer_id
+            for member in self._members.values()
+        )
+
+    def should_leave(self, selection: Selection) -> bool:
+        """Whether a session would do well to move: a member of its own wants to go, is slow, or is gone."""
+        return any(
+            self._members.get(member.peer_id) is not member
+            or (
+                (member.is_leaving or member.times.is_slow)
+                and self.has_alternative(member.peer_id, layers)
+            )
+            for member, layers in selection.hops
+        )
+
+    def _find_selection(self, avoid: Collection[str]) -> Selection | None:
+        chosen: list[tuple[Member, PlannedStage]] = []
+        for stage in self.plan.stages:
+            holders = self.holders(range(stage.start, stage.stop))
+            if not holders:
+                return None
+            best = min(
+                holders,
+                key=lambda member: (
+                    member.peer_id in avoid,
+                    member.times.is_slow,
+                    member.is_leaving,
+                    member.num_sessions,
+                    member.peer_id != stage.peer_id,
+                ),
+            )
+            chosen.append((best, stage))
+        return Selection(joined(chosen)) if chosen else None
+
+    def holders(self, layers: range) -> list[Member]:
+        """Who is ready for all of these layers."""
+        return [member for member in self._members.values() if member.holds(layers)]
+
+    def holes(self) -> list[PlannedStage]:
+        """Stages that nobody holds who means to stay."""
+        return [
+            stage
+            for stage in self.plan.stages
+            if all(m.is_leaving for m in self.holders(range(stage.start, stage.stop)))
+        ]
+
+    def lost(self, peer_id: str, reason: str) -> None:
+        """A worker is gone, or has dropped what was placed on it.
+
+        While it is given layers, a lost connection is for those who give them to mend.
+        """
+        member = self._members.get(peer_id)
+        if member is not None and member.is_placing:
+            member.is_cut = True
+            return
+        if member is None:
+            return
+        logger.debug("lost worker %s: %s", peer_id, reason)
+        self._progress.lost(peer_id, member.layers, reason)
+        self._on_lost(peer_id)
+        del self._members[peer_id]
+        self.plan = replace(self.plan, stages=tuple(map(self.as_held, self.plan.stages)))
+        self.changed()
+
+    def leave(self, peer_id: str) -> None:
+        """A worker wants to go: it gets no new session where another can have it."""
+        member = self._members.get(peer_id)
+        if member is not None and not member.is_leaving:
+            member.is_leaving = True
+            logger.debug("worker %s is about to end", peer_id)
+            self.changed()
+
+    def failed(self, error: NoRouteError) -> bool:
+        """A session's step failed on a member; returns whether that member is out of the choice by now.
+
+        It is if it cannot be reached, or no longer has its layers, or was found slow. Any other failure is the
+        session's business: it goes around that member, if it can.
+        """
+        member = self._members.get(error.peer_id or "")
+        cause = error.__cause__
+        if member is None:
+            return True
+        if isinstance(cause, TransportError):
+            self.lost(member.peer_id, str(cause))
+            return True
+        code = cause.code if isinstance(cause, PeerRefusedError) else None
+        if code == ErrorCode.PEER_UNREACHABLE and error.unreachable_from is None:
+            # Its predecessor says so, and it does not answer us either.
+            self.lost(member.peer_id, str(cause))
+            return True
+        if code in PLACE_AGAIN:
+            self.forget_placement(member)
+            return True
+        return member.times.is_slow
+
+    def forget_placement(self, member: Member) -> None:
+        """It holds nothing for us any more."""
+        member.layers = range(0)
+        member.is_configured = False
+        self.changed()
+
+    def as_held(self, stage: PlannedStage) -> PlannedStage:
+        """The stage, on a member that holds it now; as it is, if nobody does."""
+        peer_ids = [member.peer_id for member in self.holders(range(stage.start, stage.stop))]
+        if not peer_ids or stage.peer_id in peer_ids:
+            return stage
+        return replace(stage, peer_id=peer_ids[0])
