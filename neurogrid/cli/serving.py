@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from neurogrid.server.backend import Backend
 
 __all__ = ["Server", "ServingOptions", "add_serving_options", "open_server", "serving_options"]
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_HTTP_PORT = 8090
 DEFAULT_HTTP_HOST = "127.0.0.1"
@@ -99,15 +102,12 @@ class Server:
 
     Attributes:
         url: where it serves, without a slash at the end.
+        progress: to be told what the coordinator does, also before it is there.
     """
 
     url: str
+    progress: Progress
     _backend: Backend
-
-    @property
-    def progress(self) -> Progress:
-        """To be told what the coordinator does before it is there."""
-        return self._backend.progress
 
     async def serve(self, coordinator: Coordinator) -> None:
         """Serve what `coordinator` generates until cancelled; prints the URL."""
@@ -123,20 +123,28 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     Raises:
         ConfigurationError: the port is taken, or the host is not this machine's.
     """
+    from neurogrid.inference.progress import ProgressTee
+    from neurogrid.inference.status_board import StatusBoard
     from neurogrid.server.app import make_app
     from neurogrid.server.backend import Backend
+    from neurogrid.server.cluster import cluster_routes
     from neurogrid.server.guard import Access
     from neurogrid.server.health import health_routes
+    from neurogrid.server.page import page_routes
     from neurogrid.server.serving import open_http
 
-    backend = Backend()
+    backend, board = Backend(), StatusBoard()
     app = make_app(
-        [],
-        open_routes=health_routes(backend),
+        [*cluster_routes(board)],
+        open_routes=[*health_routes(backend), *page_routes()],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),
     )
     async with open_http(app, host=where.host, port=where.port) as url:
-        yield Server(url, backend)
+        logger.info("the page is at %s/", url)
+        try:
+            yield Server(url, ProgressTee(backend.progress, board), backend)
+        finally:
+            board.events.close()  # so that nobody waits for more of them
 
 
 def _read_keys(file: Path) -> tuple[str, ...]:

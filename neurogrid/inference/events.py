@@ -90,23 +90,29 @@ class Subscription:
         self._clock = clock
         self._unread: deque[Event] = deque()
         self._num_dropped = 0
+        self._is_closed = False
         self._came = trio.Event()
 
     async def wait(self) -> None:
-        """Return when there is something to read."""
+        """Return when there is something to read, or the bus is closed."""
         await self._came.wait()
 
     def take(self) -> list[Event]:
         """All that is unread, oldest first; begins with a note of what was lost, if anything was."""
         events = list(self._unread)
         self._unread.clear()
-        self._came = trio.Event()
+        if not self._is_closed:
+            self._came = trio.Event()
         if self._num_dropped:
             text = f"{self._num_dropped} older events are left out: they were not read in time"
             note = Event(0, self._clock(), EventKind.DROPPED, Severity.WARNING, text)
             events.insert(0, note)
             self._num_dropped = 0
         return events
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._came.set()
 
     def _push(self, event: Event) -> None:
         if len(self._unread) >= MAX_UNREAD:
@@ -121,9 +127,13 @@ class EventBus:
 
     Args:
         clock: Unix time, in seconds.
+
+    Attributes:
+        is_closed: whoever reads may stop.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self.is_closed = False
         self._clock = clock
         self._numbers = count(1)
         self._subscriptions: list[Subscription] = []
@@ -151,6 +161,17 @@ class EventBus:
             subscription._push(event)
         return event
 
+    def close(self) -> None:
+        """Let all subscribers go: there will be no more events worth waiting for."""
+        self.is_closed = True
+        for subscription in self._subscriptions:
+            subscription._close()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many listen as can."""
+        return len(self._subscriptions) >= MAX_SUBSCRIBERS
+
     @contextmanager
     def subscribe(self) -> Iterator[Subscription]:
         """Get what is published until the block is left.
@@ -158,7 +179,7 @@ class EventBus:
         Raises:
             CapacityError: `MAX_SUBSCRIBERS` listen already.
         """
-        if len(self._subscriptions) >= MAX_SUBSCRIBERS:
+        if self.is_full:
             raise CapacityError(
                 f"{MAX_SUBSCRIBERS} subscribers listen already",
                 needed=MAX_SUBSCRIBERS + 1,

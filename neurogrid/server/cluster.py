@@ -1,0 +1,179 @@
+"""`/v1/cluster/info`: what is known of the cluster. `/v1/cluster/events`: the same, and every change of it, by SSE.
+
+A stream of events begins with `snapshot`, the whole status; `patch` is what changed since, as a merge patch (RFC
+7396); `event` is something that happened, in words; `heartbeat` says that nothing did. What is not known is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Final, cast
+
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from neurogrid.errors import CapacityError
+from neurogrid.inference.status import ClusterStatus, Health, Json
+from neurogrid.inference.status_board import StatusBoard
+from neurogrid.server.errors import APIError
+from neurogrid.server.merge_patch import merge_patch, without_nulls
+
+__all__ = ["cluster_info", "cluster_routes"]
+
+# Between two patches of one stream. Seconds.
+INTERVAL: Final = 0.25
+# A proxy closes a connection on which nothing comes, mostly after a minute. Seconds.
+HEARTBEAT: Final = 15.0
+# What a client is told to wait before it connects again. Milliseconds.
+RETRY_MILLISECONDS: Final = 1000
+RETRY_AFTER: Final = 10.0
+# Numbers beyond that are times of the day, which are sent to the millisecond.
+A_TIME: Final = 1e9
+SIGNIFICANT_DIGITS: Final = 3
+
+
+def cluster_routes(board: StatusBoard) -> list[BaseRoute]:
+    """The two routes. They answer before the workers are there, too: with what is known by then."""
+    view = _View(board)
+
+    async def info(request: Request) -> JSONResponse:
+        return JSONResponse(cluster_info(board.status()))
+
+    async def events(request: Request) -> Response:
+        if board.events.is_full:
+            raise _too_many()
+        return StreamingResponse(
+            _stream(view),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    return [Route("/v1/cluster/info", info), Route("/v1/cluster/events", events)]
+
+
+def cluster_info(status: ClusterStatus) -> dict[str, Json]:
+    """What `/v1/cluster/info` answers.
+
+    `layer_assignments` and `memory_usage` are by peer id; layers are numbers from 0, memory is in bytes. The status
+    as a whole, as `ClusterStatus` describes it, is under `status`.
+    """
+    peers = {
+        peer_id: peer for peer_id, peer in status.peers.items() if peer.health is not Health.LOST
+    }
+    return {
+        "peer_id": status.peer_id,
+        "connected_peers": list(peers),
+        "layer_assignments": {
+            peer_id: list(peer.layers_assigned) for peer_id, peer in peers.items()
+        },
+        "memory_usage": {
+            peer_id: {
+                "total_bytes": peer.memory_total_bytes,
+                "used_bytes": peer.memory_used_bytes,
+                "free_bytes": peer.memory_free_bytes,
+                "stage_bytes": peer.memory_stage_bytes,
+            }
+            for peer_id, peer in peers.items()
+        },
+        "total_layers": status.total_layers,
+        "loaded_layers": list(status.loaded_layers),
+        "status": status.to_json(),
+    }
+
+
+class _View:
+    """The status as streams send it, made once for all that ask within `INTERVAL`."""
+
+    def __init__(self, board: StatusBoard) -> None:
+        self.board = board
+        self._document: dict[str, Json] = {}
+        self._made = -math.inf
+
+    def document(self) -> dict[str, Json]:
+        """The status without events; links and requests by name, so that a patch says which of them changed."""
+        now = time.monotonic()
+        if now - self._made >= INTERVAL / 2:
+            status = self.board.status()
+            document = status.to_json()
+            del document["events"], document["at"]
+            document["links"] = {
+                f"{link.source}>{link.target}": item
+                for link, item in zip(
+                    status.links, cast("list[Json]", document["links"]), strict=True
+                )
+            }
+            document["requests"] = {
+                str(request.number): item
+                for request, item in zip(
+                    status.requests, cast("list[Json]", document["requests"]), strict=True
+                )
+            }
+            self._document = cast("dict[str, Json]", _rounded(without_nulls(document)))
+            self._made = now
+        return self._document
+
+
+async def _stream(view: _View) -> AsyncIterator[bytes]:
+    events = view.board.events
+    with ExitStack() as stack:
+        try:
+            subscription = stack.enter_context(events.subscribe())
+        except CapacityError:  # others came while this answer began
+            yield _message("error", cast("dict[str, Json]", _too_many().body))
+            return
+        sent = view.document()
+        first = {**sent, "at": time.time(), "events": [event.to_json() for event in events.last]}
+        yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
+        yield _message("snapshot", cast("dict[str, Json]", first))
+        last = trio.current_time()
+        while not events.is_closed:
+            with trio.move_on_after(INTERVAL):
+                await subscription.wait()
+            parts = [
+                _message("event", cast("dict[str, Json]", event.to_json()))
+                for event in subscription.take()
+            ]
+            document = view.document()
+            if patch := merge_patch(sent, document):
+                parts.append(_message("patch", patch))
+                sent = document
+            now = trio.current_time()
+            if not parts and now - last >= HEARTBEAT:
+                parts.append(_message("heartbeat", {}))
+            if parts:
+                last = now
+                yield b"".join(parts)
+
+
+def _message(event: str, data: dict[str, Json]) -> bytes:
+    # One line: JSON escapes line breaks.
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {event}\ndata: {text}\n\n".encode()
+
+
+def _rounded(value: Json) -> Json:
+    """Numbers as exact as anybody looks at them, so that what did not really change is not sent."""
+    if isinstance(value, float):
+        if not value or abs(value) >= A_TIME:
+            return round(value, 3)
+        return round(value, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value))))
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value
+
+
+def _too_many() -> APIError:
+    return APIError(
+        503,
+        "as many clients follow the events of this cluster as it serves at once",
+        code="too_many_subscribers",
+        retry_after=RETRY_AFTER,
+    )

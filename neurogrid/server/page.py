@@ -1,0 +1,68 @@
+"""The page at `/`: a few static files from this package, read once.
+
+It needs no key: it asks for one, and everything that it shows comes from routes that do. What it may do is said
+by the content security policy: run our scripts, ask this server, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+__all__ = ["page_routes"]
+
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS: Final = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src 'self'",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Asked each time whether it is still the same: another version of the server has another page.
+    "Cache-Control": "no-cache",
+}
+
+
+def page_routes() -> list[BaseRoute]:
+    """The page and its files. None of them needs a key."""
+    routes: list[BaseRoute] = []
+    for file in sorted(files("neurogrid.server").joinpath("static").iterdir(), key=str):
+        suffix = file.name[file.name.rfind(".") :]
+        if suffix in _TYPES:
+            path = "/" if file.name == "index.html" else f"/static/{file.name}"
+            routes.append(_file(path, file.read_bytes(), _TYPES[suffix]))
+    return routes
+
+
+def _file(path: str, content: bytes, media_type: str) -> Route:
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**_HEADERS, "ETag": etag}
+
+    async def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+    return Route(path, answer)
