@@ -30,6 +30,8 @@ PAGES = (
     "neurogrid.p2p.discovery",
     "neurogrid.p2p.reach.reach",
     "neurogrid.p2p.trust",
+    "neurogrid",
+    "neurogrid.blocking",
 )
 
 SECTIONS = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")

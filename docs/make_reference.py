@@ -38,7 +38,7 @@ from sources import (
 
 TARGET = ROOT / "docs" / "reference"
 
-TWINS = ("twin(", "sync_twin(")
+TWINS = ("twin(", "sync_twin(", "iterating_twin(")
 
 # Signatures
 
@@ -182,7 +182,8 @@ def _twin(owner: Definition, item: ast.Assign) -> Iterator[str]:
                 yield f"### {owner.name}.{method}"
                 yield ""
                 yield "```python"
-                yield signature(other, prefix="def ", name=method, is_method=True)
+                text = signature(other, prefix="def ", name=method, is_method=True)
+                yield re.sub(r"-> AsyncGenerator\[(.*), None\]$", r"-> Iterator[\1]", text)
                 yield "```"
                 yield ""
                 page = f"{homes()[inner.key][0]}.md"

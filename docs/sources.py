@@ -81,6 +81,14 @@ def load(name: str) -> Module:
 
 def find(module: Module, name: str) -> Definition:
     """Follow imports to where `name` is defined."""
+    for node in module.tree.body:
+        # What a facade imports when it is asked for, it names for type checkers.
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for item in node.body:
+                if isinstance(item, ast.ImportFrom) and name in {
+                    alias.asname or alias.name for alias in item.names
+                }:
+                    return find(load(item.module or ""), name)
     for index, node in enumerate(module.tree.body):
         if isinstance(node, ast.ImportFrom):
             where = importlib.util.resolve_name(

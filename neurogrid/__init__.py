@@ -1,7 +1,8 @@
 """NeuroGrid: one model on several machines, weights and activations over libp2p.
 
 `neurogrid.p2p` is the transport library and needs no torch. `Worker`, `Coordinator` and what opens them
-need the extra `neurogrid[inference]`; they are imported when first asked for.
+need the extra `neurogrid[inference]`; they are imported when first asked for. For programs that are not on
+trio, `neurogrid.blocking` has the same.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from typing import TYPE_CHECKING
 from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
+    from neurogrid.inference.caching import CacheSettings
     from neurogrid.inference.coordinator import (
         Coordinator,
         CoordinatorSettings,
         open_coordinator,
     )
+    from neurogrid.inference.finding import FindingSettings
+    from neurogrid.inference.reaching import ReachSettings
+    from neurogrid.inference.remote_worker import Timeouts
     from neurogrid.inference.sampling import SamplingParams
     from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 
+# Of the distribution, whose metadata takes it from here.
 __version__ = "0.1.0"
 
 __all__ = [
@@ -30,13 +36,21 @@ __all__ = [
     "WorkerSettings",
     "open_coordinator",
     "open_worker",
+    "CacheSettings",
+    "FindingSettings",
+    "ReachSettings",
+    "Timeouts",
     "__version__",
 ]
 
 _HOMES = {
+    "CacheSettings": "neurogrid.inference.caching",
     "Coordinator": "neurogrid.inference.coordinator",
     "CoordinatorSettings": "neurogrid.inference.coordinator",
     "open_coordinator": "neurogrid.inference.coordinator",
+    "FindingSettings": "neurogrid.inference.finding",
+    "ReachSettings": "neurogrid.inference.reaching",
+    "Timeouts": "neurogrid.inference.remote_worker",
     "SamplingParams": "neurogrid.inference.sampling",
     "Worker": "neurogrid.inference.worker",
     "WorkerSettings": "neurogrid.inference.worker",

@@ -56,6 +56,7 @@ from neurogrid.inference.sampling import (
     SamplingParams,
     token_logprobs,
 )
+from neurogrid.inference.text_generation import TextGeneration
 from neurogrid.inference.token_session import TokenSession
 from neurogrid.inference.watching import watch_workers
 from neurogrid.model.device import device_memory
@@ -159,7 +160,7 @@ class CoordinatorSettings:
     protocol_versions: tuple[str, ...] | None = None
 
 
-class Coordinator:
+class Coordinator(TextGeneration):
     """A coordinator whose workers are ready. Made by `open_coordinator`.
 
     Attributes:
@@ -220,7 +221,7 @@ class Coordinator:
         *,
         max_tokens: int,
         sampling: SamplingParams | None = None,
-    ) -> AsyncIterator[int]:
+    ) -> AsyncGenerator[int, None]:
         """Yield new token ids, at most `max_tokens`, until an end-of-sequence token or the last place.
 
         The end-of-sequence token itself is not yielded. Everything else is as for `generate_tokens`.

@@ -16,6 +16,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE = 240.0
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 PEER_ID = r"12D3KooW\w+"
+# The embedded model knows the Python reference by heart.
+FUNCTION_DEFINITION = " is an executable statement. Its execution binds the function name"
 
 
 def complete(name: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -258,6 +260,31 @@ def test_a_users_own_tests() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
+
+
+def test_generate() -> None:
+    assert run("generate.py").startswith(FUNCTION_DEFINITION)
+
+
+def test_generate_on_a_worker_elsewhere(tmp_path: Path) -> None:
+    with serve(tmp_path, "worker.py") as worker:
+        assert run("generate_blocking.py", worker.address).startswith(FUNCTION_DEFINITION)
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    with serve(tmp_path, "worker_blocking.py") as worker:
+        lines = run("many_at_once.py", worker.address).splitlines()
+    prompts = ["A function definition", "A class definition", "The for statement"]
+    assert [line.partition(":")[0] for line in lines] == prompts
+    assert lines[0].startswith(f"A function definition:{FUNCTION_DEFINITION[:40]}")
+    assert all(len(line) > len(prompt) + 20 for line, prompt in zip(lines, prompts, strict=True))
+
+
+def test_a_model_needs_fifteen_lines_at_most() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text()
+        if "neurogrid import" in text and "Settings" in text:
+            assert len(text.splitlines()) <= 15, path.name
 
 
 def test_no_example_is_left_out() -> None:

@@ -111,6 +111,8 @@ LAYERS = (
         # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
         frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"}),
     ),
+    # The facade without async, which runs in a thread what is below.
+    Layer("neurogrid.blocking", frozenset({"neurogrid.inference", "neurogrid.p2p"})),
     # The facade names what is above it, and imports it when it is asked for.
     Layer("neurogrid", frozenset({"neurogrid.inference", "neurogrid.errors", "neurogrid.extras"})),
 )

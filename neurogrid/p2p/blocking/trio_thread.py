@@ -17,11 +17,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 import trio
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT: Final = 20.0
 # For the task of an interrupted call to end: cancellation takes a turn of the loop, unless the loop is blocked.
 INTERRUPT_TIMEOUT: Final = 5.0
+# What an iteration has ready before it is asked for: enough that the loop need not wait for its reader's thread to
+# wake up, and little that is in vain when the reader stops.
+ITEMS_AHEAD: Final = 16
 
 # Seconds of `time.monotonic`. A context variable, so that it follows the caller into `asyncio.to_thread`.
 _deadline: ContextVar[float] = ContextVar("neurogrid.p2p.blocking.deadline", default=math.inf)
@@ -112,8 +116,24 @@ class TrioThread(Generic[T]):
     The thread is a daemon: a program may end without leaving the block.
     """
 
-    def __init__(self, opener: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
+    def __init__(
+        self,
+        opener: Callable[[], AbstractAsyncContextManager[T]],
+        *,
+        name: str,
+        what: str = "host",
+        close_timeout: float = CLOSE_TIMEOUT,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            name: of the thread.
+            what: the resource, in the text of errors.
+            close_timeout: seconds for leaving it.
+        """
         self._opener = opener
+        self._what = what
+        self._close_timeout = close_timeout
         self._opened: Future[T] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._pid = os.getpid()
@@ -145,7 +165,7 @@ class TrioThread(Generic[T]):
             # What the opener raised, or an interrupt while we waited for it.
             self._request_close()
             if self._thread.ident is not None:  # a thread that has not begun yet will end at once
-                self._thread.join(CLOSE_TIMEOUT)
+                self._thread.join(self._close_timeout)
             raise
         return self
 
@@ -170,10 +190,10 @@ class TrioThread(Generic[T]):
         self._request_close()
         if threading.get_ident() == self._thread.ident:
             return None  # a finaliser that the loop happened to run; the loop ends after it
-        self._thread.join(CLOSE_TIMEOUT)
+        self._thread.join(self._close_timeout)
         if self._thread.is_alive():
             return LocalProtocolError(
-                f"the thread {self._thread.name!r} did not end within {CLOSE_TIMEOUT:g} s: "
+                f"the thread {self._thread.name!r} did not end within {self._close_timeout:g} s: "
                 "something blocks its loop"
             )
         error, self._error = self._error, None
@@ -252,10 +272,41 @@ class TrioThread(Generic[T]):
 
         return self.call(run)
 
+    def iterate(self, function: Callable[[], AsyncGenerator[R, None]]) -> Iterator[R]:
+        """Yield what an async generator yields, which runs in a task of the loop, at most `ITEMS_AHEAD` ahead.
+
+        It begins when the first item is asked for, and ends with the last one, when it is closed or dropped, and
+        as calls do: by an interrupt, a deadline of `fail_after` where it began, and with the thread.
+
+        Raises:
+            As `call`, and what the generator raises.
+        """
+        self._check_caller()
+        items: SimpleQueue[tuple[R] | None] = SimpleQueue()  # bounded by the semaphore
+        room = trio.Semaphore(ITEMS_AHEAD)
+
+        async def produce() -> None:
+            async with aclosing(function()) as produced:
+                async for item in produced:
+                    await room.acquire()
+                    items.put((item,))
+
+        call = _Call(produce)
+        call.future.add_done_callback(lambda _: items.put(None))
+        try:
+            self._submit(call)
+            while (item := items.get()) is not None:
+                self._soon(room.release)
+                yield item[0]
+            call.future.result()
+        finally:
+            if not call.future.done():
+                self._interrupt(call)
+
     def _check_caller(self) -> None:
         if not self.is_here:
             raise LocalProtocolError(
-                "this host lives in the process that opened it: after a fork, open another"
+                f"this {self._what} lives in the process that opened it: after a fork, open another"
             )
         if threading.get_ident() == self._thread.ident:
             raise LocalProtocolError(
@@ -285,7 +336,10 @@ class TrioThread(Generic[T]):
             self._calls.discard(call)
 
     def _interrupt(self, call: _Call[Any]) -> None:
-        if self._soon(partial(call.cancel, None)):
+        is_elsewhere = (
+            threading.get_ident() != self._thread.ident
+        )  # or a finaliser that the loop ran
+        if self.is_here and self._soon(partial(call.cancel, None)) and is_elsewhere:
             # The task should not outlive its call; but where something blocks the loop, it does.
             with contextlib.suppress(TimeoutError):
                 call.future.exception(INTERRUPT_TIMEOUT)
@@ -303,8 +357,8 @@ class TrioThread(Generic[T]):
 
     def _closed(self) -> LocalProtocolError:
         why = f" ({self._error!r})" if self._error is not None else ""
-        return LocalProtocolError(f"the host was closed{why}: open another for more calls")
+        return LocalProtocolError(f"the {self._what} was closed{why}: open another for more calls")
 
     def _broken(self) -> StreamBrokenError:
         why = f": {self._error!r}" if self._error is not None else ""
-        return StreamBrokenError(f"the host was closed during this call{why}")
+        return StreamBrokenError(f"the {self._what} was closed during this call{why}")

@@ -10,13 +10,15 @@ returns what the other's coroutine does. So nothing about it is written twice, a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+import inspect
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from neurogrid.p2p.blocking.trio_thread import TrioThread
 
-__all__ = ["Blocking", "sync_twin", "twin"]
+__all__ = ["Blocking", "iterating_twin", "sync_twin", "twin"]
 
 T = TypeVar("T")
 # Covariant, so that the twin of a method that a class has from its base fits the class.
@@ -55,4 +57,21 @@ def sync_twin(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[Bl
         bound: Callable[P, R] = getattr(self._inner, method.__name__)
         return self._thread.call_sync(partial(bound, *args, **kwargs))
 
+    return call
+
+
+def iterating_twin(
+    method: Callable[Concatenate[T, P], AsyncGenerator[R, None]],
+) -> Callable[Concatenate[Blocking[T], P], Iterator[R]]:
+    """`twin` of an async generator: an iterator, whose end or closing ends the other."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[T], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        bound: Callable[P, AsyncGenerator[R, None]] = getattr(self._inner, method.__name__)
+        return self._thread.iterate(partial(bound, *args, **kwargs))
+
+    # For readers of the signature: what is the same but for what it gives.
+    signature = inspect.signature(method)
+    gives = re.sub(r"^AsyncGenerator\[(.*), None\]$", r"Iterator[\1]", signature.return_annotation)
+    call.__signature__ = signature.replace(return_annotation=gives)  # type: ignore[attr-defined]
     return call

@@ -1,0 +1,162 @@
+"""`neurogrid` and `neurogrid.blocking`: the same names and signatures; text on top of token ids."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+import neurogrid
+from neurogrid import SamplingParams, blocking
+from neurogrid.errors import ConfigurationError
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.text_generation import TextGeneration
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.tokenizer import Tokenizer
+
+# What has no blocking twin, and why.
+WITHOUT_TWIN = {
+    "Coordinator.fleet": "its workers as the coordinator has them, for what runs beside it",
+    "Coordinator.host": "raw streams are for tasks: neurogrid.p2p.blocking has hosts",
+    "Worker.announcement": "what it tells others of itself, by itself",
+    "Worker.forget": "what it does by itself when a peer is gone",
+    "Worker.protocol": "as Coordinator.host",
+}
+PAIRS = [(neurogrid.Coordinator, blocking.Coordinator), (neurogrid.Worker, blocking.Worker)]
+MEMBERS = [
+    (ours, theirs, name)
+    for ours, theirs in PAIRS
+    for name, _ in inspect.getmembers(ours)
+    if not name.startswith("_") and f"{ours.__name__}.{name}" not in WITHOUT_TWIN
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "name"), MEMBERS)
+def test_every_member_has_its_twin(ours: type, theirs: type, name: str) -> None:
+    method, twin = getattr(ours, name), getattr(theirs, name)
+    if isinstance(method, property):
+        assert isinstance(twin, property)
+        return
+    assert not inspect.iscoroutinefunction(twin)
+    ours_signature, theirs_signature = inspect.signature(method), inspect.signature(twin)
+    assert theirs_signature.parameters == ours_signature.parameters
+    gives = re.sub(
+        r"^AsyncGenerator\[(.*), None\]$", r"Iterator[\1]", ours_signature.return_annotation
+    )
+    assert theirs_signature.return_annotation == gives
+    assert inspect.getdoc(twin) == inspect.getdoc(method)
+
+
+def test_nothing_more_is_public_on_the_blocking_side() -> None:
+    for ours, theirs in PAIRS:
+        assert {name for name in vars(theirs) if not name.startswith("_")} - {"model"} <= set(
+            dir(ours)
+        )
+
+
+@pytest.mark.parametrize("name", ["open_coordinator", "open_worker"])
+def test_they_are_opened_alike(name: str) -> None:
+    ours, theirs = getattr(neurogrid, name), getattr(blocking, name)
+    assert inspect.signature(theirs).parameters == inspect.signature(ours).parameters
+    assert "AbstractContextManager[" in inspect.signature(theirs).return_annotation
+
+
+class Model:
+    """A model of which nothing but the tokenizer is asked for."""
+
+    tokenizer = Tokenizer.open(embedded_model_path())
+
+
+class Recited(TextGeneration):
+    """Generates the tokens of a text that is fixed, and knows when it was left."""
+
+    model: LoadedModel = Model()  # type: ignore[assignment]
+
+    def __init__(self, text: str) -> None:
+        self._token_ids = self.model.tokenizer.encode(text)
+        self.is_left = False
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams | None = None,
+    ) -> AsyncGenerator[int, None]:
+        try:
+            for token_id in self._token_ids[:max_tokens]:
+                await trio.lowlevel.checkpoint()
+                yield token_id
+        finally:
+            self.is_left = True
+
+
+TEXT = " is 12 €, naïve: 日本語 and 🙂 on."
+
+
+def test_the_pieces_together_are_the_text_and_none_is_empty() -> None:
+    async def main() -> None:
+        recited = Recited(TEXT)
+        pieces = [piece async for piece in recited.stream("The price", max_tokens=1000)]
+        assert "".join(pieces) == TEXT
+        assert len(pieces) > 5
+        assert all(pieces)
+        assert await recited.complete("The price", max_tokens=1000) == TEXT
+
+    trio.run(main)
+
+
+def test_a_conversation_is_put_by_the_models_own_template() -> None:
+    asked: list[object] = []
+
+    class Conversing(Recited):
+        async def generate(
+            self, token_ids: Sequence[int], *, max_tokens: int, sampling: SamplingParams | None = None
+        ) -> AsyncGenerator[int, None]:
+            asked.append(token_ids)
+            async with aclosing(super().generate(token_ids, max_tokens=max_tokens)) as tokens:
+                async for token_id in tokens:
+                    yield token_id
+
+    class Templated:
+        """What a checkpoint for conversations has, which the embedded one is not."""
+
+        stream = Model.tokenizer.stream
+
+        def encode_chat(self, messages: object) -> list[object]:
+            return ["as the template has it", messages]
+
+    messages = [{"role": "user", "content": "Why?"}]
+    conversing = Conversing(TEXT)
+    conversing.model = SimpleNamespace(tokenizer=Templated())  # type: ignore[assignment]
+    assert trio.run(conversing.complete, messages) == TEXT
+    assert asked == [["as the template has it", messages]]
+    with pytest.raises(ConfigurationError, match="no chat template"):
+        trio.run(Recited(TEXT).complete, messages)
+
+
+def test_who_stops_reading_leaves_the_generation() -> None:
+    async def main() -> None:
+        recited = Recited(TEXT)
+        async with aclosing(recited.stream("The price")) as pieces:
+            async for _ in pieces:
+                break
+        assert recited.is_left
+
+    trio.run(main)
+
+
+def test_a_cancelled_completion_leaves_the_generation() -> None:
+    async def main() -> None:
+        recited = Recited(TEXT * 1000)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await recited.complete("The price", max_tokens=10**6)
+        assert scope.cancelled_caught
+
+    trio.run(main)
