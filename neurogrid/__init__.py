@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from neurogrid.inference.finding import FindingSettings
     from neurogrid.inference.reaching import ReachSettings
     from neurogrid.inference.remote_worker import Timeouts
-    from neurogrid.inference.sampling import SamplingParams
+    from neurogrid.inference.sampling import GeneratedToken, SamplingParams
     from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 
 # Of the distribution, whose metadata takes it from here.
@@ -32,6 +32,7 @@ __all__ = [
     "Coordinator",
     "CoordinatorSettings",
     "SamplingParams",
+    "GeneratedToken",
     "Worker",
     "WorkerSettings",
     "open_coordinator",
@@ -51,6 +52,7 @@ _HOMES = {
     "FindingSettings": "neurogrid.inference.finding",
     "ReachSettings": "neurogrid.inference.reaching",
     "Timeouts": "neurogrid.inference.remote_worker",
+    "GeneratedToken": "neurogrid.inference.sampling",
     "SamplingParams": "neurogrid.inference.sampling",
     "Worker": "neurogrid.inference.worker",
     "WorkerSettings": "neurogrid.inference.worker",

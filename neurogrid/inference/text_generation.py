@@ -94,4 +94,6 @@ class TextGeneration(ABC):
 
     def _encode(self, prompt: Prompt) -> list[int]:
         tokenizer = self.model.tokenizer
-        return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)
+        return (
+            tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)
+        )

@@ -116,7 +116,11 @@ def test_a_conversation_is_put_by_the_models_own_template() -> None:
 
     class Conversing(Recited):
         async def generate(
-            self, token_ids: Sequence[int], *, max_tokens: int, sampling: SamplingParams | None = None
+            self,
+            token_ids: Sequence[int],
+            *,
+            max_tokens: int,
+            sampling: SamplingParams | None = None,
         ) -> AsyncGenerator[int, None]:
             asked.append(token_ids)
             async with aclosing(super().generate(token_ids, max_tokens=max_tokens)) as tokens:
