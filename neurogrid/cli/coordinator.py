@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,6 @@ from neurogrid.cli.common import (
     Listening,
     add_common_options,
     listening,
-    port_number,
     positive_float,
     positive_int,
     run_command,
@@ -35,7 +34,12 @@ from neurogrid.cli.common import (
 )
 from neurogrid.cli.finding import bootstrap_peers, finding, peer_address
 from neurogrid.cli.reach import explain_reach, reaching
-from neurogrid.cli.serving import add_serving_options, open_server, serving_options
+from neurogrid.cli.serving import (
+    SERVING_SESSIONS,
+    add_serving_options,
+    open_server,
+    serving_options,
+)
 from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
@@ -104,9 +108,9 @@ def build_parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--max-sessions",
         type=positive_int,
-        default=1,
         metavar="N",
-        help="sessions at once that workers set memory aside for (default %(default)s)",
+        help="sessions of --max-seq-len tokens that workers set memory aside for; shorter ones share it, so that "
+        f"more run at once (default {SERVING_SESSIONS}; 1 for a --prompt)",
     )
     workers = parser.add_argument_group("workers")
     workers.add_argument(
@@ -238,7 +242,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="makes sampling repeatable (default: another each time)",
     )
-    add_serving_options(parser, port_type=port_number)
+    add_serving_options(parser)
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
     add_cache_options(parser, "the hashes of the model's files", size=None)
     add_cluster_options(parser)
@@ -268,8 +272,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.plan_only:
         return run_command(NAME, lambda: _show_plan(options, screen), screen=screen)
     if options.prompt is None and options.prompt_file is None:
+        farewells: list[Callable[[], Awaitable[None]]] = []
         return run_command(
-            NAME, lambda: _serve(options, screen), screen=screen, status_on_signal=ExitStatus.OK
+            NAME,
+            lambda: _serve(options, screen, farewells),
+            screen=screen,
+            status_on_signal=ExitStatus.OK,
+            farewells=farewells,
         )
     return run_command(NAME, lambda: _generate(options, screen), screen=screen)
 
@@ -310,7 +319,9 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
     return ExitStatus.OK
 
 
-async def _serve(options: argparse.Namespace, screen: Screen) -> int:
+async def _serve(
+    options: argparse.Namespace, screen: Screen, farewells: list[Callable[[], Awaitable[None]]]
+) -> int:
     serving = await trio.to_thread.run_sync(serving_options, options)
     where = _listening(options)
 
@@ -322,6 +333,7 @@ async def _serve(options: argparse.Namespace, screen: Screen) -> int:
             open_server(serving) as server,
             _open_coordinator(options, where, progress, also=server.progress) as coordinator,
         ):
+            farewells.append(server.finish)
             await server.serve(coordinator)
     return ExitStatus.OK
 
@@ -447,6 +459,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
 
     bootstrap = bootstrap_peers(options)
     how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
+    serves = options.prompt is None and options.prompt_file is None
     return CoordinatorSettings(
         model=options.model,
         model_name=options.model_name,
@@ -469,7 +482,8 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         with_replicas=not options.no_replicas,
         patience=options.patience,
         max_seq_len=options.max_seq_len,
-        max_sessions=options.max_sessions,
+        max_sessions=options.max_sessions or (SERVING_SESSIONS if serves else 1),
+        max_waiting=options.max_queue,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
         routing=options.routing,

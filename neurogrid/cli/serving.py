@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from neurogrid.cli.common import port_number, positive_float, positive_int
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,29 +22,36 @@ if TYPE_CHECKING:
     from neurogrid.inference.progress import Progress
     from neurogrid.server.backend import Backend
 
-__all__ = ["Server", "ServingOptions", "add_serving_options", "open_server", "serving_options"]
+__all__ = [
+    "SERVING_SESSIONS",
+    "Server",
+    "ServingOptions",
+    "add_serving_options",
+    "open_server",
+    "serving_options",
+]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_HTTP_PORT = 8090
 DEFAULT_HTTP_HOST = "127.0.0.1"
+DEFAULT_MAX_QUEUE = 128
+# What OpenAI's own clients wait.
+DEFAULT_REQUEST_TIMEOUT = 600.0
+# Sessions of the greatest length that workers set memory aside for: each costs a whole KV cache. Most are far
+# shorter and share that memory, so that more of them run at once.
+SERVING_SESSIONS = 4
 MAX_KEY_FILE_BYTES = 1024 * 1024
 # What can be guessed over the network is no key.
 MIN_KEY_CHARS = 16
 
 
-def add_serving_options(
-    parser: argparse.ArgumentParser, *, port_type: Callable[[str], int]
-) -> None:
-    """The options of a coordinator that serves.
-
-    Args:
-        port_type: the argparse type of a port.
-    """
+def add_serving_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a coordinator that serves."""
     group = parser.add_argument_group("serving", "over HTTP, unless a text is to be continued")
     group.add_argument(
         "--http-port",
-        type=port_type,
+        type=port_number,
         default=DEFAULT_HTTP_PORT,
         metavar="PORT",
         help="port of the OpenAI API, 0 for a free one (default %(default)s)",
@@ -61,6 +69,21 @@ def add_serving_options(
         help=f"serve only who sends one of the keys in FILE: a line each, {MIN_KEY_CHARS} characters or more",
     )
     group.add_argument(
+        "--max-queue",
+        type=positive_int,
+        default=DEFAULT_MAX_QUEUE,
+        metavar="N",
+        help="answers that may wait for room on the workers (--max-sessions); more are refused with status 429 "
+        "(default %(default)s)",
+    )
+    group.add_argument(
+        "--request-timeout",
+        type=positive_float,
+        default=DEFAULT_REQUEST_TIMEOUT,
+        metavar="SECONDS",
+        help="an answer that is not finished by then ends with status 504 (default %(default)g)",
+    )
+    group.add_argument(
         "--cors-origin",
         action="append",
         default=[],
@@ -71,12 +94,13 @@ def add_serving_options(
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Where to serve, and whom."""
+    """Where to serve, and whom; seconds that an answer may take."""
 
     host: str
     port: int
     keys: tuple[str, ...]
     cors_origins: tuple[str, ...]
+    request_timeout: float
 
 
 def serving_options(options: argparse.Namespace) -> ServingOptions:
@@ -92,7 +116,11 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
             "add --api-key-file FILE, or, if everybody on the network may use it, --insecure"
         )
     return ServingOptions(
-        options.http_host, options.http_port, keys, tuple(map(_origin, options.cors_origin))
+        options.http_host,
+        options.http_port,
+        keys,
+        tuple(map(_origin, options.cors_origin)),
+        options.request_timeout,
     )
 
 
@@ -115,6 +143,10 @@ class Server:
             print(self.url, flush=True)
             await trio.sleep_forever()
 
+    async def finish(self) -> None:
+        """Take no new request, and wait for those that are under way."""
+        await self._backend.finish()
+
 
 @asynccontextmanager
 async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
@@ -130,12 +162,16 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.cluster import cluster_routes
     from neurogrid.server.guard import Access
     from neurogrid.server.health import health_routes
+    from neurogrid.server.openai_routes import openai_routes
     from neurogrid.server.page import page_routes
     from neurogrid.server.serving import open_http
 
     backend, board = Backend(), StatusBoard()
     app = make_app(
-        [*cluster_routes(board)],
+        [
+            *openai_routes(backend, request_timeout=where.request_timeout),
+            *cluster_routes(board),
+        ],
         open_routes=[*health_routes(backend), *page_routes()],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),
     )

@@ -15,7 +15,7 @@ import trio
 from neurogrid.errors import CapacityError
 from neurogrid.model.cost import LayerCost
 
-__all__ = ["CacheRoom"]
+__all__ = ["CacheRoom", "MAX_WAITING_SESSIONS"]
 
 MAX_WAITING_SESSIONS = 4096
 
@@ -27,14 +27,21 @@ class CacheRoom:
         stages: the costs of the layers of each stage.
         max_sessions: sessions of `max_length` tokens that fit on each.
         max_length: tokens.
+        max_waiting: sessions that may wait for room.
 
     Attributes:
         limit_bytes: on all stages together.
     """
 
     def __init__(
-        self, stages: Sequence[Sequence[LayerCost]], *, max_sessions: int, max_length: int
+        self,
+        stages: Sequence[Sequence[LayerCost]],
+        *,
+        max_sessions: int,
+        max_length: int,
+        max_waiting: int = MAX_WAITING_SESSIONS,
     ) -> None:
+        self._max_waiting = max_waiting
         self._stages = stages
         self._free = [max_sessions * needed for needed in self._needed(max_length)]
         self.limit_bytes = sum(self._free)
@@ -59,11 +66,11 @@ class CacheRoom:
         """
         needed = self._needed(max_length)
         if self._waiting or not self._take(needed):
-            if len(self._waiting) >= MAX_WAITING_SESSIONS:
+            if len(self._waiting) >= self._max_waiting:
                 raise CapacityError(
                     f"{len(self._waiting)} sessions wait for room on the workers already",
                     needed=len(self._waiting) + 1,
-                    available=MAX_WAITING_SESSIONS,
+                    available=self._max_waiting,
                 )
             await self._wait(needed)
         try:

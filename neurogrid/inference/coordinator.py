@@ -26,7 +26,7 @@ import trio
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
-from neurogrid.inference.cache_room import CacheRoom
+from neurogrid.inference.cache_room import MAX_WAITING_SESSIONS, CacheRoom
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.describing import capacities, describe_workers, links
 from neurogrid.inference.ends_queue import EndsQueue, open_ends
@@ -121,6 +121,7 @@ class CoordinatorSettings:
         skip_weight_transfer: workers must hold their layers already.
         max_seq_len: tokens of the longest session.
         max_sessions: sessions at once that memory is set aside for on the workers.
+        max_waiting: sessions that may wait for a place in that memory; more are refused.
         peer_memory_bytes: assumed for workers that do not tell.
         dtype: to compute in; None for the checkpoint's own.
         routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
@@ -150,6 +151,7 @@ class CoordinatorSettings:
     skip_weight_transfer: bool = False
     max_seq_len: int = 4096
     max_sessions: int = 1
+    max_waiting: int = MAX_WAITING_SESSIONS
     peer_memory_bytes: int = 8 * GIB
     dtype: str | None = None
     routing: RoutingMode = "chain"
@@ -392,6 +394,7 @@ async def open_coordinator(
             [[cost] for cost in model.costs],
             max_sessions=settings.max_sessions,
             max_length=model.max_seq_len,
+            max_waiting=settings.max_waiting,
         )
         watch = SlowWatch(fleet)
         nursery.start_soon(watch.run)

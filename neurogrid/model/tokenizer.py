@@ -37,6 +37,7 @@ _TOKENIZER_FILES = (
     "tekken.json",
 )
 
+_VERBATIM = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -142,6 +143,18 @@ class Tokenizer:
                 list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
         )
+
+    def token_text(self, token_id: int, *, after: Sequence[int] = ()) -> str:
+        """What a token adds to the text of those before it, special tokens written out.
+
+        Args:
+            after: the tokens before it; a few are enough.
+        """
+        before = str(self._backend.decode(list(after), **_VERBATIM))
+        text = str(self._backend.decode([*after, token_id], **_VERBATIM))
+        if text.startswith(before):
+            return text[len(before) :]
+        return text[len(before.rstrip(_REPLACEMENT)) :]  # it completes a character
 
     def stream(self) -> TextStream:
         """A new stream of text, for the tokens of one completion."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import trio
+
 from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
@@ -29,6 +31,10 @@ class Backend:
     def __init__(self) -> None:
         self._coordinator: Coordinator | None = None
         self._doing = "starting"
+        self._num_requests = 0
+        self._is_ending = False
+        self._idle = trio.Event()
+        self._idle.set()
         self.progress: Progress = _Doing(self)
 
     @contextmanager
@@ -41,9 +47,34 @@ class Backend:
             self._coordinator = None
             self._doing = "ending"
 
+    @contextmanager
+    def request(self) -> Iterator[Coordinator]:
+        """The coordinator, for one request: `finish` waits for the end of the block.
+
+        Raises:
+            APIError: 503, there is none yet, or none any more.
+        """
+        coordinator = self.coordinator
+        self._num_requests += 1
+        if self._num_requests == 1:
+            self._idle = trio.Event()
+        try:
+            yield coordinator
+        finally:
+            self._num_requests -= 1
+            if not self._num_requests:
+                self._idle.set()
+
+    async def finish(self) -> None:
+        """Take no new request, and wait for those that are under way."""
+        self._is_ending = True
+        await self._idle.wait()
+
     @property
     def why_not_ready(self) -> str | None:
         """What is missing before a request can be served; None where nothing is."""
+        if self._is_ending:
+            return "the server is about to end"
         if self._coordinator is None:
             return self._doing
         return self._coordinator.fleet.why_not_ready
@@ -53,15 +84,15 @@ class Backend:
         """The coordinator.
 
         Raises:
-            APIError: 503, there is none yet.
+            APIError: 503, there is none yet, or none any more.
         """
-        if self._coordinator is None:
-            raise self.not_ready(self._doing)
+        if self._coordinator is None or self._is_ending:
+            raise self.not_ready(self.why_not_ready or "")
         return self._coordinator
 
     def not_ready(self, reason: str) -> APIError:
         """The error that says so."""
-        return APIError(503, f"not ready yet: {reason}", code="not_ready", retry_after=RETRY_AFTER)
+        return APIError(503, f"not ready: {reason}", code="not_ready", retry_after=RETRY_AFTER)
 
     def doing(self, what: str) -> None:
         """From here on, that is what is waited for."""

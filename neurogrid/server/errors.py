@@ -5,6 +5,7 @@ Clients of that API look at the status first, and at `code` where one status has
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -65,6 +66,10 @@ class APIError(Exception):
                 "code": self.code,
             }
         }
+
+    def json(self) -> bytes:
+        """`body`, written out."""
+        return json.dumps(self.body, separators=(",", ":")).encode()
 
     def response(self) -> JSONResponse:
         """The answer."""

@@ -48,6 +48,11 @@ __all__ = [
 
 BOS, EOS = "<s>", "</s>"
 PARAGRAPH_BREAK = "\n\n"
+# The model continues texts, and was trained on no conversation: one is a document here, its messages are paragraphs.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if not loop.first %}{{ '\\n\\n' }}{% endif %}"
+    "{{ message['content'] }}{% endfor %}"
+)
 SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 IGNORED = -100  # what torch's cross entropy leaves out
 PROMPTS = (
@@ -113,6 +118,7 @@ def train_tokenizer(
         eos_token=EOS,
         pad_token=EOS,
         model_max_length=max_length,
+        chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 

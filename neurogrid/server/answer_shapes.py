@@ -1,0 +1,148 @@
+"""How the two APIs write answers: `chat.completion` and `text_completion`, whole and in events.
+
+https://platform.openai.com/docs/api-reference/chat and .../completions.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable
+
+from neurogrid.server.answering import Usage
+from neurogrid.server.writing import Piece, WrittenToken
+
+__all__ = ["ChatShape", "CompletionShape"]
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class _Shape:
+    prefix: str
+    kind: str  # of the whole
+    event_kind: str
+
+    def __init__(self, model: str, *, with_logprobs: bool, with_usage: bool) -> None:
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._with_logprobs = with_logprobs
+        # Where the usage comes at the end, every event before it says that it has none.
+        self._no_usage: dict[str, object] = {"usage": None} if with_usage else {}
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return _dump(
+            {**self._head, "object": self.event_kind, "choices": [], "usage": usage.as_json()}
+        )
+
+    def _event(self, choice: dict[str, object]) -> bytes:
+        return _dump(
+            {**self._head, "object": self.event_kind, "choices": [choice], **self._no_usage}
+        )
+
+    def _whole(self, choices: list[dict[str, object]], usage: Usage) -> bytes:
+        return _dump(
+            {**self._head, "object": self.kind, "choices": choices, "usage": usage.as_json()}
+        )
+
+
+class ChatShape(_Shape):
+    """`/v1/chat/completions`."""
+
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    event_kind = "chat.completion.chunk"
+
+    def begin(self, index: int) -> bytes:
+        return self._delta(index, {"role": "assistant", "content": ""}, None, None)
+
+    def event(self, index: int, piece: Piece) -> bytes:
+        delta = {"content": piece.text} if piece.text or piece.tokens else {}
+        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
+        return self._delta(index, delta, logprobs, piece.finish_reason)
+
+    def whole(self, answers: list[list[Piece]], usage: Usage) -> bytes:
+        choices: list[dict[str, object]] = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": _text(pieces), "refusal": None},
+                "logprobs": self._logprobs(_tokens(pieces)) if self._with_logprobs else None,
+                "finish_reason": pieces[-1].finish_reason,
+            }
+            for index, pieces in enumerate(answers)
+        ]
+        return self._whole(choices, usage)
+
+    def _delta(
+        self, index: int, delta: dict[str, str], logprobs: object, finish_reason: object
+    ) -> bytes:
+        return self._event(
+            {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        )
+
+    def _logprobs(self, tokens: Iterable[WrittenToken]) -> dict[str, object]:
+        return {
+            "content": [
+                {
+                    **_told(token.text, token.logprob),
+                    "top_logprobs": [_told(text, logprob) for text, logprob in token.top],
+                }
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+
+class CompletionShape(_Shape):
+    """`/v1/completions`."""
+
+    prefix = "cmpl"
+    kind = "text_completion"
+    event_kind = "text_completion"
+
+    def begin(self, index: int) -> None:
+        return None
+
+    def event(self, index: int, piece: Piece) -> bytes:
+        return self._event(self._choice(index, [piece]))
+
+    def whole(self, answers: list[list[Piece]], usage: Usage) -> bytes:
+        return self._whole([self._choice(*numbered) for numbered in enumerate(answers)], usage)
+
+    def _choice(self, index: int, pieces: list[Piece]) -> dict[str, object]:
+        return {
+            "index": index,
+            "text": _text(pieces),
+            "logprobs": self._logprobs(list(_tokens(pieces))) if self._with_logprobs else None,
+            "finish_reason": pieces[-1].finish_reason,
+        }
+
+    def _logprobs(self, tokens: list[WrittenToken]) -> dict[str, object]:
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            # The token itself is among them, also where it is not one of the likeliest.
+            "top_logprobs": [{**dict(token.top), token.text: token.logprob} for token in tokens],
+            "text_offset": [token.offset for token in tokens],
+        }
+
+
+def _text(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _tokens(pieces: Iterable[Piece]) -> Iterable[WrittenToken]:
+    return (token for piece in pieces for token in piece.tokens)
+
+
+def _told(text: str, logprob: float) -> dict[str, object]:
+    # A part of a character has bytes, which its text does not tell.
+    data = None if _REPLACEMENT in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": data}
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

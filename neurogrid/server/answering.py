@@ -1,0 +1,249 @@
+"""One request while it is generated: its sessions, its deadline, and what comes of it, in the order that it comes.
+
+Three things end it early, and each of them closes its sessions on all workers at once: the client goes away, the
+deadline passes, or one of its answers fails. What was generated goes to the client through a bounded channel, so
+that one who reads slowly holds up nobody but himself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+import trio
+from starlette.types import Receive, Scope, Send
+
+from neurogrid.errors import (
+    CapacityError,
+    ConfigurationError,
+    NeuroGridError,
+    NoRouteError,
+    RequestRefusedError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.coordinator import Coordinator
+from neurogrid.server.errors import APIError
+from neurogrid.server.reading import CompletionRequest
+from neurogrid.server.writing import AnswerWriter, Piece
+
+__all__ = ["Answer", "AnswerShape", "Usage", "while_connected"]
+
+logger = logging.getLogger(__name__)
+
+# Pieces that wait for the client to read those before.
+MAX_WAITING_PIECES = 64
+# What a client is told to wait: for a place in the queue, and for workers. Seconds.
+QUEUE_RETRY_AFTER = 1.0
+ROUTE_RETRY_AFTER = 5.0
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Usage:
+    """Tokens of a request.
+
+    Attributes:
+        num_prompt_tokens: each prompt counted once.
+        num_new_tokens: of all answers, stop strings and end-of-sequence tokens included.
+    """
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_new_tokens = 0
+
+    def as_json(self) -> dict[str, int]:
+        """As OpenAI's API has it."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_new_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_new_tokens,
+        }
+
+
+class AnswerShape(Protocol):
+    """How one of the two APIs writes answers; made for each request."""
+
+    def begin(self, index: int) -> bytes | None:
+        """The event with which answer `index` begins in a stream, if there is one."""
+
+    def event(self, index: int, piece: Piece) -> bytes:
+        """The event that tells a piece."""
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event that tells the usage at the end."""
+
+    def whole(self, answers: list[list[Piece]], usage: Usage) -> bytes:
+        """The JSON of all answers at once."""
+
+
+class Answer:
+    """An ASGI application that answers one request.
+
+    Args:
+        deadline: of trio's clock.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        request: CompletionRequest,
+        shape: AnswerShape,
+        *,
+        deadline: float,
+    ) -> None:
+        self._coordinator = coordinator
+        self._request = request
+        self._shape = shape
+        self._deadline = deadline
+        self._usage = Usage(request.num_prompt_tokens)
+        self._sender, self._pieces = trio.open_memory_channel[tuple[int, Piece] | APIError](
+            MAX_WAITING_PIECES
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error: APIError | None = None
+
+        async def answer() -> None:
+            nonlocal error
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._generate)
+                try:
+                    await (self._stream(send) if self._request.stream else self._at_once(send))
+                except APIError as exc:
+                    error = exc
+                nursery.cancel_scope.cancel()
+
+        await while_connected(receive, answer)
+        if error is not None:
+            await error.response()(scope, receive, send)
+
+    async def _generate(self) -> None:
+        """Fill the channel; the last thing in it may be an error."""
+        failure: APIError | None = None
+        async with self._sender:
+            try:
+                with trio.fail_at(self._deadline), unwrap_errors():
+                    async with trio.open_nursery() as nursery:
+                        for index in range(len(self._request.choices)):
+                            nursery.start_soon(self._generate_one, index)
+            except trio.TooSlowError:
+                failure = APIError(
+                    504, "the answer was not finished in time (--request-timeout)", code="timeout"
+                )
+            except NeuroGridError as exc:
+                failure = _api_error(exc)
+            if failure is not None:
+                await self._sender.send(failure)
+
+    async def _generate_one(self, index: int) -> None:
+        choice = self._request.choices[index]
+        writer = AnswerWriter(
+            self._coordinator.model.tokenizer, choice.prompt, stop=self._request.stop
+        )
+        echo = choice.echo
+        generating = self._coordinator.generate_tokens(
+            choice.prompt,
+            max_tokens=choice.max_tokens,
+            sampling=choice.sampling,
+            num_logprobs=self._request.num_logprobs,
+            ignore_eos=self._request.ignore_eos,
+        )
+        async with aclosing(generating) as tokens:
+            async for token in tokens:
+                piece = writer.push(token)
+                self._usage.num_new_tokens += 1
+                if echo:  # not before the first token: until then an error is a status
+                    piece, echo = replace(piece, text=echo + piece.text), ""
+                if not piece.is_empty:
+                    await self._sender.send((index, piece))
+                if piece.finish_reason is not None:
+                    break
+
+    async def _received(self) -> AsyncIterator[tuple[int, Piece]]:
+        async for item in self._pieces:
+            if isinstance(item, APIError):
+                raise item
+            yield item
+
+    async def _at_once(self, send: Send) -> None:
+        answers: list[list[Piece]] = [[] for _ in self._request.choices]
+        async for index, piece in self._received():
+            answers[index].append(piece)
+        body = self._shape.whole(answers, self._usage)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        """Send events as they come. Until the first of them, an error is a status; after it, an event."""
+        begun: set[int] = set()
+        is_started = False
+
+        async def send_event(data: bytes) -> None:
+            body = b"data: " + data + b"\n\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        try:
+            async for index, piece in self._received():
+                if not is_started:
+                    is_started = True
+                    await send(
+                        {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
+                    )
+                if index not in begun:
+                    begun.add(index)
+                    if (first := self._shape.begin(index)) is not None:
+                        await send_event(first)
+                await send_event(self._shape.event(index, piece))
+            if self._request.include_usage:
+                await send_event(self._shape.usage_event(self._usage))
+            await send_event(b"[DONE]")
+        except APIError as error:
+            if not is_started:
+                raise
+            await send_event(error.json())
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Do `work` as long as the client is there; it is cancelled when it goes away.
+
+    Args:
+        receive: of a request whose body was read.
+    """
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await work()
+            nursery.cancel_scope.cancel()
+
+
+def _api_error(error: NeuroGridError) -> APIError:
+    if isinstance(error, ConfigurationError):
+        return APIError(400, str(error), code="invalid_value")
+    if isinstance(error, CapacityError | RequestRefusedError):
+        return APIError(
+            429,
+            f"{error}: try again later (--max-queue)",
+            code="queue_full",
+            retry_after=QUEUE_RETRY_AFTER,
+        )
+    if isinstance(error, NoRouteError):
+        return APIError(503, str(error), code="no_route", retry_after=ROUTE_RETRY_AFTER)
+    logger.warning("a request failed: %s", error)
+    return APIError(500, str(error), code="generation_failed")

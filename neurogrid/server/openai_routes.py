@@ -1,0 +1,110 @@
+"""The OpenAI API: `/v1/models`, `/v1/chat/completions`, `/v1/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.server.answer_shapes import ChatShape, CompletionShape
+from neurogrid.server.answering import Answer, while_connected
+from neurogrid.server.backend import Backend
+from neurogrid.server.body import read_json
+from neurogrid.server.errors import APIError
+from neurogrid.server.reading import (
+    CompletionRequest,
+    check_model_name,
+    read_chat,
+    read_completion,
+)
+
+__all__ = ["openai_routes"]
+
+Reader = Callable[[Mapping[str, Any], LoadedModel], Awaitable[CompletionRequest]]
+
+
+def openai_routes(backend: Backend, *, request_timeout: float) -> list[BaseRoute]:
+    """The routes.
+
+    Args:
+        request_timeout: seconds from when a request is there until its answer is finished.
+    """
+    started = int(time.time())
+
+    def described(model: LoadedModel) -> dict[str, object]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": started,
+            "owned_by": "neurogrid",
+            "max_model_len": model.max_seq_len,
+        }
+
+    async def models(request: Request) -> Response:
+        data = [described(backend.coordinator.model)]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(request: Request) -> Response:
+        served = backend.coordinator.model
+        check_model_name(served, request.path_params["model"])
+        return JSONResponse(described(served))
+
+    def completions(reader: Reader, shape: type[ChatShape] | type[CompletionShape]) -> ASGIApp:
+        return _Completions(backend, reader, shape, request_timeout)
+
+    return [
+        Route("/v1/models", models),
+        Route("/v1/models/{model:path}", model),
+        Route("/v1/chat/completions", completions(read_chat, ChatShape), methods=["POST"]),
+        Route("/v1/completions", completions(read_completion, CompletionShape), methods=["POST"]),
+    ]
+
+
+class _Completions:
+    """The application of one of the two routes."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        reader: Reader,
+        shape: type[ChatShape] | type[CompletionShape],
+        timeout: float,
+    ) -> None:
+        self._backend = backend
+        self._reader = reader
+        self._shape = shape
+        self._timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deadline = trio.current_time() + self._timeout
+        with self._backend.request() as coordinator:
+            try:
+                body = await read_json(Request(scope, receive))
+            except ClientDisconnect:
+                return
+            request: CompletionRequest | None = None
+
+            async def read() -> None:
+                nonlocal request
+                request = await self._reader(body, coordinator.model)
+
+            with trio.move_on_at(deadline) as scope_of_reading:
+                await while_connected(receive, read)
+            if scope_of_reading.cancelled_caught:
+                raise APIError(504, "the request was not read in time", code="timeout")
+            if request is None:
+                return  # the client has gone
+            shape = self._shape(
+                coordinator.model.name,
+                with_logprobs=request.num_logprobs is not None,
+                with_usage=request.include_usage,
+            )
+            answer = Answer(coordinator, request, shape, deadline=deadline)
+            await answer(scope, receive, send)

@@ -1,0 +1,276 @@
+"""From the JSON of a request to what is to be generated. Everything that can be wrong with it is found here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import trio
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.sampling import MAX_SEED, SamplingParams, derived_seed
+from neurogrid.server.checking import check
+from neurogrid.server.errors import APIError
+from neurogrid.server.request_schemas import (
+    CHAT_REQUEST,
+    COMPLETION_REQUEST,
+    MAX_CHOICES,
+    UNSUPPORTED,
+)
+
+__all__ = ["ChoiceRequest", "CompletionRequest", "check_model_name", "read_chat", "read_completion"]
+
+# As OpenAI's API has it.
+DEFAULT_COMPLETION_TOKENS = 16
+# A template may take for ever; so many may at once.
+_TEMPLATES = trio.CapacityLimiter(4)
+# Above it a text is tokenised in a thread: a millisecond or two.
+MAX_INLINE_CHARS = 4096
+# Below it a top_p is this: one token in any case.
+MIN_TOP_P = 1e-6
+
+
+@dataclass(frozen=True)
+class ChoiceRequest:
+    """One answer that is to be generated.
+
+    Attributes:
+        prompt: token ids.
+        max_tokens: new ones at most; the session has room for all of them.
+        echo: text before the answer.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: SamplingParams
+    echo: str = ""
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """A request, checked.
+
+    Attributes:
+        choices: in the order of their indices.
+        num_prompt_tokens: of all prompts, each counted once.
+        stop: strings before which the text ends.
+        num_logprobs: as for `Coordinator.generate_tokens`.
+    """
+
+    choices: tuple[ChoiceRequest, ...]
+    num_prompt_tokens: int
+    stop: tuple[str, ...]
+    num_logprobs: int | None
+    ignore_eos: bool
+    stream: bool
+    include_usage: bool
+
+
+def check_model_name(model: LoadedModel, name: object) -> None:
+    """Refuse a model that is not served here.
+
+    Raises:
+        APIError: 404.
+    """
+    if name is not None and name != model.name:
+        raise APIError(
+            404,
+            f"the model {str(name)[:100]!r} is not served here, {model.name!r} is",
+            param="model",
+            code="model_not_found",
+        )
+
+
+async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRequest:
+    """The request of `/v1/chat/completions`.
+
+    Raises:
+        APIError: 400 or 404, with the field.
+    """
+    _check(body, CHAT_REQUEST, model)
+    messages = [_message(message) for message in body["messages"]]
+    run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
+    try:
+        prompt = await run_sync(
+            model.tokenizer.encode_chat, messages, abandon_on_cancel=True, limiter=_TEMPLATES
+        )
+    except ConfigurationError as exc:
+        raise APIError(400, str(exc), param="messages", code="chat_template") from exc
+    num_logprobs = None
+    if body.get("logprobs"):
+        num_logprobs = int(body.get("top_logprobs") or 0)
+    elif body.get("top_logprobs"):
+        raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    return _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
+
+
+async def read_completion(body: Mapping[str, Any], model: LoadedModel) -> CompletionRequest:
+    """The request of `/v1/completions`.
+
+    Raises:
+        APIError: 400 or 404, with the field.
+    """
+    _check(body, COMPLETION_REQUEST, model)
+    given = body["prompt"]
+    if isinstance(given, str) or (given and isinstance(given[0], int | float)):
+        given = [given]
+    prompts = [await _tokens(prompt, model) for prompt in given]
+    num_logprobs = body.get("logprobs")
+    echoes = [""] * len(prompts)
+    if body.get("echo"):
+        if num_logprobs is not None:
+            raise APIError(
+                400,
+                "echo with logprobs is not supported: only new tokens have them here",
+                param="logprobs",
+                code="unsupported_parameter",
+            )
+        echoes = [
+            prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids)
+            for prompt, token_ids in zip(given, prompts, strict=True)
+        ]
+    max_tokens = body.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
+    num_logprobs = None if num_logprobs is None else int(num_logprobs)
+    return _request(body, model, prompts, echoes, "prompt", max_tokens, num_logprobs)
+
+
+def _check(body: Mapping[str, Any], schema: Mapping[str, Any], model: LoadedModel) -> None:
+    for name, harmless in UNSUPPORTED.items():
+        if not _is_one_of(body.get(name), harmless):
+            raise APIError(
+                400, f"{name} is not supported here", param=name, code="unsupported_parameter"
+            )
+    check(body, schema)
+    check_model_name(model, body.get("model"))
+
+
+def _is_one_of(value: object, options: Sequence[object]) -> bool:
+    """As JSON has it: true is not 1."""
+    return any(value == o and isinstance(value, bool) == isinstance(o, bool) for o in options)
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, str]:
+    content = message["content"]
+    if not isinstance(content, str):
+        for index, part in enumerate(content):
+            if part["type"] != "text":
+                raise APIError(
+                    400,
+                    f"content of type {part['type']!r} is not supported here, only text",
+                    param=f"messages[].content[{index}].type",
+                    code="unsupported_parameter",
+                )
+        content = "".join(part["text"] for part in content)
+    # Templates know `system`; `developer` is what OpenAI calls it since.
+    role = "system" if message["role"] == "developer" else message["role"]
+    name = {"name": message["name"]} if message.get("name") else {}
+    return {"role": role, "content": content, **name}
+
+
+async def _tokens(prompt: str | list[int], model: LoadedModel) -> list[int]:
+    if not isinstance(prompt, str):
+        return [int(token_id) for token_id in prompt]
+    if len(prompt) > MAX_INLINE_CHARS:
+        return await trio.to_thread.run_sync(model.tokenizer.encode, prompt)
+    return model.tokenizer.encode(prompt)
+
+
+def _request(
+    body: Mapping[str, Any],
+    model: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    echoes: Sequence[str],
+    param: str,
+    max_tokens: float | None,
+    num_logprobs: int | None,
+) -> CompletionRequest:
+    num_each = int(body.get("n") or 1)
+    if num_each * len(prompts) > MAX_CHOICES:
+        raise APIError(
+            400,
+            f"{len(prompts)} prompts and n = {num_each} make more than {MAX_CHOICES} answers",
+            param="n",
+        )
+    sampling = _sampling(body, model)
+    seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+    choices = []
+    for prompt, echo in zip(prompts, echoes, strict=True):
+        room = _room(prompt, model, param, max_tokens)
+        for index in range(num_each):
+            own = replace(sampling, seed=derived_seed(seed, index))
+            choices.append(ChoiceRequest(prompt, room, own, echo))
+    stop = body.get("stop") or ()
+    return CompletionRequest(
+        choices=tuple(choices),
+        num_prompt_tokens=sum(map(len, prompts)),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        num_logprobs=num_logprobs,
+        ignore_eos=bool(body.get("ignore_eos")),
+        stream=bool(body.get("stream")),
+        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+    )
+
+
+def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: float | None) -> int:
+    """How many tokens may be generated after `prompt`."""
+    try:
+        model.check_prompt(prompt)
+    except ConfigurationError as exc:
+        is_long = len(prompt) >= model.max_seq_len
+        code = "context_length_exceeded" if is_long else "invalid_value"
+        raise APIError(400, str(exc), param=param, code=code) from exc
+    free = model.max_seq_len - len(prompt)
+    if max_tokens is not None and max_tokens > free:
+        raise APIError(
+            400,
+            f"sessions have at most {model.max_seq_len} tokens: {len(prompt)} of the prompt and "
+            f"{int(max_tokens)} new ones are more; ask for at most {free} new ones",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return free if max_tokens is None else int(max_tokens)
+
+
+def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
+    """What the request says, where it says nothing what the model's makers recommend, or what OpenAI's API has."""
+    given = {name: value for name, value in body.items() if value is not None}
+    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **_recommended(model), **given}
+    biases = {
+        int(token_id): bias
+        for token_id, bias in cast(Mapping[str, float], given.get("logit_bias", {})).items()
+    }
+    for token_id in biases:
+        if token_id >= model.ends.vocab_size:
+            raise APIError(
+                400,
+                f"the model has tokens 0 to {model.ends.vocab_size - 1}, and not {token_id}",
+                param="logit_bias",
+            )
+    seed = given.get("seed")
+    return SamplingParams(
+        temperature=fields["temperature"],
+        top_k=max(int(fields["top_k"]), 0),
+        top_p=max(fields["top_p"], MIN_TOP_P),
+        seed=None if seed is None else int(seed) & MAX_SEED,
+        frequency_penalty=given.get("frequency_penalty", 0.0),
+        presence_penalty=given.get("presence_penalty", 0.0),
+        logit_bias=biases,
+    )
+
+
+def _recommended(model: LoadedModel) -> dict[str, Any]:
+    """What the checkpoint's generation_config.json says of sampling, where that can be."""
+    config = model.checkpoint.generation_config
+    fields = {}
+    for name in ("temperature", "top_p", "top_k"):
+        try:
+            check(value := config.get(name), CHAT_REQUEST["properties"][name], name)
+        except APIError:
+            continue  # transformers takes values that mean nothing, too
+        if value is not None:
+            fields[name] = value
+    return fields

@@ -1,0 +1,194 @@
+"""What a request for a completion may say, as JSON schemas: what is published, and what is checked.
+
+Fields that are not named here are taken and ignored, as long as they cannot change the answer. Those that would
+change it, and that we do not have, stand in `UNSUPPORTED` with the values that change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from neurogrid.server.checking import Schema
+
+__all__ = ["CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "UNSUPPORTED"]
+
+# Answers to one request, over all its prompts.
+MAX_CHOICES = 128
+MAX_MESSAGES = 4096
+MAX_PROMPT_CHARS = 8 * 1024 * 1024
+MAX_PROMPT_TOKENS = 4 * 1024 * 1024
+MAX_TOKENS = 2**31 - 1
+MAX_STOPS = 4
+# What is held back of a stream is shorter than the longest stop string.
+MAX_STOP_CHARS = 256
+MAX_TOP_LOGPROBS = 20
+
+_COUNT: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_TOKENS}
+_FLAG: Schema = {"type": ["boolean", "null"]}
+_PENALTY: Schema = {"type": ["number", "null"], "minimum": -2, "maximum": 2}
+_STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_TEXT: Schema = {"type": "string", "maxLength": MAX_PROMPT_CHARS}
+_TOKEN_IDS: Schema = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+    "maxItems": MAX_PROMPT_TOKENS,
+}
+
+_COMMON: dict[str, Schema] = {
+    "model": {
+        "type": ["string", "null"],
+        "maxLength": 1024,
+        "description": "One of /v1/models; the one there is if left out.",
+    },
+    "max_tokens": {**_COUNT, "description": "New tokens at most."},
+    "temperature": {
+        "type": ["number", "null"],
+        "minimum": 0,
+        "maximum": 2,
+        "description": "0 takes the likeliest token each time. Left out: the model's own, or 1.",
+    },
+    "top_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+    "top_k": {
+        "type": ["integer", "null"],
+        "minimum": -1,
+        "maximum": 2**31 - 1,
+        "description": "Not of OpenAI's API: sample among the K likeliest; 0 or -1 for all.",
+    },
+    "n": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_CHOICES},
+    "stop": {
+        "description": "Ends the text before the first of these.",
+        "anyOf": [
+            {"type": "null"},
+            _STOP,
+            {"type": "array", "items": _STOP, "maxItems": MAX_STOPS},
+        ],
+    },
+    "seed": {
+        "type": ["integer", "null"],
+        "minimum": -(2**63),
+        "maximum": 2**63 - 1,
+        "description": "Makes sampling repeatable; of n answers each gets a seed of its own from it.",
+    },
+    "frequency_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    "logit_bias": {
+        "type": ["object", "null"],
+        "maxProperties": 1024,
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "description": "Added to the logits of these token ids.",
+    },
+    "ignore_eos": {
+        **_FLAG,
+        "description": "Not of OpenAI's API: go on after the end-of-sequence token.",
+    },
+    "stream": _FLAG,
+    "stream_options": {
+        "type": ["object", "null"],
+        "properties": {"include_usage": _FLAG},
+    },
+    "user": {"type": ["string", "null"], "maxLength": 1024},
+}
+
+_TEXT_PART: Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"type": "string", "maxLength": 64}, "text": _TEXT},
+}
+
+CHAT_REQUEST: Schema = {
+    "type": "object",
+    "required": ["messages"],
+    "properties": {
+        **_COMMON,
+        "max_completion_tokens": {
+            **_COUNT,
+            "description": "New tokens at most; goes before max_tokens. Left out: as many as the session holds.",
+        },
+        "messages": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_MESSAGES,
+            "items": {
+                "type": "object",
+                "required": ["role", "content"],
+                "properties": {
+                    "role": {
+                        "type": "string",
+                        "enum": ["system", "developer", "user", "assistant"],
+                    },
+                    "content": {
+                        "anyOf": [
+                            _TEXT,
+                            {
+                                "type": "array",
+                                "items": _TEXT_PART,
+                                "minItems": 1,
+                                "maxItems": MAX_MESSAGES,
+                            },
+                        ]
+                    },
+                    "name": {"type": ["string", "null"], "maxLength": 256},
+                },
+            },
+        },
+        "logprobs": _FLAG,
+        "top_logprobs": {
+            "type": ["integer", "null"],
+            "minimum": 0,
+            "maximum": MAX_TOP_LOGPROBS,
+        },
+    },
+}
+
+COMPLETION_REQUEST: Schema = {
+    "type": "object",
+    "required": ["prompt"],
+    "properties": {
+        **_COMMON,
+        "prompt": {
+            "description": "A text, token ids, or several of either.",
+            "anyOf": [
+                _TEXT,
+                {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+            ],
+        },
+        "max_tokens": {**_COUNT, "description": "New tokens at most; 16 if left out."},
+        "echo": {**_FLAG, "description": "Begin with the prompt."},
+        "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+    },
+}
+
+# By field: the values that change nothing.
+UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "web_search_options": (None,),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None,),
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    # Of other servers.
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_tokens": (None, 0),
+    "stop_token_ids": (None, []),
+    "use_beam_search": (None, False),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "grammar": (None, ""),
+    "chat_template": (None,),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+}

@@ -1,0 +1,142 @@
+"""The text of an answer as it grows, cut before a stop string, and the tokens that it is made of.
+
+A stop string may begin in one token and end in another, and no part of it is to be seen: so much of the text's end as
+could be the beginning of one is held back until it is known. No I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neurogrid.inference.sampling import FinishReason, GeneratedToken
+from neurogrid.model.tokenizer import Tokenizer
+
+__all__ = ["AnswerWriter", "Piece", "WrittenToken", "held_back"]
+
+# Tokens before one that decide what it decodes to: those of a character that is not complete, and one more.
+CONTEXT_TOKENS = 4
+# JSON has no infinity; OpenAI's API says this instead.
+MIN_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenToken:
+    """A token with its log probability, and the likeliest in its place.
+
+    Attributes:
+        text: what it adds to the text before it.
+        offset: characters of the answer before it.
+    """
+
+    text: str
+    offset: int
+    logprob: float
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What an answer grows by.
+
+    Attributes:
+        tokens: those whose text is given out with it, where log probabilities were asked for.
+        finish_reason: None for all but the last.
+    """
+
+    text: str
+    tokens: tuple[WrittenToken, ...] = ()
+    finish_reason: FinishReason | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.text or self.tokens or self.finish_reason)
+
+
+class AnswerWriter:
+    """Takes the tokens of one answer.
+
+    Args:
+        prompt: what was before them.
+        stop: strings before which the text ends; none is empty.
+
+    Attributes:
+        num_tokens: that were taken, an end-of-sequence token included.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
+        self.num_tokens = 0
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._text = tokenizer.stream()
+        self._recent = list(prompt[-CONTEXT_TOKENS:])
+        self._length = 0  # characters that were decoded
+        self._held = ""  # the last of them, which were not given out
+        self._waiting: list[tuple[WrittenToken, int]] = []  # with where the token's text ends
+
+    def push(self, token: GeneratedToken) -> Piece:
+        """What can be given out now. Nothing is pushed after a finish reason."""
+        self.num_tokens += 1
+        offset = self._length
+        # An end-of-sequence token is no text, whatever the tokenizer thinks of it.
+        is_text = token.finish_reason != "stop"
+        text = self._text.push(token.token_id) if is_text else ""
+        if token.finish_reason is not None:
+            text += self._text.finish()
+        self._length += len(text)
+        self._held += text
+        if is_text:
+            if token.logprobs is not None:
+                self._waiting.append((self._written(token, offset), self._length))
+            self._recent = [*self._recent, token.token_id][-CONTEXT_TOKENS:]
+
+        cut = self._first_stop()
+        if cut is not None:
+            end = self._length - len(self._held) + cut
+            tokens = [written for written, _ in self._waiting if written.offset < end]
+            return Piece(self._held[:cut], tuple(tokens), "stop")
+        num_held = 0 if token.finish_reason else held_back(self._held, self._stop)
+        given = self._held[: len(self._held) - num_held]
+        self._held = self._held[len(given) :]
+        return Piece(given, self._take(self._length - num_held), token.finish_reason)
+
+    def _first_stop(self) -> int | None:
+        found = [position for stop in self._stop if (position := self._held.find(stop)) >= 0]
+        return min(found, default=None)
+
+    def _take(self, end: int) -> tuple[WrittenToken, ...]:
+        """The tokens whose text ends at `end` or before."""
+        taken = [written for written, stop in self._waiting if stop <= end]
+        self._waiting = self._waiting[len(taken) :]
+        return tuple(taken)
+
+    def _written(self, token: GeneratedToken, offset: int) -> WrittenToken:
+        assert token.logprobs is not None
+
+        def text_of(token_id: int) -> str:
+            return self._tokenizer.token_text(token_id, after=self._recent)
+
+        return WrittenToken(
+            text_of(token.token_id),
+            offset,
+            _finite(token.logprobs.chosen),
+            tuple((text_of(other), _finite(value)) for other, value in token.logprobs.top),
+        )
+
+
+def held_back(text: str, stop: Sequence[str]) -> int:
+    """How many characters at the end of `text` could be the beginning of one of `stop`, but not the whole of it."""
+    longest = max(map(len, stop), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        end = text[-length:]
+        if any(string.startswith(end) for string in stop):
+            return length
+    return 0
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else MIN_LOGPROB
