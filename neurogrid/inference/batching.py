@@ -47,7 +47,9 @@ class _Waiting(Generic[J, R]):
 
 
 class Batcher(Generic[J, R]):
-    """A bounded queue of jobs, and the task that runs them: several together where they can be.
+    """A bounded queue of jobs that run in the torch thread: several together where they can be.
+
+    A job that finds nobody before it runs at once; what comes meanwhile is left to `run`.
 
     Args:
         choose: which of the waiting jobs run next, the oldest first among them; at least one.
@@ -98,9 +100,14 @@ class Batcher(Generic[J, R]):
                 retry_after=FULL_RETRY_AFTER,
             )
         item: _Waiting[J, R] = _Waiting(job)
+        is_first = not (self._waiting or self._running)
         self._waiting.append(item)
-        self._came.set()
         try:
+            if is_first and not self._linger():
+                # Nobody to wait for: without two turns of the scheduler, for `run` and back.
+                await self._run_next()
+            else:
+                self._came.set()
             await item.done.wait()
         except trio.Cancelled:
             item.is_withdrawn = True
@@ -128,18 +135,26 @@ class Batcher(Generic[J, R]):
     async def run(self) -> None:
         """Empty the queue; runs as long as its owner."""
         while True:
-            if not self._waiting:
+            if not self._waiting or self._running:
                 self._came = trio.Event()
                 await self._came.wait()
-                if delay := self._linger():
+                if not self._running and (delay := self._linger()):
                     await trio.sleep(delay)
                 continue
-            chosen = self._choose([item.job for item in self._waiting])
-            ids = set(map(id, chosen))
-            self._running = [item for item in self._waiting if id(item.job) in ids]
-            self._waiting = [item for item in self._waiting if id(item.job) not in ids]
-            assert self._running
+            await self._run_next()
+
+    async def _run_next(self) -> None:
+        """Run those of the waiting whose turn it is; by one task at a time."""
+        chosen = self._choose([item.job for item in self._waiting])
+        ids = set(map(id, chosen))
+        self._running = [item for item in self._waiting if id(item.job) in ids]
+        self._waiting = [item for item in self._waiting if id(item.job) not in ids]
+        assert self._running
+        try:
             await self._run_chosen()
+        finally:
+            if self._waiting:
+                self._came.set()
 
     async def _run_chosen(self) -> None:
         running = self._running

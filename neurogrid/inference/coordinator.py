@@ -13,6 +13,7 @@ T = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.cache_room import MAX_WAITING_SESSIONS, CacheRoom
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.describing import capacities, describe_workers, links
-from neurogrid.inference.ends_queue import EndsQueue, open_ends
+from neurogrid.inference.ends_queue import Chosen, EndsQueue, open_ends
 from neurogrid.inference.finding import FindingSettings, open_discovery
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.fleet_plan import FleetPlanning
@@ -52,6 +53,7 @@ from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
 from neurogrid.inference.routing import Routing, RoutingMode
 from neurogrid.inference.sampling import (
     GeneratedToken,
+    Logprobs,
     Sampler,
     SamplingParams,
     token_logprobs,
@@ -69,7 +71,7 @@ from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.message_forms import sender_of
 from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.tracing import span
+from neurogrid.p2p.tracing import past_span
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
@@ -160,6 +162,16 @@ class CoordinatorSettings:
     patience: float = 120.0
     with_replicas: bool = True
     protocol_versions: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """A token, and when it was sampled: nanoseconds of the Unix epoch."""
+
+    token_id: int
+    logprobs: Logprobs | None
+    started: int
+    ended: int
 
 
 class Coordinator(TextGeneration):
@@ -268,6 +280,17 @@ class Coordinator(TextGeneration):
         ends = frozenset() if ignore_eos else model.eos_token_ids
         sampler = Sampler(sampling or SamplingParams())
         tokens = list(token_ids)
+
+        def choose(logits_V: torch.Tensor) -> Chosen[_Sampled]:
+            started = time.time_ns()
+            token_id = sampler.sample(logits_V)
+            logprobs = None
+            if num_logprobs is not None:
+                logprobs = token_logprobs(logits_V, token_id, num_top=num_logprobs)
+            is_last = token_id in ends or len(tokens) + 1 >= max_length
+            sampled = _Sampled(token_id, logprobs, started, time.time_ns())
+            return Chosen(sampled, None if is_last else token_id)
+
         told: dict[str, str | int] = {
             "neurogrid.model": model.name,
             "neurogrid.prompt_tokens": len(token_ids),
@@ -285,12 +308,9 @@ class Coordinator(TextGeneration):
                     async with self._open_session(stop, number) as session:
                         while len(tokens) < stop:
                             with spans.step(len(tokens) - len(new_tokens), len(new_tokens)):
-                                logits_V = await session.extend(new_tokens)
-                                with span("inference.sample"):
-                                    token_id = sampler.sample(logits_V)
-                            logprobs = None
-                            if num_logprobs is not None:
-                                logprobs = token_logprobs(logits_V, token_id, num_top=num_logprobs)
+                                sampled = await session.extend(new_tokens, choose)
+                                past_span("inference.sample", sampled.started, sampled.ended)
+                            token_id, logprobs = sampled.token_id, sampled.logprobs
                             if token_id in ends:
                                 self._progress.session_finished(number, "stop")
                                 spans.finished("stop")

@@ -1,26 +1,51 @@
-"""Embedding and logits of many generations in one torch thread: those that wait go together.
+"""The ends of a model for many generations, in one torch thread: those that wait go together.
+
+Between two steps of a session stand three things: the head, the choice of a token, and its embedding. They are one
+call here, so that the thread is asked once a step, and rows that came out of the last stage together enter the first
+one together.
 
 T = tokens, D = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 import trio
 
 from neurogrid.inference.batching import Batcher
+from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.model.stage import MAX_ROWS, Ends
 from neurogrid.p2p.tracing import span
 
-__all__ = ["EndsQueue", "open_ends"]
+__all__ = ["Choose", "Chosen", "EndsQueue", "open_ends"]
+
+C = TypeVar("C")
 
 # One of each generation under way, and of those that are told so when they are more.
 MAX_WAITING_ENDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[C]):
+    """What was chosen from logits.
+
+    Attributes:
+        value: whatever it is.
+        token_id: of the token that goes on from here; None where none does.
+    """
+
+    value: C
+    token_id: int | None
+
+
+# Logits [V] in float32 to a choice; runs in the torch thread.
+Choose: TypeAlias = Callable[[torch.Tensor], Chosen[C]]
 
 
 @dataclass(eq=False, slots=True)
@@ -34,75 +59,124 @@ class _Embedding:
 
 
 @dataclass(eq=False, slots=True)
-class _Logits:
+class _Choice:
     hidden: torch.Tensor
     position: int
+    choose: Choose[Any]
 
     @property
     def is_row(self) -> bool:
         return self.hidden.shape[1] == 1
 
+    @property
+    def next_position(self) -> int:
+        return self.position + self.hidden.shape[1]
 
-_Job: TypeAlias = _Embedding | _Logits
+
+_Job: TypeAlias = _Embedding | _Choice
+# Of a choice: what it is, and the embedding of its token.
+_Result: TypeAlias = torch.Tensor | tuple[Chosen[Any], torch.Tensor | None]
 
 
 class EndsQueue:
     """The ends of a model, for many at once. Made by `open_ends`."""
 
-    def __init__(self, ends: Ends, *, shares_forward: bool) -> None:
+    def __init__(self, ends: Ends, thread: TorchThread, *, shares_forward: bool) -> None:
         self._ends = ends
+        self._thread = thread
         self._shares_forward = shares_forward
-        self._limiter = trio.CapacityLimiter(1)
-        self.batcher: Batcher[_Job, torch.Tensor] = Batcher(
-            self._choose, self._compute, self._run_torch, max_waiting=MAX_WAITING_ENDS
+        self.batcher: Batcher[_Job, _Result] = Batcher(
+            self._select, self._compute, self._run_torch, max_waiting=MAX_WAITING_ENDS
         )
 
     async def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
         """What enters layer 0: [1, T, D]; see `Ends.embed`."""
         with span("inference.embed"):
-            return await self._submit(_Embedding(token_ids, position))
+            result = await self.batcher.submit(_Embedding(token_ids, position))
+        assert isinstance(result, torch.Tensor)  # nothing is withdrawn here but by cancellation
+        return result
 
-    async def logits(self, hidden_BTD: torch.Tensor, *, position: int) -> torch.Tensor:
-        """Logits [V] after the last token of `hidden_BTD`; see `Ends.logits`.
+    async def choose(
+        self, hidden_BTD: torch.Tensor, *, position: int, choose: Choose[C]
+    ) -> tuple[Chosen[C], torch.Tensor | None]:
+        """Choose from the logits after the last token of `hidden_BTD`; see `Ends.logits`.
 
         Args:
             position: of the first token of `hidden_BTD`.
+            choose: what it raises is raised here.
+
+        Returns:
+            What was chosen, and what enters layer 0 for its token, [1, 1, D].
         """
         with span("inference.logits"):
-            return await self._submit(_Logits(hidden_BTD, position))
-
-    async def _submit(self, job: _Job) -> torch.Tensor:
-        result = await self.batcher.submit(job)
-        assert result is not None  # nothing is withdrawn here but by cancellation
+            result = await self.batcher.submit(_Choice(hidden_BTD, position, choose))
+        assert isinstance(result, tuple)
         return result
 
-    def _choose(self, waiting: Sequence[_Job]) -> list[_Job]:
+    def _select(self, waiting: Sequence[_Job]) -> list[_Job]:
         first = waiting[0]
         if not (self._shares_forward and first.is_row):
             return [first]
         same = [job for job in waiting if type(job) is type(first) and job.is_row]
         return same[:MAX_ROWS]
 
-    async def _run_torch(self, *call: object) -> Sequence[torch.Tensor | Exception | None]:
-        return await trio.to_thread.run_sync(*call, limiter=self._limiter)  # type: ignore[arg-type]
+    async def _run_torch(
+        self,
+        compute: Callable[[Sequence[_Job]], Sequence[_Result | Exception | None]],
+        jobs: Sequence[_Job],
+    ) -> Sequence[_Result | Exception | None]:
+        return await self._thread.run(partial(compute, jobs))
 
-    def _compute(self, jobs: Sequence[_Job]) -> Sequence[torch.Tensor | Exception | None]:
+    def _compute(self, jobs: Sequence[_Job]) -> Sequence[_Result | Exception | None]:
         with torch.inference_mode():
-            first = jobs[0]
-            if isinstance(first, _Embedding):
-                embeddings = [job for job in jobs if isinstance(job, _Embedding)]
-                return self._embed(embeddings)
-            return self._logits([job for job in jobs if isinstance(job, _Logits)])
+            if isinstance(jobs[0], _Embedding):
+                return self._embed([job for job in jobs if isinstance(job, _Embedding)])
+            return self._choose([job for job in jobs if isinstance(job, _Choice)])
 
     def _embed(self, jobs: Sequence[_Embedding]) -> Sequence[torch.Tensor]:
         if len(jobs) == 1:
             return [self._ends.embed(jobs[0].token_ids, position=jobs[0].position)]
-        token_ids = [job.token_ids[0] for job in jobs]
-        return self._ends.embed_rows(token_ids, positions=[job.position for job in jobs]).chunk(
-            len(jobs)
-        )
+        return self._embed_rows([job.token_ids[0] for job in jobs], [job.position for job in jobs])
 
-    def _logits(self, jobs: Sequence[_Logits]) -> Sequence[torch.Tensor]:
+    def _embed_rows(
+        self, token_ids: Sequence[int], positions: Sequence[int]
+    ) -> Sequence[torch.Tensor]:
+        return self._ends.embed_rows(token_ids, positions=positions).chunk(len(token_ids))
+
+    def _choose(self, jobs: Sequence[_Choice]) -> Sequence[_Result | Exception | None]:
+        results: list[_Result | Exception | None] = []
+        followed: list[int] = []
+        for job, logits_V in zip(jobs, self._logits(jobs), strict=True):
+            try:
+                chosen = job.choose(logits_V)
+            except Exception as exc:  # noqa: BLE001  of this one alone: raised where it is waited for
+                results.append(exc)
+                continue
+            if chosen.token_id is not None:
+                followed.append(len(results))
+            results.append((chosen, None))
+        if followed:
+            self._follow(jobs, results, followed)
+        return results
+
+    def _follow(
+        self,
+        jobs: Sequence[_Choice],
+        results: list[_Result | Exception | None],
+        followed: Sequence[int],
+    ) -> None:
+        """Embed the tokens that were chosen, all together."""
+        chosen = [result[0] for i in followed if isinstance(result := results[i], tuple)]
+        positions = [jobs[i].next_position for i in followed]
+        token_ids = [each.token_id for each in chosen if each.token_id is not None]
+        if len(followed) == 1:
+            hidden = [self._ends.embed(token_ids, position=positions[0])]
+        else:
+            hidden = list(self._embed_rows(token_ids, positions))
+        for i, each, hidden_BTD in zip(followed, chosen, hidden, strict=True):
+            results[i] = (each, hidden_BTD)
+
+    def _logits(self, jobs: Sequence[_Choice]) -> Sequence[torch.Tensor]:
         if len(jobs) == 1:
             return [self._ends.logits(jobs[0].hidden, position=jobs[0].position)]
         hidden_R1D = torch.cat([job.hidden for job in jobs])
@@ -117,8 +191,9 @@ async def open_ends(ends: Ends, *, shares_forward: bool) -> AsyncIterator[EndsQu
         ends: loaded.
         shares_forward: whether tokens of several sessions may go through together: `SplitTraits.row_bounds`.
     """
-    queue = EndsQueue(ends, shares_forward=shares_forward)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(queue.batcher.run)
-        yield queue
-        nursery.cancel_scope.cancel()
+    with TorchThread() as thread:
+        queue = EndsQueue(ends, thread, shares_forward=shares_forward)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(queue.batcher.run)
+            yield queue
+            nursery.cancel_scope.cancel()

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 import torch
 import trio
 
-from neurogrid.errors import ModelError, NoRouteError
-from neurogrid.inference.ends_queue import EndsQueue
+from neurogrid.errors import NoRouteError
+from neurogrid.inference.ends_queue import Choose, EndsQueue
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.member import Selection
 from neurogrid.inference.pipeline import PipelineSession, open_session
@@ -26,6 +27,8 @@ from neurogrid.inference.spans import note_failure, recovery_span
 from neurogrid.p2p.tracing import span
 
 __all__ = ["TokenSession"]
+
+C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class TokenSession:
         self._avoid: set[str] = set()  # peers whose answers were no good
         self._selection: Selection | None = None
         self._pipeline: PipelineSession | None = None
+        self._ahead: tuple[int, int, torch.Tensor] | None = None  # position, token, embedding
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> TokenSession:
@@ -75,10 +79,14 @@ class TokenSession:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._close()
 
-    async def extend(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Append tokens; returns the logits after the last of them, [V].
+    async def extend(self, token_ids: Sequence[int], choose: Choose[C]) -> C:
+        """Append tokens; returns what `choose` makes of the logits after the last of them, [V].
+
+        Args:
+            choose: runs in the torch thread. The token that it gives is expected next: it is embedded at once.
 
         Raises:
+            Exception: what `choose` raises.
             NoRouteError: a member failed, and no other way was found in time; names its layers.
         """
         self._tokens += token_ids
@@ -93,10 +101,10 @@ class TokenSession:
                 with recovery_span(failure):
                     if self._pipeline is None:
                         await self._open(deadline)
-                    logits_V = await self._catch_up()
+                    value = await self._catch_up(choose)
                 if failure is not None:
                     self._on_rerouted(str(failure), trio.current_time() - failed_at)
-                return logits_V
+                return value
             except NoRouteError as exc:
                 self._on_failed(exc)
                 note_failure(exc)
@@ -138,17 +146,28 @@ class TokenSession:
         with span("inference.open_session", {"neurogrid.workers": len(self._selection.stages)}):
             self._pipeline = await self._stack.enter_async_context(opening)
 
-    async def _catch_up(self) -> torch.Tensor:
-        """Send what the pipeline has not seen yet; returns the logits after the last token, [V]."""
+    async def _catch_up(self, choose: Choose[C]) -> C:
+        """Send what the pipeline has not seen yet, and choose from the logits after the last token."""
         assert self._pipeline is not None
         calls = self._missing_calls(self._pipeline.length)
         for start, stop in calls:
-            hidden_BTD = await self._ends.embed(self._tokens[start:stop], position=start)
-            hidden_BTD = await self._pipeline.forward(hidden_BTD)
-        logits_V = await self._ends.logits(hidden_BTD, position=calls[-1][0])
-        if not logits_V.max().isfinite():
-            raise ModelError("the output head gave NaN or infinity")
-        return logits_V
+            ahead_BTD = self._take_ahead(start, stop)
+            if ahead_BTD is None:
+                ahead_BTD = await self._ends.embed(self._tokens[start:stop], position=start)
+            hidden_BTD = await self._pipeline.forward(ahead_BTD)
+        chosen, ahead_BTD = await self._ends.choose(
+            hidden_BTD, position=calls[-1][0], choose=choose
+        )
+        if chosen.token_id is not None and ahead_BTD is not None:
+            self._ahead = (len(self._tokens), chosen.token_id, ahead_BTD)
+        return chosen.value
+
+    def _take_ahead(self, start: int, stop: int) -> torch.Tensor | None:
+        """What was embedded when it was chosen, if that is what tokens start..stop-1 are."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[:2] == (start, self._tokens[start]) and stop == start + 1:
+            return ahead[2]
+        return None
 
     def _missing_calls(self, length: int) -> list[tuple[int, int]]:
         """The forward passes, as first token and end, that a pipeline of so many tokens lacks."""

@@ -29,6 +29,7 @@ __all__ = [
     "current_trace_context",
     "layers_name",
     "note",
+    "past_span",
     "sending",
     "session_name",
     "span",
@@ -102,6 +103,19 @@ def span(name: str, attributes: Attributes | None = None) -> AbstractContextMana
     from opentelemetry import trace
 
     return trace.get_tracer("neurogrid").start_as_current_span(name, attributes=attributes)
+
+
+def past_span(name: str, started: int, ended: int) -> None:
+    """Tell the active trace, if there is one, of something that is over.
+
+    Args:
+        started, ended: nanoseconds of the Unix epoch.
+    """
+    if "opentelemetry.trace" not in sys.modules or current_trace_context() is None:
+        return
+    from opentelemetry import trace
+
+    trace.get_tracer("neurogrid").start_span(name, start_time=started).end(ended)
 
 
 def sending(peer_id: str, message: TensorMessage) -> AbstractContextManager[Span | None]:
