@@ -161,8 +161,10 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.backend import Backend
     from neurogrid.server.cluster import cluster_routes
     from neurogrid.server.guard import Access
-    from neurogrid.server.health import health_routes
+    from neurogrid.server.health import HEALTH_PATHS, health_routes
+    from neurogrid.server.openai_paths import OPENAI_PATHS
     from neurogrid.server.openai_routes import openai_routes
+    from neurogrid.server.openapi import openapi_routes
     from neurogrid.server.page import page_routes
     from neurogrid.server.serving import open_http
 
@@ -172,7 +174,11 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
             *openai_routes(backend, request_timeout=where.request_timeout),
             *cluster_routes(board),
         ],
-        open_routes=[*health_routes(backend), *page_routes()],
+        open_routes=[
+            *health_routes(backend),
+            *openapi_routes(OPENAI_PATHS, HEALTH_PATHS),
+            *page_routes(),
+        ],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),
     )
     async with open_http(app, host=where.host, port=where.port) as url:

@@ -7,8 +7,26 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
 from neurogrid.server.backend import Backend
+from neurogrid.server.openapi import Paths, json_answer, operation
 
-__all__ = ["health_routes"]
+__all__ = ["HEALTH_PATHS", "health_routes"]
+
+_STATUS = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {"status": {"type": "string"}},
+}
+HEALTH_PATHS: Paths = {
+    "/health": {"get": operation("Whether the process lives.", json_answer(_STATUS), is_open=True)},
+    "/ready": {
+        "get": operation(
+            "Whether every layer is on a worker that is ready.",
+            json_answer(_STATUS),
+            errors=(503,),
+            is_open=True,
+        )
+    },
+}
 
 
 def health_routes(backend: Backend) -> list[BaseRoute]:

@@ -1,0 +1,125 @@
+"""What the document says of the OpenAI API."""
+
+from __future__ import annotations
+
+from neurogrid.server.checking import Schema
+from neurogrid.server.openapi import Paths, json_answer, operation
+from neurogrid.server.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
+
+__all__ = ["OPENAI_PATHS"]
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_STRING: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "number"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_FINISH_REASON: Schema = {"type": "string", "enum": ["stop", "length"]}
+_USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
+_MODEL = _object(
+    id=_STRING,
+    object={"type": "string", "enum": ["model"]},
+    created=_COUNT,
+    owned_by=_STRING,
+    max_model_len=_COUNT,
+)
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_TOKEN = {
+    "token": _STRING,
+    "logprob": _NUMBER,
+    "bytes": {"type": ["array", "null"], "items": {"type": "integer"}},
+}
+_CHAT_LOGPROBS: Schema = {
+    "anyOf": [
+        {"type": "null"},
+        _object(
+            content=_list(_object(**_TOKEN, top_logprobs=_list(_object(**_TOKEN)))),
+            refusal={"type": "null"},
+        ),
+    ]
+}
+_COMPLETION_LOGPROBS: Schema = {
+    "anyOf": [
+        {"type": "null"},
+        _object(
+            tokens=_list(_STRING),
+            token_logprobs=_list(_NUMBER),
+            top_logprobs=_list({"type": "object", "additionalProperties": _NUMBER}),
+            text_offset=_list(_COUNT),
+        ),
+    ]
+}
+
+
+def _answer(kind: str, choice: Schema) -> dict[str, object]:
+    whole = _object(
+        id=_STRING,
+        object={"type": "string", "enum": [kind]},
+        created=_COUNT,
+        model=_STRING,
+        choices=_list(choice),
+        usage=_USAGE,
+    )
+    answer = json_answer(whole, "The answers; with `stream`, events that end with [DONE].")
+    answer["content"]["text/event-stream"] = {"schema": _STRING}
+    return answer
+
+
+_REFUSED = (400, 404, 408, 413, 415, 429, 503, 504)
+
+OPENAI_PATHS: Paths = {
+    "/v1/models": {
+        "get": operation(
+            "The model that is served.",
+            json_answer(_object(object={"type": "string", "enum": ["list"]}, data=_list(_MODEL))),
+            errors=(503,),
+        )
+    },
+    "/v1/models/{model}": {
+        "get": operation(
+            "One model.",
+            json_answer(_MODEL),
+            errors=(404, 503),
+            parameters=[{"name": "model", "in": "path", "required": True, "schema": _STRING}],
+        )
+    },
+    "/v1/chat/completions": {
+        "post": operation(
+            "Continue a conversation.",
+            _answer(
+                "chat.completion",
+                _object(
+                    index=_COUNT,
+                    message=_object(role=_STRING, content=_STRING, refusal={"type": "null"}),
+                    logprobs=_CHAT_LOGPROBS,
+                    finish_reason=_FINISH_REASON,
+                ),
+            ),
+            errors=_REFUSED,
+            body=CHAT_REQUEST,
+        )
+    },
+    "/v1/completions": {
+        "post": operation(
+            "Continue texts.",
+            _answer(
+                "text_completion",
+                _object(
+                    index=_COUNT,
+                    text=_STRING,
+                    logprobs=_COMPLETION_LOGPROBS,
+                    finish_reason=_FINISH_REASON,
+                ),
+            ),
+            errors=_REFUSED,
+            body=COMPLETION_REQUEST,
+        )
+    },
+}

@@ -1,0 +1,128 @@
+"""The document that describes this server to programs: `/openapi.json`, in OpenAPI 3.1.
+
+Each group of routes brings what its own paths say; the requests in it are the very schemas that are checked. What is
+refused is refused alike everywhere, so that part is added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Route
+
+from neurogrid.server.checking import Schema
+
+__all__ = ["Paths", "json_answer", "openapi_routes", "operation"]
+
+# By path and method.
+Paths = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ERRORS = {
+    400: "The request cannot be right; `param` names the field.",
+    401: "The API key is missing, or is not one of this server's.",
+    403: "The Host header names neither an address nor this machine.",
+    404: "There is no such thing here.",
+    405: "The path does not take this method.",
+    408: "The body did not come in time.",
+    413: "The body is too long.",
+    415: "The body is not JSON.",
+    429: "Too many wait already; Retry-After says when to come again.",
+    500: "A failure, or a bug of the server.",
+    503: "Not ready, or some layers are on no worker.",
+    504: "The answer was not finished in time.",
+}
+_ALWAYS = (401, 403, 405, 500)
+
+
+def json_answer(schema: Schema, description: str = "The answer.") -> dict[str, Any]:
+    """A response of an operation: JSON."""
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def operation(
+    summary: str,
+    answer: Mapping[str, Any],
+    *,
+    errors: Sequence[int] = (),
+    body: Schema | None = None,
+    parameters: Sequence[Mapping[str, Any]] = (),
+    is_open: bool = False,
+) -> dict[str, Any]:
+    """What a path says of a method.
+
+    Args:
+        answer: the response with status 200.
+        errors: statuses besides those that every path may have.
+        body: of the request, as JSON.
+        is_open: whether it needs no key.
+    """
+    described: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": dict(answer)}
+        | {
+            str(status): {"$ref": f"#/components/responses/{status}"}
+            for status in sorted({*_ALWAYS, *errors})
+        },
+    }
+    if body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": body}},
+        }
+    if parameters:
+        described["parameters"] = list(parameters)
+    if is_open:
+        described["security"] = []
+    return described
+
+
+def openapi_routes(*groups: Paths) -> list[BaseRoute]:
+    """The route of the document of these groups. It needs no key."""
+    own: Paths = {
+        "/openapi.json": {
+            "get": operation("This document.", json_answer({"type": "object"}), is_open=True)
+        }
+    }
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "NeuroGrid",
+            "version": version("neurogrid"),
+            "description": "OpenAI's API in front of a model that lies on several machines.",
+        },
+        "paths": {path: methods for group in (*groups, own) for path, methods in group.items()},
+        "security": [{"key": []}],
+        "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "schemas": {"Error": _ERROR},
+            "responses": {
+                str(status): json_answer({"$ref": "#/components/schemas/Error"}, description)
+                for status, description in _ERRORS.items()
+            },
+        },
+    }
+
+    async def answer(request: Request) -> JSONResponse:
+        return JSONResponse(document)
+
+    return [Route("/openapi.json", answer)]
