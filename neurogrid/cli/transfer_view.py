@@ -24,7 +24,7 @@ from rich.progress import (
     Progress as ProgressBar,
 )
 
-__all__ = ["TransferView", "format_bytes"]
+__all__ = ["TransferView", "format_bytes", "part_of"]
 
 # Between two lines about one worker, on a pipe. Seconds.
 LINE_INTERVAL: Final = 5.0
@@ -37,6 +37,17 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def part_of(num_bytes: float, whole: float) -> str:
+    """A part of a number of bytes, in the unit of the whole: `0.3/12.3 GB`."""
+    part, told = format_bytes(num_bytes), format_bytes(whole)
+    number, _, unit = told.partition(" ")
+    if part.endswith(f" {unit}"):
+        return f"{part.partition(' ')[0]}/{told}"
+    if whole < num_bytes:
+        return f"{part}/{told}"
+    return f"{num_bytes * float(number) / whole:.1f}/{told}"
 
 
 @dataclass

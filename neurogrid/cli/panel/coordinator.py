@@ -1,0 +1,146 @@
+"""The coordinator's panel: who holds which layers, what is on its way, what is generated, and what failed.
+
+Made of a `ClusterStatus`, as the page is.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, spark
+from neurogrid.cli.transfer_view import format_bytes, part_of
+from neurogrid.inference.events import EventKind, Severity
+from neurogrid.inference.status import ClusterStatus, Health, PeerStatus, Phase, Role
+
+__all__ = ["coordinator_view"]
+
+COLUMNS: Final = (
+    Column("stage"),
+    Column("layers"),
+    Column("worker"),
+    Column("state", share=3),
+    Column("sessions", is_number=True, min_width=72),
+    Column("memory", is_number=True, min_width=90),
+    Column("latency", is_number=True, min_width=100),
+    Column("device", min_width=110, share=2),
+)
+HEALTH_STYLES: Final = {
+    Health.READY: "green",
+    Health.RECEIVING: "cyan",
+    Health.RESTING: "yellow",
+    Health.LEAVING: "yellow",
+    Health.LOST: "red",
+}
+STYLES: Final = {
+    Severity.INFO: "",
+    Severity.GOOD: "green",
+    Severity.WARNING: "yellow",
+    Severity.ERROR: "red",
+}
+# Buckets of half a second that the curve shows.
+NUM_SPARKS: Final = 20
+
+
+def coordinator_view(status: ClusterStatus, *, url: str = "", encoding: str = "utf-8") -> View:
+    """What the panel says of a cluster.
+
+    Args:
+        url: where it is served; empty for nowhere yet.
+        encoding: of the terminal.
+    """
+    state, state_style = _state(status)
+    model = f" · {status.model}, {status.total_layers} layers" if status.model else ""
+    return View(
+        title=f"NeuroGrid{model}",
+        state=state,
+        state_style=state_style,
+        columns=COLUMNS,
+        rows=tuple(map(_row, sorted(status.peers.values(), key=_place))),
+        figures=_figures(status, encoding),
+        notes=tuple(
+            Note(_time(event.at), event.text, STYLES[event.severity])
+            for event in status.events
+            if event.kind is not EventKind.WORKING
+        ),
+        foot=" · ".join(filter(None, [url, f"up {_span(status.at - status.started_at)}"])),
+    )
+
+
+def _state(status: ClusterStatus) -> tuple[str, str]:
+    if status.phase is Phase.READY:
+        return "ready", "green"
+    style = "red" if status.phase is Phase.MENDING else "yellow"
+    return status.phase_text or status.phase.value, style
+
+
+def _place(peer: PeerStatus) -> tuple[bool, int, str]:
+    return peer.health is Health.LOST, peer.stage or 2**31, peer.peer_id
+
+
+def _row(peer: PeerStatus) -> tuple[Cell, ...]:
+    layers = peer.layers_assigned or peer.layers_held
+    role = str(peer.stage) if peer.stage is not None else "-"
+    # Both of what layers may take: those that it holds count as free.
+    memory = part_of(peer.memory_stage_bytes, peer.memory_free_bytes)
+    is_lost = peer.health is Health.LOST
+    return (
+        role,
+        f"{layers.start}-{layers.stop - 1}" if layers else "-",
+        f"…{peer.peer_id[-8:]}",
+        (_health(peer), HEALTH_STYLES[peer.health]),
+        "" if is_lost else str(peer.num_sessions),
+        "" if is_lost else memory if peer.memory_known else f"{memory}?",
+        "" if is_lost or peer.latency is None else f"{peer.latency * 1000:.1f} ms",
+        peer.name,
+    )
+
+
+def _health(peer: PeerStatus) -> str:
+    transfer = peer.transfer
+    if peer.health is Health.LOST:
+        return f"lost: {peer.lost_reason}"
+    if transfer is not None and not transfer.is_done:
+        done = transfer.sent_bytes + transfer.cached_bytes + transfer.from_workers_bytes
+        part = done / transfer.planned_bytes if transfer.planned_bytes else 1.0
+        rate = f" {format_bytes(transfer.bytes_per_second)}/s" if transfer.bytes_per_second else ""
+        left = transfer.remaining_seconds
+        return f"{bar(part)} {part:4.0%}{rate}{f', {_span(left)} left' if left else ''}"
+    if peer.health is Health.READY and peer.role is not Role.STAGE:
+        return "stands by" if peer.role is Role.REPLICA else "has no layers"
+    return {
+        Health.READY: "ready",
+        Health.RECEIVING: "gets its layers",
+        Health.RESTING: "has refused, is asked again soon",
+        Health.LEAVING: "is about to end",
+    }[peer.health]
+
+
+def _figures(status: ClusterStatus, encoding: str) -> tuple[str, ...]:
+    if not (status.num_requests or status.num_running or status.num_waiting):
+        return ()
+    curve = spark(status.tokens_history[-NUM_SPARKS:], encoding)
+    figures = [f"{status.tokens_per_second:.1f} tokens/s" + (f" {curve}" if curve else "")]
+    figures.append(f"{status.num_running} running")
+    if status.num_waiting:
+        figures.append(f"{status.num_waiting} waiting")
+    figures.append(f"{status.num_requests} done")
+    if status.num_failed:
+        figures.append(f"{status.num_failed} failed")
+    figures.append(f"{status.num_tokens:,} tokens")
+    firsts = [r.time_to_first_token for r in status.requests if r.time_to_first_token is not None]
+    if firsts:
+        figures.append(f"first after {firsts[-1]:.2f} s")
+    return tuple(figures)
+
+
+def _time(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def _span(seconds: float) -> str:
+    """Seconds below a minute, then minutes: what is below makes no difference any more."""
+    minutes = int(seconds) // 60
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

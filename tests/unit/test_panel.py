@@ -1,0 +1,203 @@
+"""The panel as somebody sees it: on wide, narrow and low terminals, without colour and without Unicode."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from neurogrid.cli.panel.coordinator import coordinator_view
+from neurogrid.cli.panel.view import View, bar, draw, spark
+from neurogrid.cli.transfer_view import part_of
+from neurogrid.inference.events import Event, EventKind, Severity
+from neurogrid.inference.status import (
+    ClusterStatus,
+    Health,
+    PeerStatus,
+    Phase,
+    Role,
+    TransferStatus,
+)
+
+GB = 10**9
+LOST = "Lost worker …xAAAAAA4 with layers 18 to 35: the stream ended; looking for a worker for them"
+
+
+def peer(tail: str, stage: int | None, layers: range, **changed: Any) -> PeerStatus:
+    known = PeerStatus(
+        peer_id=f"12D3KooWabcdef{tail}",
+        name="NVIDIA H200",
+        device_kind="cuda",
+        protocol_id="/neurogrid/tensor/1.1.0",
+        role=Role.STAGE,
+        stage=stage,
+        layers_assigned=layers,
+        layers_held=layers,
+        memory_known=True,
+        memory_total_bytes=141 * GB,
+        memory_free_bytes=70 * GB,
+        memory_used_bytes=GB,
+        memory_stage_bytes=12 * GB,
+        flops=None,
+        read_bytes_per_second=None,
+        latency=0.0012,
+        health=Health.READY,
+        since=0.0,
+        num_sessions=3,
+        sent_bytes=0,
+        received_bytes=0,
+        transfer=None,
+        lost_reason="",
+    )
+    return replace(known, **changed)
+
+
+def cluster(**changed: Any) -> ClusterStatus:
+    transfer = TransferStatus(12 * GB, 4 * GB, GB, 0, 120e6, 59.0, is_done=False)
+    peers = [
+        peer("xAAAAAA4", None, range(18, 36), health=Health.LOST, lost_reason="the stream ended"),
+        peer("xAAAAAA2", 2, range(18, 36), health=Health.RECEIVING, transfer=transfer),
+        peer("xAAAAAA1", 1, range(18)),
+        peer("xAAAAAA3", None, range(18), role=Role.REPLICA, memory_known=False),
+    ]
+    told = [
+        (EventKind.WORKING, Severity.INFO, "Reading the model"),
+        (EventKind.PLANNED, Severity.INFO, "Planned 36 layers in 2 stages"),
+        (EventKind.WORKER_LOST, Severity.ERROR, LOST),
+    ]
+    known = ClusterStatus(
+        at=1090.0,
+        started_at=1000.0,
+        peer_id="12D3KooWcoordinator",
+        addresses=(),
+        model="Qwen3-8B",
+        total_layers=36,
+        phase=Phase.MENDING,
+        phase_text="placing layers 18 to 35 anew",
+        workers_found=3,
+        workers_wanted=2,
+        peers={known.peer_id: known for known in peers},
+        stages=(),
+        links=(),
+        num_running=2,
+        num_waiting=1,
+        num_requests=17,
+        num_failed=1,
+        num_tokens=12345,
+        tokens_per_second=42.34,
+        tokens_history=(1.0, 2.0, 4.0),
+        requests=(),
+        failures=(),
+        events=tuple(Event(i, 1000.0, *event) for i, event in enumerate(told, 1)),
+    )
+    return replace(known, **changed)
+
+
+def rows(
+    view: View, *, width: int, height: int = 40, encoding: str = "utf-8", colour: bool = False
+) -> list[str]:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    console = Console(
+        file=stream,
+        force_terminal=True,
+        width=width,
+        height=height,
+        color_system="truecolor" if colour else None,
+        _environ={},
+    )
+    console.print(draw(view, width=width, height=height, encoding=encoding))
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue().decode(encoding).splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_every_row_has_one_width(width: int, encoding: str) -> None:
+    drawn = rows(coordinator_view(cluster(), encoding=encoding), width=width, encoding=encoding)
+    assert {cell_len(row) for row in drawn} == {min(width, 120)}
+    assert not any("\x1b" in row for row in drawn)
+
+
+def test_what_it_says() -> None:
+    drawn = rows(coordinator_view(cluster(), url="http://127.0.0.1:8090"), width=120)
+    assert drawn[0].startswith("╭─ NeuroGrid · Qwen3-8B, 36 layers  placing layers 18 to 35 anew ─")
+    assert "http://127.0.0.1:8090 · up 1 min" in drawn[-1]
+    first, second, standby, lost = drawn[2:6]
+    assert "…xAAAAAA1" in first
+    assert "12.0/70.0 GB" in first
+    assert "1.2 ms" in first
+    assert "[####......]  42% 120.0 MB/s" in second
+    assert "stands by" in standby
+    assert "70.0 GB?" in standby  # assumed
+    assert "lost: the stream ended" in lost
+    text = "\n".join(drawn)
+    assert "42.3 tokens/s ▃▅█ · 2 running · 1 waiting · 17 done · 1 failed · 12,345 tokens" in text
+    assert LOST in text
+    assert "Reading the model" not in text
+
+
+def test_what_was_done_is_told_in_full_on_a_narrow_terminal() -> None:
+    drawn = rows(coordinator_view(cluster()), width=60)
+    told = " ".join(" ".join(row.strip("│╭╮╰╯─ ").split()) for row in drawn)
+    assert LOST in told
+    assert "1 failed · 12,345 tokens" in told
+
+
+def test_colour_says_nothing_that_words_do_not() -> None:
+    view = coordinator_view(cluster())
+    coloured = rows(view, width=100, colour=True)
+    assert any("\x1b[" in row for row in coloured)
+    assert [Text.from_ansi(row).plain for row in coloured] == rows(view, width=100)
+
+
+@pytest.mark.parametrize("height", [10, 14, 24])
+def test_a_low_terminal_shows_what_fits(height: int) -> None:
+    peers = {
+        f"12D3KooW{i:08}": replace(peer("x", i, range(i, i + 1)), peer_id=f"12D3KooW{i:08}")
+        for i in range(1, 33)
+    }
+    drawn = rows(coordinator_view(cluster(peers=peers)), width=80, height=height)
+    assert len(drawn) <= max(height - 1, 12)
+    assert any(row.startswith("│ and ") and " more" in row for row in drawn)
+    assert "looking for a worker for them" in "\n".join(drawn)
+
+
+def test_before_anything_is_known() -> None:
+    begun = cluster(
+        model="",
+        total_layers=0,
+        phase=Phase.READING,
+        phase_text="reading the model",
+        peers={},
+        events=(),
+        num_running=0,
+        num_waiting=0,
+        num_requests=0,
+    )
+    drawn = rows(coordinator_view(begun), width=60)
+    assert drawn[0].startswith("╭─ NeuroGrid  reading the model ─")
+    assert len(drawn) == 2
+
+
+def test_names_of_others_do_not_steer_the_terminal() -> None:
+    evil = peer("xAAAAAA1", 1, range(3), name="\x1b[2J\x9b31m[red]evil[/red]\n")
+    drawn = rows(coordinator_view(cluster(peers={evil.peer_id: evil})), width=120)
+    assert not any("\x1b" in row or "\x9b" in row for row in drawn)
+    assert "[red]evil" in "\n".join(drawn)
+
+
+def test_small_parts() -> None:
+    assert bar(0.0, cells=4) == "[....]"
+    assert bar(0.5, cells=4) == "[##..]"
+    assert bar(7.0, cells=4) == "[####]"
+    assert spark([0.0, 0.0]) == ""
+    assert spark([1.0, 8.0]) == "▂█"
+    assert spark([1.0, 8.0], "ascii") == ""
+    assert part_of(3e8, 12.3e9) == "0.3/12.3 GB"
+    assert part_of(5e6, 0) == "5.0 MB/0 B"
+    assert part_of(1.2e9, 12.3e9) == "1.2/12.3 GB"
