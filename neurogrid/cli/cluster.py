@@ -77,7 +77,7 @@ def is_asked(options: argparse.Namespace) -> bool:
     asked = [name for name in ("ticket", "revoke", "reinstate") if getattr(options, name)]
     if not asked:
         return False
-    others = ("prompt", "prompt_file", "diagnose", "new_cluster", "insecure", "allow")
+    others = ("prompt", "prompt_file", "chat", "diagnose", "new_cluster", "insecure", "allow")
     for name in (*asked[1:], *others):
         if getattr(options, name) not in (None, False, []):
             raise ConfigurationError(

@@ -64,8 +64,8 @@ EXAMPLES = (
         "continue a text, and end",
     ),
     (
-        f"{NAME} --model DIR --new-cluster ~/cluster --min-peers 2",
-        "a model on two workers that join with the ticket it prints",
+        f"{NAME} --model DIR --chat --new-cluster ~/cluster --min-peers 2",
+        "talk to a model on two workers that join with the ticket it prints",
     ),
     (
         f"{NAME} --model DIR --plan-only --peer MULTIADDR",
@@ -73,6 +73,8 @@ EXAMPLES = (
     ),
 )
 GIB = 1024**3
+MAX_TOKENS = 128
+MAX_ANSWER_TOKENS = 1024
 # Seconds to wait for workers: they may still be importing torch; and those that are there answer at once.
 WAIT = 60.0
 DIAGNOSE_WAIT = 5.0
@@ -85,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
         prog=NAME,
         description="Spread a model over workers, stream them their weights, and serve it over HTTP, or continue "
-        "one --prompt and end. Without --model, a small one that comes with NeuroGrid.",
+        "one --prompt and end, or --chat. Without --model, a small one that comes with NeuroGrid.",
         examples=EXAMPLES,
     )
     model = parser.add_argument_group("model")
@@ -208,12 +210,19 @@ def build_parser() -> argparse.ArgumentParser:
     prompt.add_argument(
         "--prompt-file", metavar="FILE", help="a file with the text to continue, - for stdin"
     )
+    prompt.add_argument(
+        "--chat",
+        action="store_true",
+        help="talk to the model in the terminal; on a pipe, each line of stdin is a turn",
+    )
+    generation.add_argument(
+        "--system", metavar="TEXT", help="with --chat: what the model is told first"
+    )
     generation.add_argument(
         "--max-tokens",
         type=positive_int,
-        default=128,
         metavar="N",
-        help="new tokens at most (default %(default)s)",
+        help=f"new tokens at most (default {MAX_TOKENS}; of each answer in --chat {MAX_ANSWER_TOKENS})",
     )
     generation.add_argument(
         "--temperature",
@@ -264,6 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         manages_cluster = is_asked(options)
     except ConfigurationError as exc:
         parser.error(str(exc))
+    if options.system and not options.chat:
+        parser.error("--system is what the model is told first in --chat")
     screen = set_up_logging(options.log_level, as_json=options.json_logs)
     if manages_cluster:
         return run_command(NAME, lambda: _manage(options), screen=screen)
@@ -271,6 +282,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_command(NAME, lambda: _diagnose(options), screen=screen)
     if options.plan_only:
         return run_command(NAME, lambda: _show_plan(options, screen), screen=screen)
+    if options.chat:
+        interrupts: list[Callable[[], bool]] = []
+        return run_command(
+            NAME, lambda: _chat(options, screen, interrupts), screen=screen, interrupts=interrupts
+        )
     if options.prompt is None and options.prompt_file is None:
         farewells: list[Callable[[], Awaitable[None]]] = []
         return run_command(
@@ -300,14 +316,7 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
 
     with TerminalProgress(screen) as progress:
         progress.working("reading the model")
-        from neurogrid.inference.sampling import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=options.seed,
-        )
+        sampling = _sampling(options)
         token_ids: list[int] = []
 
         def check(model: LoadedModel) -> None:
@@ -315,8 +324,46 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
             model.check_prompt(token_ids)
 
         async with _open_coordinator(options, where, progress, check=check) as coordinator:
-            await _write(coordinator, token_ids, sampling, options.max_tokens, screen)
+            await _write(coordinator, token_ids, sampling, options.max_tokens or MAX_TOKENS, screen)
     return ExitStatus.OK
+
+
+async def _chat(
+    options: argparse.Namespace, screen: Screen, interrupts: list[Callable[[], bool]]
+) -> int:
+    where = _listening(options)
+
+    from neurogrid.cli.chat import Chat
+    from neurogrid.cli.line_reader import open_lines
+    from neurogrid.cli.show import TerminalProgress
+
+    with TerminalProgress(screen) as progress:
+        progress.working("reading the model")
+        sampling = _sampling(options)
+        async with _open_coordinator(options, where, progress) as coordinator:
+            with open_lines(screen) as lines:
+                chat = Chat(
+                    coordinator,
+                    screen,
+                    lines,
+                    system=options.system or "",
+                    sampling=sampling,
+                    max_tokens=options.max_tokens or MAX_ANSWER_TOKENS,
+                )
+                interrupts.append(chat.stop)
+                await chat.run()
+    return ExitStatus.OK
+
+
+def _sampling(options: argparse.Namespace) -> SamplingParams:
+    from neurogrid.inference.sampling import SamplingParams
+
+    return SamplingParams(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
 
 
 async def _serve(

@@ -65,9 +65,14 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(as_json)
+    # libp2p takes itself out of the tree of loggers when it is imported. What comes of it then goes to Python's last
+    # resort, which would print it bare.
+    last_resort: logging.Handler = handler
     if level != "debug":
+        last_resort = logging.NullHandler()
         for name in _LIBRARIES:
             logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.lastResort = last_resort
     return screen
 
 

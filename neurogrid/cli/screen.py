@@ -113,15 +113,24 @@ class Screen:
                 sys.stdout.write(row)
                 sys.stdout.flush()
 
+    def ask(self, prompt: str) -> None:
+        """Show on stderr that somebody is to type, where stdout goes elsewhere."""
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+
+    def end_line(self) -> None:
+        """Move the cursor of the terminal to the beginning of a row, if the completion has not."""
+        with self._lock:
+            if self._row:
+                self.write("\n")
+
     @contextmanager
     def ending_line(self) -> Iterator[None]:
-        """Afterwards the cursor of the terminal stands at the beginning of a row, however the block ends."""
+        """The same, however the block ends."""
         try:
             yield
         finally:
-            with self._lock:
-                if self._row:
-                    self.write("\n")
+            self.end_line()
 
     @contextmanager
     def reading(self, typed: Callable[[], str]) -> Iterator[None]:
@@ -137,7 +146,8 @@ class Screen:
         from neurogrid.cli.text_rows import last_row, num_cells
 
         width = _width(sys.stdout)
-        row = last_row(self._typed(), width) if self._typed is not None else self._row
+        typed = self._typed
+        row = self._row if typed is None else last_row(typed().rpartition("\n")[2], width)
         taken = num_cells(row, width)
         if not taken:
             return ""

@@ -61,7 +61,12 @@ async def start_local_workers(
         for own in credentials or [()] * count:
             processes.append(
                 await trio.lowlevel.open_process(
-                    [*command, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                    [*command, *own],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment,
+                    # Ctrl-C is for the coordinator, which ends its workers when it ends.
+                    start_new_session=True,
                 )
             )
         addresses: list[str | None] = [None] * count

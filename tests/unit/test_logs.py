@@ -19,7 +19,9 @@ from neurogrid.cli.logs import set_up_logging
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     root, level, handlers = logging.root, logging.root.level, logging.root.handlers[:]
+    last_resort = logging.lastResort
     yield
+    logging.lastResort = last_resort
     logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -103,5 +105,8 @@ def test_lines_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Stderr(monkeypatch, as_json=False)
     logging.getLogger("neurogrid.p2p").warning("slow")
     logging.getLogger("libp2p").error("of no interest")
+    astray = logging.getLogger("astray")  # as libp2p makes its own when it is imported
+    astray.propagate = False
+    astray.error("of no interest")
     stderr.screen.say("plan: embedded", event="planned")
     assert stderr.stream.getvalue() == "W slow\nplan: embedded\n"
