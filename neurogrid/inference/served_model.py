@@ -160,18 +160,9 @@ class ServedModel:
         return sum(self.costs[layer_id].weight_bytes for layer_id in self.held)
 
     def load(
-        self,
-        layer_id: int,
-        blob: memoryview,
-        blob_id: bytes,
-        *,
-        is_own: bool = False,
-        keeps_pages: bool = False,
+        self, layer_id: int, blob: memoryview, blob_id: bytes, *, is_own: bool = False
     ) -> None:
         """Load a verified blob into the stage.
-
-        Args:
-            keeps_pages: its tensors are to stay in the memory of `blob`, though another layout may be faster.
 
         Raises:
             RequestRefusedError: the blob is no safetensors file of that layer (TRANSFER_INVALID), or
@@ -180,8 +171,7 @@ class ServedModel:
         self.held.pop(layer_id, None)
         try:
             self._stage.load_layer(layer_id, parse_blob(blob))
-            if not keeps_pages:
-                self._stage.speed_up_layer(layer_id)
+            self._stage.speed_up_layer(layer_id)
         except (CheckpointError, UnsupportedModelError, ValueError) as exc:
             raise RequestRefusedError(
                 f"the weights of layer {layer_id} do not fit its config: {exc}",

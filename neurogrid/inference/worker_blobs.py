@@ -27,14 +27,15 @@ __all__ = ["WorkerBlobs"]
 
 logger = logging.getLogger(__name__)
 
-# What may wait to be written to disk: memory beside the model's, which lies on a GPU or in another layout. Then whoever
-# sends is kept waiting.
-MAX_WAITING_BYTES: Final = 1024**3
+# What may wait to be written to disk. On a CPU the model has the same memory anyway; on a GPU this much of the host's
+# is taken, and then whoever sends is kept waiting.
+MAX_WAITING_BYTES: Final = 4 * 1024**3
+
 
 # The disk waits until nothing has come for so long, unless so much waits for it: writing takes a third of the time that
 # receiving does, which the first token would wait for. What a worker that is killed loses by that is sent again.
 QUIET: Final = 1.0  # seconds
-MAX_PATIENT_BYTES: Final = 512 * 1024**2
+MAX_PATIENT_BYTES: Final = 1024**3
 
 
 class WorkerBlobs:
@@ -63,11 +64,6 @@ class WorkerBlobs:
         self._last_came = 0.0
         self._is_hurried = False
         self._changed = trio.Event()
-
-    @property
-    def has_disk(self) -> bool:
-        """Whether what comes is written to disk, and need not stay in memory for the sake of others."""
-        return self._cache is not None
 
     async def load(self, blob_id: bytes, *, max_bytes: int) -> StoredBlob | None:
         """The blob from the disk, verified; None if it is not there, or no longer good.

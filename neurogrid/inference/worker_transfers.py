@@ -288,10 +288,7 @@ class TransferService(TransferPolicy):
                 state.assignment.confirmed.discard(layer_id)
             await state.run_torch(model.drop, layer_id)
         state.require_layer_room(model, layer_id)
-        # Without a disk it is the pages in memory that other workers are served from.
-        await state.run_torch(
-            model.load, layer_id, data, blob_id, keeps_pages=not state.blobs.has_disk
-        )
+        await state.run_torch(model.load, layer_id, data, blob_id)
         state.note_held()
 
     async def _announce_ready(self, assignment: Assignment) -> None:

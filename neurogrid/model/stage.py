@@ -6,8 +6,8 @@ model with slots for layers (skeleton.py), so nothing here knows a family. Equal
 model is not promised by these classes but proven by `check_splittable`, for each config.
 
 Rows of several sessions may share a forward pass (`Stage.forward_rows`), where the check allows it.
-Equal then means up to rounding; a session that runs alone gets the bits of the whole model, as long as its weights
-lie as they came (`speed_up` lays them out anew).
+Equal then means up to rounding; a session that runs alone gets the bits of the whole model, unless its layers were
+sped up.
 
 Not thread-safe: one call at a time. No I/O, no sessions: who keeps the caches is another's concern.
 
@@ -25,11 +25,11 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from neurogrid.model.cache import StageCache
+from neurogrid.model.few_rows import speed_up_few_rows
 from neurogrid.model.row_groups import group_rows
 from neurogrid.model.row_masks import rows_masked
 from neurogrid.model.rows import RowPool
 from neurogrid.model.skeleton import Skeleton
-from neurogrid.model.weight_layout import store_by_columns
 
 __all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]
 
@@ -126,11 +126,8 @@ class Stage:
         self._weight_bytes.clear()
 
     def speed_up_layer(self, layer_id: int) -> None:
-        """Store a held layer as decoding reads it fastest; its results stay equal up to rounding.
-
-        It may then take memory of its own, and need no more what its tensors came in.
-        """
-        store_by_columns(self.layer(layer_id), is_whole=True)
+        """Let few rows go through a held layer faster; its results stay equal up to rounding."""
+        speed_up_few_rows(self.layer(layer_id))
 
     def drop_layer(self, layer_id: int) -> None:
         """Free one layer. Caches made for it are of no use any more."""
@@ -304,8 +301,8 @@ class Ends:
         self._is_loaded = True
 
     def speed_up(self) -> None:
-        """Store the head as decoding reads it fastest; its results stay equal up to rounding."""
-        store_by_columns(self._skeleton.model)
+        """Let few rows go through the head faster; its results stay equal up to rounding."""
+        speed_up_few_rows(self._skeleton.model)
 
     def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
         """What enters layer 0: [1, T, D] in the model's dtype.

@@ -1,0 +1,40 @@
+"""One row and a few take another way through a linear layer, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from neurogrid.model.few_rows import speed_up_few_rows
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("width", [64, 900, 3000])
+def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
+    plain, fast = nn.Linear(width, 48, bias=bias), nn.Linear(width, 48, bias=bias)
+    fast.load_state_dict(plain.state_dict())
+    speed_up_few_rows(nn.Sequential(fast))
+    assert isinstance(fast, nn.Linear)
+    assert type(fast) is not nn.Linear
+    x = torch.randn(rows, 1, width)
+    with torch.inference_mode():
+        got, expected = fast(x), plain(x)
+        assert got.shape == expected.shape
+        assert got.is_contiguous()
+        assert torch.allclose(got, expected, atol=1e-4)
+        # Tokens of one prompt keep their bits.
+        if rows > 1:
+            prompt = x.transpose(0, 1)
+            assert torch.equal(fast(prompt), plain(prompt))
+        assert torch.equal(fast(x[:, 0]), plain(x[:, 0]))
+
+
+def test_half_precision_and_subclasses_are_left_alone() -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).bfloat16())
+    speed_up_few_rows(model)
+    assert [type(module) for module in model] == [Own, nn.Linear]
