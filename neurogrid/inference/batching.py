@@ -57,7 +57,7 @@ class Batcher(Generic[J, R]):
             None where it is not finished: then it waits again, behind the others.
         run_torch: calls a function in the torch thread.
         max_waiting: jobs that may wait; more are refused.
-        linger: seconds to wait, when a job comes to an idle thread, for those that come in the same burst.
+        linger: with so many waiting, seconds to wait for one that comes in the same burst; 0 for none.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Batcher(Generic[J, R]):
         run_torch: Callable[..., Awaitable[Sequence[R | Exception | None]]],
         *,
         max_waiting: int,
-        linger: Callable[[], float] = lambda: 0.0,
+        linger: Callable[[int], float] = lambda num_waiting: 0.0,
     ) -> None:
         self._linger = linger
         self._choose = choose
@@ -103,7 +103,7 @@ class Batcher(Generic[J, R]):
         is_first = not (self._waiting or self._running)
         self._waiting.append(item)
         try:
-            if is_first and not self._linger():
+            if is_first and not self._linger(1):
                 # Nobody to wait for: without two turns of the scheduler, for `run` and back.
                 await self._run_next()
             else:
@@ -135,13 +135,17 @@ class Batcher(Generic[J, R]):
     async def run(self) -> None:
         """Empty the queue; runs as long as its owner."""
         while True:
-            if not self._waiting or self._running:
+            if self._waiting and not self._running:
+                delay = self._linger(len(self._waiting))
+                if not delay:
+                    await self._run_next()
+                    continue
+                self._came = trio.Event()
+                with trio.move_on_after(delay):
+                    await self._came.wait()
+            else:
                 self._came = trio.Event()
                 await self._came.wait()
-                if not self._running and (delay := self._linger()):
-                    await trio.sleep(delay)
-                continue
-            await self._run_next()
 
     async def _run_next(self) -> None:
         """Run those of the waiting whose turn it is; by one task at a time."""

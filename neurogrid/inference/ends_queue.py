@@ -9,7 +9,8 @@ T = tokens, D = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ import torch
 import trio
 
 from neurogrid.inference.batching import Batcher
+from neurogrid.inference.burst import Burst
 from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.model.stage import MAX_ROWS, Ends
 from neurogrid.p2p.tracing import span
@@ -85,33 +87,47 @@ class EndsQueue:
         self._ends = ends
         self._thread = thread
         self._shares_forward = shares_forward
+        self._burst = Burst()
         self.batcher: Batcher[_Job, _Result] = Batcher(
-            self._select, self._compute, self._run_torch, max_waiting=MAX_WAITING_ENDS
+            self._select,
+            self._compute,
+            self._run_torch,
+            max_waiting=MAX_WAITING_ENDS,
+            linger=self._burst.delay,
         )
 
-    async def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
+    async def embed(
+        self, token_ids: Sequence[int], *, position: int, session: Hashable
+    ) -> torch.Tensor:
         """What enters layer 0: [1, T, D]; see `Ends.embed`."""
+        self._burst.came(session)
         with span("inference.embed"):
             result = await self.batcher.submit(_Embedding(token_ids, position))
         assert isinstance(result, torch.Tensor)  # nothing is withdrawn here but by cancellation
         return result
 
     async def choose(
-        self, hidden_BTD: torch.Tensor, *, position: int, choose: Choose[C]
+        self, hidden_BTD: torch.Tensor, *, position: int, choose: Choose[C], session: Hashable
     ) -> tuple[Chosen[C], torch.Tensor | None]:
         """Choose from the logits after the last token of `hidden_BTD`; see `Ends.logits`.
 
         Args:
             position: of the first token of `hidden_BTD`.
+            session: whose; those that came together are waited for.
             choose: what it raises is raised here.
 
         Returns:
             What was chosen, and what enters layer 0 for its token, [1, 1, D].
         """
+        self._burst.came(session)
         with span("inference.logits"):
             result = await self.batcher.submit(_Choice(hidden_BTD, position, choose))
         assert isinstance(result, tuple)
         return result
+
+    def forget(self, session: Hashable) -> None:
+        """Wait no more for what comes of a session."""
+        self._burst.gone(session)
 
     def _select(self, waiting: Sequence[_Job]) -> list[_Job]:
         first = waiting[0]
@@ -131,7 +147,10 @@ class EndsQueue:
         with torch.inference_mode():
             if isinstance(jobs[0], _Embedding):
                 return self._embed([job for job in jobs if isinstance(job, _Embedding)])
-            return self._choose([job for job in jobs if isinstance(job, _Choice)])
+            started = time.perf_counter()
+            results = self._choose([job for job in jobs if isinstance(job, _Choice)])
+            self._burst.step_seconds = time.perf_counter() - started
+            return results
 
     def _embed(self, jobs: Sequence[_Embedding]) -> Sequence[torch.Tensor]:
         if len(jobs) == 1:

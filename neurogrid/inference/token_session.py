@@ -77,6 +77,7 @@ class TokenSession:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._ends.forget(id(self))
         await self._close()
 
     async def extend(self, token_ids: Sequence[int], choose: Choose[C]) -> C:
@@ -153,10 +154,12 @@ class TokenSession:
         for start, stop in calls:
             ahead_BTD = self._take_ahead(start, stop)
             if ahead_BTD is None:
-                ahead_BTD = await self._ends.embed(self._tokens[start:stop], position=start)
+                ahead_BTD = await self._ends.embed(
+                    self._tokens[start:stop], position=start, session=id(self)
+                )
             hidden_BTD = await self._pipeline.forward(ahead_BTD)
         chosen, ahead_BTD = await self._ends.choose(
-            hidden_BTD, position=calls[-1][0], choose=choose
+            hidden_BTD, position=calls[-1][0], choose=choose, session=id(self)
         )
         if chosen.token_id is not None and ahead_BTD is not None:
             self._ahead = (len(self._tokens), chosen.token_id, ahead_BTD)

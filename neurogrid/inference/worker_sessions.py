@@ -27,6 +27,7 @@ from neurogrid.errors import (
 )
 from neurogrid.inference.activations import pack, unpack, width
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
+from neurogrid.inference.burst import Burst
 from neurogrid.inference.compute_statistics import ComputeStatistics
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
@@ -55,9 +56,6 @@ logger = logging.getLogger(__name__)
 # Seconds between looks at sessions that may be over, and at those that are to be gone before this worker ends.
 EXPIRY_INTERVAL, DRAIN_INTERVAL = 5.0, 0.05
 
-# What an idle torch thread waits for those that come in the same burst: a part of a step, and seconds.
-LINGER_PART, MAX_LINGER = 0.2, 0.005
-
 # Steps that wait for the torch thread: one of each of hundreds of sessions, and a few of those of 1.0.0.
 MAX_WAITING_STEPS = 1024
 
@@ -78,14 +76,14 @@ class SessionService:
         self._v10_caches: dict[tuple[str, int], Session] = {}
         self._prefilled_last = True
         self._is_leaving = False
+        self._burst = Burst()
         self._steps: Batcher[Step, torch.Tensor] = Batcher(
             self._choose,
             self._compute,
             state.run_torch,
             max_waiting=MAX_WAITING_STEPS,
-            linger=self._linger,
+            linger=self._burst.delay,
         )
-        self._step_seconds = 0.0
         state.on_layers_changed = self.forget_all
 
     def register(self) -> None:
@@ -138,7 +136,7 @@ class SessionService:
         results = run_steps(steps, chunk=chunk)
         ended = time.perf_counter()
         if is_decoded:
-            self._step_seconds = ended - started
+            self._burst.step_seconds = ended - started
         else:
             num_tokens -= steps[0].num_tokens  # what is left for further chunks
         call = self.statistics.called(
@@ -160,12 +158,9 @@ class SessionService:
         """Whether one session at most is open: nobody is kept waiting, and nobody comes to share a forward."""
         return len(self._sessions) + len(self._v10_caches) <= 1
 
-    def _linger(self) -> float:
-        # Steps that ran together before come here one after another, and would be torn apart for good.
-        return 0.0 if self._is_alone else min(LINGER_PART * self._step_seconds, MAX_LINGER)
-
     def _withdraw(self, session: Session) -> None:
         """Compute nothing more for a session that is over."""
+        self._burst.gone(id(session.cache))
         self._steps.withdraw(lambda step: step.cache is session.cache)
 
     async def expire(self) -> None:
@@ -500,6 +495,7 @@ class SessionService:
             step = Step(
                 session.model, session.start, session.stop, position, hidden_BTD, session.cache
             )
+            self._burst.came(id(session.cache))
             with stage_span(step, session.session_id):
                 result_BTD = await self._steps.submit(step)
             if result_BTD is None:

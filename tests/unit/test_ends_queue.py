@@ -18,7 +18,7 @@ def model() -> LoadedModel:
 
 
 async def hidden_states(queue: EndsQueue, num_rows: int) -> list[torch.Tensor]:
-    return [await queue.embed([i + 5], position=i + 1) for i in range(num_rows)]
+    return [await queue.embed([i + 5], position=i + 1, session=i) for i in range(num_rows)]
 
 
 def likeliest(logits_V: torch.Tensor) -> Chosen[str]:
@@ -41,7 +41,7 @@ def test_what_is_chosen_is_embedded_at_once(model: LoadedModel, shares_forward: 
         results: dict[int, tuple[Chosen[str], torch.Tensor | None]] = {}
 
         async def choose(i: int) -> None:
-            results[i] = await queue.choose(hidden[i], position=i + 1, choose=likeliest)
+            results[i] = await queue.choose(hidden[i], position=i + 1, choose=likeliest, session=i)
 
         async with trio.open_nursery() as nursery:
             for i in range(5):
@@ -50,7 +50,7 @@ def test_what_is_chosen_is_embedded_at_once(model: LoadedModel, shares_forward: 
             logits_V = model.ends.logits(hidden[i], position=i + 1)
             assert chosen == likeliest(logits_V)
             assert chosen.token_id is not None
-            expected_BTD = await queue.embed([chosen.token_id], position=i + 2)
+            expected_BTD = await queue.embed([chosen.token_id], position=i + 2, session=i)
             assert ahead_BTD is not None
             torch.testing.assert_close(ahead_BTD, expected_BTD)
 
@@ -68,7 +68,7 @@ def test_an_error_is_of_the_one_that_chose(model: LoadedModel) -> None:
         async def choose(i: int) -> None:
             try:
                 how = refuse if i == 2 else likeliest
-                chosen, _ = await queue.choose(hidden[i], position=i + 1, choose=how)
+                chosen, _ = await queue.choose(hidden[i], position=i + 1, choose=how, session=i)
                 outcomes[i] = chosen.value
             except ModelError as exc:
                 outcomes[i] = str(exc)
@@ -86,6 +86,9 @@ def test_the_last_token_is_not_embedded(model: LoadedModel) -> None:
     async def scenario(queue: EndsQueue) -> None:
         (hidden_BTD,) = await hidden_states(queue, 1)
         last: Chosen[int] = Chosen(7, None)
-        assert await queue.choose(hidden_BTD, position=1, choose=lambda _: last) == (last, None)
+        assert await queue.choose(hidden_BTD, position=1, choose=lambda _: last, session=0) == (
+            last,
+            None,
+        )
 
     run(model, scenario)
