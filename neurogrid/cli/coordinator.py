@@ -40,6 +40,7 @@ from neurogrid.cli.serving import (
     open_server,
     serving_options,
 )
+from neurogrid.cli.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
@@ -254,6 +255,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serving_options(parser)
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
     add_cache_options(parser, "the hashes of the model's files", size=None)
+    add_trace_options(parser)
     add_cluster_options(parser)
     return parser
 
@@ -413,19 +415,20 @@ async def _open_coordinator(
     from neurogrid.inference.progress import ProgressTee
 
     trust = existing_trust(options)
-    settings = _settings(options, where, trust or Trust())
-    model = await load_model(settings)
-    terminal.model_name = model.name
-    check(model)
-    if trust is None:
-        # Now that nothing else is known to be wrong.
-        trust = trust_of(options, is_worker=False)
-        settings = _settings(options, where, trust)
-    if trust.cluster is not None:
-        terminal.ticket_for = trust.ticket
-    progress = terminal if also is None else ProgressTee(terminal, also)
-    async with open_coordinator(settings, model=model, progress=progress) as coordinator:
-        yield coordinator
+    with exporting_traces(options, NAME):
+        settings = _settings(options, where, trust or Trust())
+        model = await load_model(settings)
+        terminal.model_name = model.name
+        check(model)
+        if trust is None:
+            # Now that nothing else is known to be wrong.
+            trust = trust_of(options, is_worker=False)
+            settings = _settings(options, where, trust)
+        if trust.cluster is not None:
+            terminal.ticket_for = trust.ticket
+        progress = terminal if also is None else ProgressTee(terminal, also)
+        async with open_coordinator(settings, model=model, progress=progress) as coordinator:
+            yield coordinator
 
 
 async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:

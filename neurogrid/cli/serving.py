@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.progress import Progress
     from neurogrid.server.backend import Backend
+    from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
 __all__ = [
     "SERVING_SESSIONS",
@@ -136,10 +137,11 @@ class Server:
     url: str
     progress: Progress
     _backend: Backend
+    _metrics: CoordinatorMetrics
 
     async def serve(self, coordinator: Coordinator) -> None:
         """Serve what `coordinator` generates until cancelled; prints the URL."""
-        with self._backend.serving(coordinator):
+        with self._backend.serving(coordinator), self._metrics.of(coordinator):
             print(self.url, flush=True)
             await trio.sleep_forever()
 
@@ -162,21 +164,25 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.cluster import cluster_routes
     from neurogrid.server.guard import Access
     from neurogrid.server.health import HEALTH_PATHS, health_routes
+    from neurogrid.server.metrics import METRICS_PATHS, metrics_routes
     from neurogrid.server.openai_paths import OPENAI_PATHS
     from neurogrid.server.openai_routes import openai_routes
     from neurogrid.server.openapi import openapi_routes
     from neurogrid.server.page import page_routes
     from neurogrid.server.serving import open_http
+    from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
     backend, board = Backend(), StatusBoard()
+    metrics = CoordinatorMetrics(board)
     app = make_app(
         [
             *openai_routes(backend, request_timeout=where.request_timeout),
             *cluster_routes(board),
+            *metrics_routes(metrics.registry),
         ],
         open_routes=[
             *health_routes(backend),
-            *openapi_routes(OPENAI_PATHS, HEALTH_PATHS),
+            *openapi_routes(OPENAI_PATHS, HEALTH_PATHS, METRICS_PATHS),
             *page_routes(),
         ],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),
@@ -184,7 +190,9 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     async with open_http(app, host=where.host, port=where.port) as url:
         logger.info("the page is at %s/", url)
         try:
-            yield Server(url, ProgressTee(backend.progress, board), backend)
+            yield Server(
+                url, ProgressTee(backend.progress, board, metrics.progress), backend, metrics
+            )
         finally:
             board.events.close()  # so that nobody waits for more of them
 

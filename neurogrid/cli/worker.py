@@ -19,6 +19,7 @@ from neurogrid.cli.common import (
     ExitStatus,
     add_common_options,
     listening,
+    port_number,
     positive_int,
     run_command,
     set_up_logging,
@@ -27,6 +28,12 @@ from neurogrid.cli.common import (
 )
 from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.reach import reaching
+from neurogrid.cli.telemetry import (
+    add_metrics_options,
+    add_trace_options,
+    exporting_traces,
+    serving_metrics,
+)
 from neurogrid.cli.trust import trust_of
 
 __all__ = ["build_parser", "main"]
@@ -94,6 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_common_options(parser, port_flag="--port", is_worker=True)
     add_cache_options(parser, "the layers that came", size=size_in_bytes)
+    add_metrics_options(parser, port_type=port_number)
+    add_trace_options(parser)
     # For those who start workers as children: ends with the parent, however that ends.
     parser.add_argument("--stop-on-stdin-eof", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -137,14 +146,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             prefill_chunk=options.prefill_chunk,
             cache=cache_of(options),
         )
-        async with open_worker(settings) as worker:
-            farewells.append(worker.drain)
-            for address in worker.addresses:
-                print(address, flush=True)
-            if options.stop_on_stdin_eof:
-                await _wait_stdin_eof()
-            else:
-                await trio.sleep_forever()
+        with exporting_traces(options, NAME):
+            async with open_worker(settings) as worker, serving_metrics(options, worker):
+                farewells.append(worker.drain)
+                for address in worker.addresses:
+                    print(address, flush=True)
+                if options.stop_on_stdin_eof:
+                    await _wait_stdin_eof()
+                else:
+                    await trio.sleep_forever()
         return ExitStatus.OK
 
     return run_command(

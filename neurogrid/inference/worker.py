@@ -11,9 +11,10 @@ Stateless unless it has a model directory of its own. Layers come in by `worker_
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+import torch
 import trio
 
 from neurogrid.errors import NeuroGridError
@@ -27,11 +28,11 @@ from neurogrid.inference.worker_device import DeviceService
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_sessions import SessionService
-from neurogrid.inference.worker_state import WorkerSettings, WorkerState
+from neurogrid.inference.worker_state import WeightSource, WorkerSettings, WorkerState
 from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import build_config, model_config_message, resolve_dtype
-from neurogrid.model.device import device_name, select_device
+from neurogrid.model.device import DeviceMemory, device_name, select_device
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
 from neurogrid.p2p.host import parse_peer_address
@@ -84,6 +85,21 @@ class Worker:
     def sessions(self) -> SessionService:
         """What computes."""
         return self._sessions
+
+    @property
+    def device(self) -> torch.device:
+        """What it computes on."""
+        return self._state.device
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Memory of the device, or the limit; what layers held here take counts as free."""
+        return self._state.memory()
+
+    @property
+    def received_bytes(self) -> Mapping[WeightSource, int]:
+        """Weights of the layers that were loaded since the start, by where they came from."""
+        return self._state.received_bytes
 
     async def load_own(self, checkpoint: Checkpoint, settings: WorkerSettings) -> None:
         """Load what there is room for of the worker's own model, before anybody asks for it.

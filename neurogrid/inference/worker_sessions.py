@@ -33,6 +33,7 @@ from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.spans import stage_span
 from neurogrid.inference.worker_links import WorkerLinks
+from neurogrid.inference.worker_load import WorkerLoad, worker_load
 from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.model.tensors import dtype_name, is_finite, tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.routes import Place, place_in
@@ -94,6 +95,11 @@ class SessionService:
         protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
         protocol.on_message(MessageType.SESSION_QUERY, self._on_query)
         protocol.on_message(MessageType.ACTIVATION, self._on_activation)
+
+    @property
+    def load(self) -> WorkerLoad:
+        """What has been taken on."""
+        return worker_load(self._state, self._sessions, num_waiting=self._steps.num_waiting)
 
     async def drain(self) -> None:
         """Open no session any more, say so to the coordinator, and wait until it has taken the open ones elsewhere."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -26,7 +27,14 @@ from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
-__all__ = ["Assignment", "WorkerSettings", "WorkerState", "name_layers", "sender_of"]
+__all__ = [
+    "Assignment",
+    "WeightSource",
+    "WorkerSettings",
+    "WorkerState",
+    "name_layers",
+    "sender_of",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,6 +89,17 @@ class WorkerSettings:
     protocol_versions: tuple[str, ...] | None = None
 
 
+class WeightSource(StrEnum):
+    """Where a layer's weights came from."""
+
+    COORDINATOR = "coordinator"
+    WORKER = "worker"
+    DISK = "disk"
+    """The cache of an earlier start."""
+    OWN = "own"
+    """The worker's own model."""
+
+
 @dataclass
 class Assignment:
     """Layers [start, stop) that the coordinator wants here, and those confirmed by their hash.
@@ -114,6 +133,7 @@ class WorkerState:
         model: the model of the last config, with the layers that are held.
         assignment: the stage of the current coordinator, once assigned (1.1.0).
         coordinator: the peer that the worker serves now.
+        received_bytes: weights of the layers that were loaded, by where they came from.
         on_layers_changed: called when a config or an assignment replaces the layers under open sessions.
     """
 
@@ -132,6 +152,7 @@ class WorkerState:
         self.model: ServedModel | None = None
         self.assignment: Assignment | None = None
         self.coordinator: str | None = None
+        self.received_bytes = dict.fromkeys(WeightSource, 0)
         self.on_layers_changed: Callable[[], None] = lambda: None
         self._torch_thread = torch_thread
         self._model_lock = trio.Lock()
@@ -214,6 +235,10 @@ class WorkerState:
         except CapacityError as exc:
             raise RequestRefusedError(str(exc), code=ErrorCode.OUT_OF_MEMORY) from exc
 
+    def note_received(self, source: WeightSource, num_bytes: int) -> None:
+        """A layer of so many bytes came from there, and is loaded."""
+        self.received_bytes[source] += num_bytes
+
     def note_held(self) -> None:
         """Tell the cache which blobs the model is made of: they are not to go."""
         held = self.model.held.values() if self.model else ()
@@ -252,6 +277,7 @@ class WorkerState:
         else:
             self.require_layer_room(model, layer_id)
         await self.run_torch(load)
+        self.note_received(WeightSource.OWN, blob.num_bytes)
         return True
 
     async def answer(

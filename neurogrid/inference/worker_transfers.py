@@ -20,7 +20,12 @@ from neurogrid.errors import CheckpointError, RequestRefusedError
 from neurogrid.inference.authorisation import require_role
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_sources import BlobSources
-from neurogrid.inference.worker_state import Assignment, WorkerState, sender_of
+from neurogrid.inference.worker_state import (
+    Assignment,
+    WeightSource,
+    WorkerState,
+    sender_of,
+)
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
     BlobSource,
@@ -134,14 +139,16 @@ class TransferService(TransferPolicy):
         stored = await state.blobs.load(info.blob_id, max_bytes=info.num_bytes)
         if stored is not None:
             await self._use(offered, model, assignment, stored)
+            state.note_received(WeightSource.DISK, stored.num_bytes)
             return Held()
         store = MemoryStore()
         if offered.sources:
             assert self._transfers is not None
             stored = await self._sources.fetch(self._transfers, offered, store)
         if stored is None:
-            return Wanted(store, partial(self._take, offered, model, assignment))
-        await self._take(offered, model, assignment, stored)
+            source = WeightSource.COORDINATOR
+            return Wanted(store, partial(self._take, source, offered, model, assignment))
+        await self._take(WeightSource.WORKER, offered, model, assignment, stored)
         return Held()
 
     async def acknowledged(self, offered: OfferedBlob) -> None:
@@ -167,10 +174,16 @@ class TransferService(TransferPolicy):
             return False
 
     async def _take(
-        self, offered: OfferedBlob, model: ServedModel, assignment: Assignment, stored: StoredBlob
+        self,
+        source: WeightSource,
+        offered: OfferedBlob,
+        model: ServedModel,
+        assignment: Assignment,
+        stored: StoredBlob,
     ) -> None:
         """Load a layer that came, and keep its bytes for the next start."""
         await self._use(offered, model, assignment, stored)
+        self._state.note_received(source, stored.num_bytes)
         name = model.fingerprint.hex()
         await self._state.blobs.keep(stored, model=name, layer_id=offered.layer_id)
 
@@ -272,6 +285,7 @@ class TransferService(TransferPolicy):
                 return  # another config came meanwhile; nobody waits for this layer
             view, blob_id = await trio.to_thread.run_sync(incoming.finish)
             await self._load(model, layer_id, view, blob_id)
+        state.note_received(WeightSource.COORDINATOR, len(view))
         await state.answer(message, MessageType.WEIGHTS_ACK, layer_id=layer_id)
 
     # Both

@@ -23,6 +23,7 @@ from neurogrid.server.errors import (
     answer_http_exception,
 )
 from neurogrid.server.guard import Access, Guard
+from neurogrid.server.tracing import TraceParents
 
 __all__ = ["make_app"]
 
@@ -44,6 +45,7 @@ def make_app(
     middleware = [
         Middleware(WholeBodies),
         Middleware(Guard, access=access, open_routes=open_routes),
+        Middleware(TraceParents),
     ]
     if access.cors_origins:
         cors = Middleware(

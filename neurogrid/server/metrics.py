@@ -11,7 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-__all__ = ["metrics_routes"]
+from neurogrid.server.openapi import Paths, operation
+
+__all__ = ["METRICS_PATHS", "metrics_routes"]
+
+_TEXT = {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+METRICS_PATHS: Paths = {"/metrics": {"get": operation("Metrics for Prometheus.", _TEXT)}}
 
 
 def metrics_routes(registry: CollectorRegistry) -> list[BaseRoute]:

@@ -40,8 +40,8 @@ CLOSE_TIMEOUT = 1.0
 BACKLOG = 128
 
 
-async def resolve(host: str) -> list[str]:
-    """The addresses that `host`, a name or an address, stands for on this machine.
+async def resolve(host: str, *, flags: str = "--http") -> list[str]:
+    """The addresses that `host`, a name or an address, stands for on this machine; `flags` as for `open_http`.
 
     Raises:
         ConfigurationError: there is none.
@@ -50,23 +50,26 @@ async def resolve(host: str) -> list[str]:
         found = await trio.socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as exc:
         raise ConfigurationError(
-            f"--http-host {host[:100]} is no address and no name that is known here: {exc.strerror}"
+            f"{flags}-host {host[:100]} is no address and no name that is known here: {exc.strerror}"
         ) from exc
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 @asynccontextmanager
-async def open_http(app: ASGIApp, *, host: str, port: int) -> AsyncIterator[str]:
+async def open_http(
+    app: ASGIApp, *, host: str, port: int, flags: str = "--http"
+) -> AsyncIterator[str]:
     """Serve `app` for as long as the block runs; yields its URL, without a slash at the end.
 
     Args:
         host: address or name to listen on.
         port: 0 for a free one.
+        flags: how the options begin that chose both, for errors.
 
     Raises:
         ConfigurationError: the port is taken, or the host is not this machine's.
     """
-    listeners = await _listen(await resolve(host), port)
+    listeners = await _listen(await resolve(host, flags=flags), port, flags)
     config = Config()
     config.accesslog = None
     config.errorlog = logger
@@ -139,7 +142,7 @@ class _Connection:
         await self.stream.aclose()
 
 
-async def _listen(addresses: Sequence[str], port: int) -> list[trio.SocketListener]:
+async def _listen(addresses: Sequence[str], port: int, flags: str) -> list[trio.SocketListener]:
     listeners: list[trio.SocketListener] = []
     for address in addresses:
         try:
@@ -147,23 +150,25 @@ async def _listen(addresses: Sequence[str], port: int) -> list[trio.SocketListen
         except OSError as exc:
             for listener in listeners:
                 await listener.aclose()
-            raise ConfigurationError(_why_not(address, port, exc)) from exc
+            raise ConfigurationError(_why_not(address, port, flags, exc)) from exc
         listeners += opened
         port = listeners[0].socket.getsockname()[1]  # the same for all
     return listeners
 
 
-def _why_not(address: str, port: int, error: OSError) -> str:
+def _why_not(address: str, port: int, flags: str, error: OSError) -> str:
     codes = {
         part.errno
         for part in (error, error.__cause__, error.__context__)
         if isinstance(part, OSError)
     }
     if errno.EADDRINUSE in codes:
-        return f"port {port} of {address} is taken: --http-port N chooses another, 0 a free one"
+        return f"port {port} of {address} is taken: {flags}-port N chooses another, 0 a free one"
     if errno.EACCES in codes:
-        return f"port {port} may not be listened on by this user: take one above 1023 (--http-port)"
-    return f"cannot listen on {address}, port {port} (--http-host, --http-port): {error.strerror or error}"
+        return (
+            f"port {port} may not be listened on by this user: take one above 1023 ({flags}-port)"
+        )
+    return f"cannot listen on {address}, port {port} ({flags}-host, {flags}-port): {error.strerror or error}"
 
 
 def _url(host: str, bound: tuple[Any, ...]) -> str:

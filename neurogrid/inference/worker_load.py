@@ -1,0 +1,55 @@
+"""What a worker has taken on at one moment, for whoever watches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neurogrid.inference.session_table import SessionTable
+from neurogrid.inference.worker_state import WorkerState
+
+__all__ = ["WorkerLoad", "worker_load"]
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """At one moment.
+
+    Attributes:
+        is_serving: a coordinator uses it.
+        num_sessions: that are open.
+        num_waiting: steps whose turn has not come.
+        weight_bytes: of the layers that are held.
+        cache_used_bytes: of KV caches, by the tokens that are in them.
+        cache_reserved_bytes: set aside for the open sessions at their greatest length.
+        cache_limit_bytes: that were agreed for all of them.
+    """
+
+    is_serving: bool
+    num_sessions: int
+    num_waiting: int
+    weight_bytes: int
+    cache_used_bytes: int
+    cache_reserved_bytes: int
+    cache_limit_bytes: int
+
+
+def worker_load(state: WorkerState, sessions: SessionTable, *, num_waiting: int) -> WorkerLoad:
+    """What there is now; counted as `SessionService` counts it when it opens a session."""
+    used = reserved = limit = 0
+    for session in sessions:
+        layers = (session.start, session.stop)
+        used += session.model.cache_bytes(*layers, session.length)
+        reserved += session.model.cache_bytes(*layers, session.max_length)
+    model, assignment = state.model, state.assignment
+    if model is not None and assignment is not None:
+        one = model.cache_bytes(assignment.start, assignment.stop, assignment.max_length)
+        limit = assignment.max_sessions * one
+    return WorkerLoad(
+        is_serving=state.coordinator is not None,
+        num_sessions=len(sessions),
+        num_waiting=num_waiting,
+        weight_bytes=model.held_bytes if model is not None else 0,
+        cache_used_bytes=used,
+        cache_reserved_bytes=reserved,
+        cache_limit_bytes=limit,
+    )
