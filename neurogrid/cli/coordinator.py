@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
-    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.cli.show import JoinLine
     from neurogrid.inference.coordinator import Coordinator, CoordinatorSettings
     from neurogrid.inference.loaded_model import LoadedModel
     from neurogrid.inference.progress import Progress
@@ -374,16 +374,28 @@ async def _serve(
     serving = await trio.to_thread.run_sync(serving_options, options)
     where = _listening(options)
 
-    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.cli.panel.coordinator import coordinator_view
+    from neurogrid.cli.panel.live import open_panel
+    from neurogrid.cli.show import JoinLine, TerminalProgress
 
-    with TerminalProgress(screen) as progress:
-        progress.working("reading the model")
-        async with (
-            open_server(serving) as server,
-            _open_coordinator(options, where, progress, also=server.progress) as coordinator,
-        ):
-            farewells.append(server.finish)
-            await server.serve(coordinator)
+    async with AsyncExitStack() as stack:
+        shown: JoinLine
+        shown = terminal = stack.enter_context(TerminalProgress(screen))
+        terminal.working("reading the model")
+        server = await stack.enter_async_context(open_server(serving))
+        if screen.is_live:
+            terminal.stop()
+            shown, encoding = JoinLine(screen), screen.console.encoding
+            panel = open_panel(
+                screen,
+                lambda: coordinator_view(server.board.status(), url=server.url, encoding=encoding),
+            )
+            await stack.enter_async_context(panel)
+        coordinator = await stack.enter_async_context(
+            _open_coordinator(options, where, shown, also=server.progress)
+        )
+        farewells.append(server.finish)
+        await server.serve(coordinator)
     return ExitStatus.OK
 
 
@@ -400,7 +412,7 @@ def _listening(options: argparse.Namespace) -> Listening:
 async def _open_coordinator(
     options: argparse.Namespace,
     where: Listening,
-    terminal: TerminalProgress,
+    terminal: JoinLine,
     *,
     check: Callable[[LoadedModel], None] = lambda model: None,
     also: Progress | None = None,
@@ -418,7 +430,6 @@ async def _open_coordinator(
     with exporting_traces(options, NAME):
         settings = _settings(options, where, trust or Trust())
         model = await load_model(settings)
-        terminal.model_name = model.name
         check(model)
         if trust is None:
             # Now that nothing else is known to be wrong.
@@ -449,7 +460,6 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
 
         settings = _settings(options, where, trust)
         model = await load_model(settings)
-        progress.model_name = model.name
         if trust.cluster is not None:
             progress.ticket_for = trust.ticket
         ends_seconds = await trio.to_thread.run_sync(model.ends_seconds)

@@ -20,6 +20,7 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.progress import Progress
+    from neurogrid.inference.status_board import StatusBoard
     from neurogrid.server.backend import Backend
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
@@ -132,10 +133,12 @@ class Server:
     Attributes:
         url: where it serves, without a slash at the end.
         progress: to be told what the coordinator does, also before it is there.
+        board: what is known of it and its workers.
     """
 
     url: str
     progress: Progress
+    board: StatusBoard
     _backend: Backend
     _metrics: CoordinatorMetrics
 
@@ -190,9 +193,8 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     async with open_http(app, host=where.host, port=where.port) as url:
         logger.info("the page is at %s/", url)
         try:
-            yield Server(
-                url, ProgressTee(backend.progress, board, metrics.progress), backend, metrics
-            )
+            progress = ProgressTee(backend.progress, board, metrics.progress)
+            yield Server(url, progress, board, backend, metrics)
         finally:
             board.events.close()  # so that nobody waits for more of them
 

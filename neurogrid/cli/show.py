@@ -19,23 +19,34 @@ from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.p2p.identity import short_peer_id
 
-__all__ = ["TerminalProgress", "format_bytes", "short_peer_id"]
+__all__ = ["JoinLine", "TerminalProgress", "format_bytes", "short_peer_id"]
 
 
-class TerminalProgress(Progress):
-    """Says it on a screen; a context manager, so that the bar is always taken down.
+class JoinLine(Progress):
+    """Says the line by which a worker joins, and nothing else.
 
     Attributes:
-        model_name: how the plan calls the model; set once it is known.
-        ticket_for: makes the ticket by which a worker joins, given our peer id and addresses; None where there is
-            none to give.
+        ticket_for: makes the ticket of it, given our peer id and addresses; None where there is none to give.
     """
 
     def __init__(self, screen: Screen) -> None:
-        self._screen = screen
         self._say = screen.say
-        self.model_name = "the model"
         self.ticket_for: Callable[[str, Sequence[str]], str] | None = None
+
+    def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
+        if self.ticket_for is not None:
+            # As it is to be typed elsewhere: one line, however narrow the terminal.
+            command = f"neurogrid-worker --join {self.ticket_for(peer_id, addresses)}"
+            self._say(command, event="listening", peer_id=peer_id, addresses=list(addresses))
+
+
+class TerminalProgress(JoinLine):
+    """Says all of it; a context manager, so that what moves is always taken down."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(screen)
+        self._screen = screen
+        self._model_name = "the model"
         self._status: Status | None = None
         self._transfers: TransferView | None = None
         self._sent = 0
@@ -48,15 +59,19 @@ class TerminalProgress(Progress):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Take down what moves."""
         self._stop_status()
         self._stop_transfers()
 
+    def model_read(self, name: str, num_layers: int) -> None:
+        self._model_name = name
+
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
-        if self.ticket_for is not None:
-            self._stop_status()
-            # As it is to be typed elsewhere: one line, however narrow the terminal.
-            command = f"neurogrid-worker --join {self.ticket_for(peer_id, addresses)}"
-            self._say(command, event="listening", peer_id=peer_id, addresses=list(addresses))
+        self._stop_status()
+        super().listening(peer_id, addresses)
 
     def working(self, what: str) -> None:
         self._stop_status()
@@ -83,7 +98,7 @@ class TerminalProgress(Progress):
         by_peer = {worker.peer_id: worker for worker in workers}
         stages = plan.stages
         self._say(
-            f"plan: {self.model_name}, {num_layers} layers in {len(stages)} stage"
+            f"plan: {self._model_name}, {num_layers} layers in {len(stages)} stage"
             f"{'s' if len(stages) != 1 else ''}",
             event="planned",
             num_layers=num_layers,

@@ -45,7 +45,7 @@ def part_of(num_bytes: float, whole: float) -> str:
     number, _, unit = told.partition(" ")
     if part.endswith(f" {unit}"):
         return f"{part.partition(' ')[0]}/{told}"
-    if whole < num_bytes:
+    if whole < num_bytes or num_bytes / whole * float(number) < 0.05:
         return f"{part}/{told}"
     return f"{num_bytes * float(number) / whole:.1f}/{told}"
 

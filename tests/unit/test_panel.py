@@ -191,6 +191,18 @@ def test_names_of_others_do_not_steer_the_terminal() -> None:
     assert "[red]evil" in "\n".join(drawn)
 
 
+def test_generations_that_went_on_together_are_one_note() -> None:
+    peer_id = f"12D3KooW{'a' * 44}"
+    told = [(EventKind.WORKER_LOST, f"Lost worker …aaaaaaaa: the stream to {peer_id} broke")]
+    told += [(EventKind.SESSION_REROUTED, f"Generation {i} goes on: {peer_id}") for i in (4, 7, 2)]
+    events = tuple(
+        Event(i, 1000.0, kind, Severity.WARNING, text) for i, (kind, text) in enumerate(told, 1)
+    )
+    lost, went_on = coordinator_view(cluster(events=events)).notes
+    assert lost.text == "Lost worker …aaaaaaaa: the stream to …aaaaaaaa broke"
+    assert went_on.text == "Generation 4 goes on: …aaaaaaaa (and 2 more)"
+
+
 def test_small_parts() -> None:
     assert bar(0.0, cells=4) == "[....]"
     assert bar(0.5, cells=4) == "[##..]"
@@ -200,4 +212,5 @@ def test_small_parts() -> None:
     assert spark([1.0, 8.0], "ascii") == ""
     assert part_of(3e8, 12.3e9) == "0.3/12.3 GB"
     assert part_of(5e6, 0) == "5.0 MB/0 B"
+    assert part_of(3.9e6, 5.7e9) == "3.9 MB/5.7 GB"
     assert part_of(1.2e9, 12.3e9) == "1.2/12.3 GB"

@@ -6,11 +6,13 @@ Made of a `ClusterStatus`, as the page is.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
-from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, spark
+from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, short_ids, spark
 from neurogrid.cli.transfer_view import format_bytes, part_of
-from neurogrid.inference.events import EventKind, Severity
+from neurogrid.inference.events import Event, EventKind, Severity
 from neurogrid.inference.status import ClusterStatus, Health, PeerStatus, Phase, Role
 
 __all__ = ["coordinator_view"]
@@ -58,11 +60,7 @@ def coordinator_view(status: ClusterStatus, *, url: str = "", encoding: str = "u
         columns=COLUMNS,
         rows=tuple(map(_row, sorted(status.peers.values(), key=_place))),
         figures=_figures(status, encoding),
-        notes=tuple(
-            Note(_time(event.at), event.text, STYLES[event.severity])
-            for event in status.events
-            if event.kind is not EventKind.WORKING
-        ),
+        notes=tuple(_notes(status.events)),
         foot=" · ".join(filter(None, [url, f"up {_span(status.at - status.started_at)}"])),
     )
 
@@ -99,7 +97,7 @@ def _row(peer: PeerStatus) -> tuple[Cell, ...]:
 def _health(peer: PeerStatus) -> str:
     transfer = peer.transfer
     if peer.health is Health.LOST:
-        return f"lost: {peer.lost_reason}"
+        return f"lost: {short_ids(peer.lost_reason)}"
     if transfer is not None and not transfer.is_done:
         done = transfer.sent_bytes + transfer.cached_bytes + transfer.from_workers_bytes
         part = done / transfer.planned_bytes if transfer.planned_bytes else 1.0
@@ -132,6 +130,20 @@ def _figures(status: ClusterStatus, encoding: str) -> tuple[str, ...]:
     if firsts:
         figures.append(f"first after {firsts[-1]:.2f} s")
     return tuple(figures)
+
+
+def _notes(events: Sequence[Event]) -> Iterator[Note]:
+    """What happened. Generations that went on together after the same failure are one note."""
+    told = [event for event in events if event.kind is not EventKind.WORKING]
+    for kind, alike in groupby(told, key=lambda event: event.kind):
+        several = list(alike)
+        if kind is EventKind.SESSION_REROUTED:
+            more = f" (and {len(several) - 1} more)" if len(several) > 1 else ""
+            first = several[0]
+            yield Note(_time(first.at), short_ids(first.text) + more, STYLES[first.severity])
+            continue
+        for event in several:
+            yield Note(_time(event.at), short_ids(event.text), STYLES[event.severity])
 
 
 def _time(at: float) -> str:

@@ -16,7 +16,7 @@ from neurogrid.cli.screen import Screen
 
 __all__ = ["open_panel"]
 
-INTERVAL: Final = 0.25  # seconds between two looks
+INTERVAL: Final = 0.5  # seconds between two looks
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ Columns give way where the terminal is narrow, rows and events where it is low. 
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from neurogrid.cli.text_rows import in_encoding, printable
 
-__all__ = ["Cell", "Column", "Note", "View", "bar", "draw", "spark"]
+__all__ = ["Cell", "Column", "Note", "View", "bar", "draw", "short_ids", "spark"]
 
 MAX_WIDTH: Final = 120
 # Rows of notes: as many as there is room for between the two; and of one of them.
@@ -28,6 +29,8 @@ MAX_ROWS_PER_NOTE: Final = 3
 # Rows that belong to none of the parts: borders, head of the table, two lines between.
 FRAME_ROWS: Final = 5
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
+# Of Ed25519 keys, in base 58.
+_PEER_ID: Final = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 Cell = str | tuple[str, str]
@@ -181,6 +184,11 @@ def _notes(notes: Sequence[Note], letters: _Letters, width: int, num_rows: int) 
     for line in found:
         line.no_wrap, line.overflow = True, letters.overflow
     return found
+
+
+def short_ids(text: str) -> str:
+    """The text with only the ends of peer ids, which tell them apart."""
+    return _PEER_ID.sub(lambda found: f"…{found[0][-8:]}", text)
 
 
 def bar(part: float, *, cells: int = 10) -> str:
