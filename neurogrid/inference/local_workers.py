@@ -1,11 +1,13 @@
 """Worker processes on the coordinator's own machine, for as long as it runs.
 
 Each gets a free port, an equal share of the memory and of the cores, and ends when its standard
-input does: also when the coordinator is killed.
+input does: also when the coordinator is killed. What it says is logged here, under its number.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -19,10 +21,13 @@ from neurogrid.exception_groups import unwrap_errors
 
 __all__ = ["start_local_workers"]
 
+logger = logging.getLogger(__name__)
+
 # Importing torch and transformers takes 3 s on an idle machine, and several do it at once.
 START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 5.0  # seconds
 MAX_LOCAL_WORKERS = 64
+MAX_LINE_BYTES = 64 * 1024
 
 
 @asynccontextmanager
@@ -44,7 +49,7 @@ async def start_local_workers(
 
     Raises:
         ConfigurationError: the count is out of range.
-        TransportError: one did not start; its own words stand on stderr.
+        TransportError: one did not start; its own words are in the log.
     """
     if not 0 < count <= MAX_LOCAL_WORKERS:
         raise ConfigurationError(f"--local-workers takes 1 to {MAX_LOCAL_WORKERS}, not {count}")
@@ -52,40 +57,48 @@ async def start_local_workers(
     command = [
         *(sys.executable, "-m", "neurogrid.cli.worker"),
         *("--listen", listen, "--disable-mdns", "--stop-on-stdin-eof", "--log-level", "warning"),
+        "--json-logs",
         "--no-cache",  # the model is on this machine's disk already
         *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),
     ]
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     processes: list[trio.Process] = []
-    try:
-        for own in credentials or [()] * count:
-            processes.append(
-                await trio.lowlevel.open_process(
-                    [*command, *own],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=environment,
-                    # Ctrl-C is for the coordinator, which ends its workers when it ends.
-                    start_new_session=True,
-                )
-            )
-        addresses: list[str | None] = [None] * count
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            try:
+                for number, own in enumerate(credentials or [()] * count, 1):
+                    process = await trio.lowlevel.open_process(
+                        [*command, *own],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        env=environment,
+                        # Ctrl-C is for the coordinator, which ends its workers when it ends.
+                        start_new_session=True,
+                    )
+                    processes.append(process)
+                    nursery.start_soon(_log_words, process, number)
+                yield await _read_addresses(processes)
+            finally:
+                with trio.CancelScope(shield=True):
+                    async with trio.open_nursery() as stopping:
+                        for process in processes:
+                            stopping.start_soon(_stop, process)
 
-        async def read_address(index: int) -> None:
-            addresses[index] = await _first_line(processes[index])
 
-        with trio.move_on_after(START_TIMEOUT) as scope, unwrap_errors():
-            async with trio.open_nursery() as nursery:
-                for index in range(count):
-                    nursery.start_soon(read_address, index)
-        if scope.cancelled_caught:
-            raise TransportError(f"a local worker was not ready within {START_TIMEOUT:g} s")
-        yield [address for address in addresses if address is not None]
-    finally:
-        with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
-                for process in processes:
-                    nursery.start_soon(_stop, process)
+async def _read_addresses(processes: Sequence[trio.Process]) -> list[str]:
+    addresses = [""] * len(processes)
+
+    async def read_address(index: int) -> None:
+        addresses[index] = await _first_line(processes[index])
+
+    with trio.move_on_after(START_TIMEOUT) as scope, unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            for index in range(len(processes)):
+                nursery.start_soon(read_address, index)
+    if scope.cancelled_caught:
+        raise TransportError(f"a local worker was not ready within {START_TIMEOUT:g} s")
+    return addresses
 
 
 async def _first_line(process: trio.Process) -> str:
@@ -98,6 +111,33 @@ async def _first_line(process: trio.Process) -> str:
             raise TransportError(f"a local worker ended with status {status} before it was ready")
         line += data
     return line.split(b"\n")[0].decode()
+
+
+async def _log_words(process: trio.Process, number: int) -> None:
+    """Log what a worker says, each line as it comes, until it ends."""
+    assert process.stderr is not None
+    buffer = b""
+    async with process.stderr as stderr:
+        async for data in stderr:
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                _log_line(line, number)
+            if len(buffer) > MAX_LINE_BYTES:
+                _log_line(buffer, number)
+                buffer = b""
+    if buffer:
+        _log_line(buffer, number)
+
+
+def _log_line(line: bytes, number: int) -> None:
+    """A line of `--json-logs`, or whatever else came to stderr."""
+    try:
+        told = json.loads(line)
+        level = logging.getLevelNamesMapping()[told["level"].upper()]
+        text = "\n".join(filter(None, [told["message"], told.get("exception")]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        level, text = logging.WARNING, line.decode(errors="replace")
+    logger.log(level, "local worker %d: %s", number, text, extra={"local_worker": number})
 
 
 async def _stop(process: trio.Process) -> None:
