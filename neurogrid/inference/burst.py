@@ -15,7 +15,7 @@ import trio
 __all__ = ["Burst"]
 
 # What may lie between two of a burst: a part of a step, at least and at most so many seconds.
-GAP_PART, MIN_GAP, MAX_GAP = 0.25, 0.0005, 0.005
+GAP_PART, MIN_GAP, MAX_GAP = 0.4, 0.0005, 0.005
 # Who has not come for so many steps, and seconds besides, is not waited for.
 IDLE_STEPS, IDLE_SECONDS = 16, 1.0
 
