@@ -1,0 +1,87 @@
+"""What the server publishes of itself holds: requests made from `/openapi.json`, right ones and wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.e2e.server_process import ServerProcess, start_server
+from tests.e2e.support import DEADLINE
+
+# Answers are generated token by token, and of the longest there would be hours.
+MAX_TOKENS = 2
+MAX_ANSWERS = 2
+EXAMPLES = 25
+PATHS = ("/v1/models/{model}", "/v1/models", "/health", "/ready", "/openapi.json")
+POSTED = ("/v1/completions", "/v1/chat/completions")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("document")
+    with start_server(directory, "--local-workers", "2", "--max-seq-len", "64") as server:
+        yield server
+
+
+def shortened(body: Any) -> Any:
+    """The same request, for fewer tokens of the model that is there; what is wrong with it stays wrong."""
+    if not isinstance(body, dict):
+        return body
+    if isinstance(body.get("model"), str):
+        body = {**body, "model": "embedded"}
+    for name, most in (("max_tokens", MAX_TOKENS), ("max_completion_tokens", MAX_TOKENS)):
+        if body.get(name) is None or (type(body[name]) is int and body[name] > most):
+            body = {**body, name: most}
+    if type(body.get("n")) is int and body["n"] > MAX_ANSWERS:
+        body = {**body, "n": MAX_ANSWERS}
+    return body
+
+
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [(path, "right") for path in (*PATHS, *POSTED)] + [(path, "wrong") for path in POSTED],
+)
+def test_every_answer_is_as_the_document_says(server: ServerProcess, path: str, mode: str) -> None:
+    """Statuses, content types, the shape of what comes back; never a 500."""
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json", timeout=DEADLINE)
+    method = "POST" if path in POSTED else "GET"
+    operation = document[path][method]
+    generation_mode = (
+        schemathesis.GenerationMode.POSITIVE
+        if mode == "right"
+        else schemathesis.GenerationMode.NEGATIVE
+    )
+    statuses = set()
+
+    @given(case=operation.as_strategy(generation_mode=generation_mode))
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def ask(case: Any) -> None:
+        case.body = shortened(case.body)
+        answer = case.call(timeout=DEADLINE)
+        statuses.add(answer.status_code)
+        assert answer.status_code < 500, (case.body, answer.text)
+        case.validate_response(
+            answer,
+            checks=[
+                schemathesis.checks.not_a_server_error,
+                schemathesis.specs.openapi.checks.status_code_conformance,
+                schemathesis.specs.openapi.checks.content_type_conformance,
+                schemathesis.specs.openapi.checks.response_schema_conformance,
+            ],
+        )
+
+    ask()
+    print(path, mode, sorted(statuses))
+    if path in POSTED:
+        assert (200 if mode == "right" else 400) in statuses
