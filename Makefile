@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PROMPT ?= A function definition
 
-.PHONY: setup demo check test test-unit test-e2e format docs bench clean
+.PHONY: setup demo check test test-unit test-e2e test-commands test-networks format docs bench clean
 
 setup: .venv/.ready .venv/.peers-ready
 
@@ -29,8 +29,13 @@ test-unit: .venv/.ready
 	$(BIN)/python -m pytest tests/unit -q
 	$(BIN)/python -m pytest tests/conformance -q -k memory
 
-test-e2e: setup
-	$(BIN)/python -m pytest tests/e2e -q
+# With real processes and sockets. The second waits more than it works: make -j2 runs it beside the first.
+test-e2e: test-commands test-networks
+
+test-commands: setup
+	$(BIN)/python -m pytest tests/e2e -q --durations=20
+
+test-networks: setup
 	$(BIN)/python -m pytest tests/conformance -q -k libp2p
 
 format: .venv/.ready
