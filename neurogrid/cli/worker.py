@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import trio
@@ -147,10 +148,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             cache=cache_of(options),
         )
         with exporting_traces(options, NAME):
-            async with open_worker(settings) as worker, serving_metrics(options, worker):
+            async with (
+                open_worker(settings) as worker,
+                serving_metrics(options, worker),
+                AsyncExitStack() as stack,
+            ):
                 farewells.append(worker.drain)
                 for address in worker.addresses:
                     print(address, flush=True)
+                if screen.is_live:
+                    from neurogrid.cli.panel.live import open_panel
+                    from neurogrid.cli.panel.worker import worker_view
+
+                    panel = open_panel(screen, lambda: worker_view(worker.board.status()))
+                    await stack.enter_async_context(panel)
                 if options.stop_on_stdin_eof:
                     await _wait_stdin_eof()
                 else:

@@ -29,6 +29,7 @@ from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WeightSource, WorkerSettings, WorkerState
+from neurogrid.inference.worker_status import WorkerBoard
 from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import build_config, model_config_message, resolve_dtype
@@ -51,6 +52,7 @@ class Worker:
 
     Attributes:
         protocol: its tensor protocol, with the traffic counters.
+        board: what is known of it, for whoever shows it.
     """
 
     def __init__(self, state: WorkerState, *, name: str) -> None:
@@ -62,6 +64,7 @@ class Worker:
         self._sessions = SessionService(state, links, device_name=name)
         for service in (self._transfers, self._layers, self._sessions, DeviceService(state)):
             service.register()
+        self.board = WorkerBoard(state, self._sessions, name=name)
         self.protocol = state.protocol
         self.protocol.on_peer_lost(self._on_peer_lost)
         self.protocol.host.on_disconnected(self._on_disconnected)

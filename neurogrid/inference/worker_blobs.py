@@ -141,6 +141,12 @@ class WorkerBlobs:
             return self._cache.source(self._on_disk[blob_id])
         return None
 
+    def disk_use(self) -> tuple[int, int] | tuple[None, None]:
+        """Bytes that the cache takes, and may take; None where nothing is kept. Looks at every file."""
+        return (
+            (None, None) if self._cache is None else (self._cache.num_bytes, self._cache.max_bytes)
+        )
+
     async def layers_on_disk(self, model: str) -> frozenset[int]:
         """The layers of a model that were written to disk once and are still there."""
         if self._cache is None or self._hints is None:

@@ -104,5 +104,6 @@ def test_a_panel_while_it_serves(tmp_path: Path) -> None:
 def test_a_worker_on_a_terminal_prints_its_address_and_then_a_panel() -> None:
     with on_terminal("worker", *HERE, "--no-cache") as terminal:
         terminal.wait("/ip4/127.0.0.1/tcp/")
+        terminal.wait("waits for a coordinator")
         terminal.type(CTRL_C)
         assert terminal.wait_end() == 0

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from neurogrid.cli.panel.coordinator import coordinator_view
 from neurogrid.cli.panel.view import View, bar, draw, spark
+from neurogrid.cli.panel.worker import worker_view
 from neurogrid.cli.transfer_view import part_of
 from neurogrid.inference.events import Event, EventKind, Severity
 from neurogrid.inference.status import (
@@ -23,6 +24,9 @@ from neurogrid.inference.status import (
     Role,
     TransferStatus,
 )
+from neurogrid.inference.worker_load import WorkerLoad
+from neurogrid.inference.worker_state import WeightSource
+from neurogrid.inference.worker_status import PeerTraffic, WorkerStatus
 
 GB = 10**9
 LOST = "Lost worker …xAAAAAA4 with layers 18 to 35: the stream ended; looking for a worker for them"
@@ -201,6 +205,77 @@ def test_generations_that_went_on_together_are_one_note() -> None:
     lost, went_on = coordinator_view(cluster(events=events)).notes
     assert lost.text == "Lost worker …aaaaaaaa: the stream to …aaaaaaaa broke"
     assert went_on.text == "Generation 4 goes on: …aaaaaaaa (and 2 more)"
+
+
+def worker(**changed: Any) -> WorkerStatus:
+    load = WorkerLoad(
+        is_serving=True,
+        num_sessions=3,
+        num_waiting=2,
+        weight_bytes=7 * GB,
+        cache_used_bytes=GB // 4,
+        cache_reserved_bytes=GB,
+        cache_limit_bytes=2 * GB,
+    )
+    coordinator = PeerTraffic("12D3KooWxCCCCCCC", True, True, 6 * GB, 4000, 0.0, 1500.0)
+    gone = PeerTraffic("12D3KooWxWWWWWWW", False, False, 9000, 0, 0.0, 0.0)
+    known = WorkerStatus(
+        started_at=1000.0,
+        uptime=3725.0,
+        peer_id="12D3KooWxOOOOOOO",
+        name="NVIDIA H200",
+        model="Qwen3-8B",
+        total_layers=36,
+        coordinator="12D3KooWxCCCCCCC",
+        layers_assigned=range(18, 36),
+        num_confirmed=18,
+        layers_held=tuple(range(18, 36)),
+        memory_total_bytes=141 * GB,
+        memory_free_bytes=120 * GB,
+        load=load,
+        tokens_per_second=84.2,
+        prompt_tokens_per_second=0.0,
+        rows_per_pass=2.8,
+        busy=0.43,
+        weights_from={WeightSource.COORDINATOR: 5 * GB, WeightSource.WORKER: 0},
+        peers=(coordinator, gone),
+        disk_bytes=3 * GB,
+        disk_limit_bytes=50 * GB,
+    )
+    return replace(known, **changed)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_worker(width: int, encoding: str) -> None:
+    drawn = rows(worker_view(worker()), width=width, encoding=encoding)
+    assert {cell_len(row) for row in drawn} == {width}
+    text = " ".join(" ".join(row.strip("│|").split()) for row in drawn)
+    dots = "..." if encoding == "ascii" else "…"
+    assert f"NeuroGrid worker {'-' if encoding == 'ascii' else '·'} NVIDIA H200" in text
+    assert f"serves {dots}xCCCCCCC" in text
+    assert "not connected" in text
+    for figure in (
+        "layers 18-35 of 36",
+        "weights 7.0 GB",
+        "KV caches 0.2/2.0 GB",
+        "84.2 tokens/s",
+        "2.8 at once",
+        "busy 43%",
+        "5.0 GB from the coordinator",
+        "cache 3.0/50.0 GB",
+    ):
+        assert figure in text
+    assert "from other workers" not in text
+
+
+def test_a_worker_that_gets_its_layers_and_one_that_waits() -> None:
+    begun = worker_view(worker(num_confirmed=9))
+    assert begun.state == "gets its layers"
+    assert "layers 18-35 [#####.....] 9 of 18" in begun.figures[0]
+    waits = worker_view(worker(coordinator=None, layers_assigned=range(0), num_confirmed=0))
+    assert waits.state == "waits for a coordinator"
+    assert "18 layers kept for the next coordinator" in waits.figures[0]
 
 
 def test_small_parts() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, short_ids, spark
+from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, short_ids, span, spark
 from neurogrid.cli.transfer_view import format_bytes, part_of
 from neurogrid.inference.events import Event, EventKind, Severity
 from neurogrid.inference.status import ClusterStatus, Health, PeerStatus, Phase, Role
@@ -59,9 +59,9 @@ def coordinator_view(status: ClusterStatus, *, url: str = "", encoding: str = "u
         state_style=state_style,
         columns=COLUMNS,
         rows=tuple(map(_row, sorted(status.peers.values(), key=_place))),
-        figures=_figures(status, encoding),
+        figures=(_figures(status, encoding),),
         notes=tuple(_notes(status.events)),
-        foot=" · ".join(filter(None, [url, f"up {_span(status.at - status.started_at)}"])),
+        foot=" · ".join(filter(None, [url, f"up {span(status.at - status.started_at)}"])),
     )
 
 
@@ -103,7 +103,7 @@ def _health(peer: PeerStatus) -> str:
         part = done / transfer.planned_bytes if transfer.planned_bytes else 1.0
         rate = f" {format_bytes(transfer.bytes_per_second)}/s" if transfer.bytes_per_second else ""
         left = transfer.remaining_seconds
-        return f"{bar(part)} {part:4.0%}{rate}{f', {_span(left)} left' if left else ''}"
+        return f"{bar(part)} {part:4.0%}{rate}{f', {span(left)} left' if left else ''}"
     if peer.health is Health.READY and peer.role is not Role.STAGE:
         return "stands by" if peer.role is Role.REPLICA else "has no layers"
     return {
@@ -148,11 +148,3 @@ def _notes(events: Sequence[Event]) -> Iterator[Note]:
 
 def _time(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
-
-
-def _span(seconds: float) -> str:
-    """Seconds below a minute, then minutes: what is below makes no difference any more."""
-    minutes = int(seconds) // 60
-    if minutes < 1:
-        return f"{int(seconds)} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from neurogrid.cli.text_rows import in_encoding, printable
 
-__all__ = ["Cell", "Column", "Note", "View", "bar", "draw", "short_ids", "spark"]
+__all__ = ["Cell", "Column", "Note", "View", "bar", "draw", "short_ids", "span", "spark"]
 
 MAX_WIDTH: Final = 120
 # Rows of notes: as many as there is room for between the two; and of one of them.
@@ -71,7 +71,7 @@ class View:
 
     Attributes:
         state: how things are, in a word or two.
-        figures: what stands below the table, each a whole phrase.
+        figures: what stands below the table: groups, each of which begins a line, of whole phrases.
         notes: oldest first; the last ones are shown.
         foot: on the lower border.
     """
@@ -81,7 +81,7 @@ class View:
     state_style: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    figures: tuple[str, ...]
+    figures: tuple[tuple[str, ...], ...]
     notes: tuple[Note, ...]
     foot: str
 
@@ -91,9 +91,7 @@ def draw(view: View, *, width: int, height: int, encoding: str = "utf-8") -> Ren
     letters = _Letters(encoding)
     width = min(width, MAX_WIDTH)
     inner = max(width - 4, 10)
-    # Lines end between figures, not within one.
-    kept = (figure.replace(" ", NO_BREAK) for figure in view.figures)
-    figures = textwrap.wrap(letters.shown(f"{NO_BREAK}· ".join(kept)), inner)
+    figures = [line for group in view.figures for line in _lines_of(group, letters, inner)]
     room = max(height - 1 - FRAME_ROWS - len(figures), MIN_NOTE_ROWS + 2)
     note_rows = max(min(MAX_NOTE_ROWS, room - len(view.rows)), MIN_NOTE_ROWS)
     notes = _notes(view.notes, letters, inner, note_rows)
@@ -108,7 +106,7 @@ def draw(view: View, *, width: int, height: int, encoding: str = "utf-8") -> Ren
         parts.append(letters.text(f"and {len(view.rows) - len(rows)} more", "dim"))
     if figures:
         parts += [Text()] * bool(parts)
-        parts += [letters.text(line.replace(NO_BREAK, " ")) for line in figures]
+        parts += [letters.text(line) for line in figures]
     if notes:
         parts += [Text()] * bool(parts)
         parts += notes
@@ -141,6 +139,12 @@ class _Letters:
 
     def text(self, text: str, style: str = "") -> Text:
         return Text(self.shown(text), style=style, no_wrap=True, overflow=self.overflow)
+
+
+def _lines_of(figures: Sequence[str], letters: _Letters, width: int) -> list[str]:
+    """Lines that end between figures, not within one."""
+    kept = f"{NO_BREAK}· ".join(figure.replace(" ", NO_BREAK) for figure in figures)
+    return [line.replace(NO_BREAK, " ") for line in textwrap.wrap(letters.shown(kept), width)]
 
 
 def _table(
@@ -195,6 +199,14 @@ def bar(part: float, *, cells: int = 10) -> str:
     """How much of something is done, 0 to 1, in so many columns."""
     filled = round(min(max(part, 0.0), 1.0) * cells)
     return "[" + "#" * filled + "." * (cells - filled) + "]"
+
+
+def span(seconds: float) -> str:
+    """A time: seconds below a minute, then minutes, since what is below makes no difference any more."""
+    minutes = int(seconds) // 60
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def spark(values: Sequence[float], encoding: str = "utf-8") -> str:

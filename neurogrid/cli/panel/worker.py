@@ -1,0 +1,122 @@
+"""The worker's panel: whom it serves, what it holds and computes, and what passes between it and whom."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from neurogrid.cli.panel.view import Cell, Column, View, bar, span
+from neurogrid.cli.transfer_view import format_bytes, part_of
+from neurogrid.inference.worker_state import WeightSource
+from neurogrid.inference.worker_status import PeerTraffic, WorkerStatus
+
+__all__ = ["worker_view"]
+
+COLUMNS: Final = (
+    Column("peer"),
+    Column("is", share=1),
+    Column("received", is_number=True),
+    Column("per second", is_number=True, min_width=70),
+    Column("sent", is_number=True),
+    Column("per second", is_number=True, min_width=70),
+)
+SOURCES: Final = {
+    WeightSource.COORDINATOR: "from the coordinator",
+    WeightSource.WORKER: "from other workers",
+    WeightSource.DISK: "from disk",
+    WeightSource.OWN: "from the own model",
+}
+
+
+def worker_view(status: WorkerStatus) -> View:
+    """What the panel says of a worker."""
+    state, state_style = _state(status)
+    return View(
+        title=f"NeuroGrid worker · {status.name}",
+        state=state,
+        state_style=state_style,
+        columns=COLUMNS,
+        rows=tuple(map(_row, status.peers)),
+        figures=tuple(filter(None, (_held(status), _computed(status), _came(status)))),
+        notes=(),
+        foot=f"…{status.peer_id[-8:]} · up {span(status.uptime)}",
+    )
+
+
+def _state(status: WorkerStatus) -> tuple[str, str]:
+    if status.coordinator is None:
+        return "waits for a coordinator", "yellow"
+    if status.num_confirmed < len(status.layers_assigned):
+        return "gets its layers", "cyan"
+    return f"serves …{status.coordinator[-8:]}", "green"
+
+
+def _row(peer: PeerTraffic) -> tuple[Cell, ...]:
+    kind = "coordinator" if peer.is_coordinator else "peer"
+    style = "" if peer.is_connected else "dim"
+    return (
+        (f"…{peer.peer_id[-8:]}", style),
+        (kind if peer.is_connected else "not connected", style),
+        (format_bytes(peer.received_bytes), style),
+        (_rate(peer.received_bytes_per_second), style),
+        (format_bytes(peer.sent_bytes), style),
+        (_rate(peer.sent_bytes_per_second), style),
+    )
+
+
+def _rate(bytes_per_second: float) -> str:
+    return format_bytes(bytes_per_second) if bytes_per_second >= 1 else "-"
+
+
+def _held(status: WorkerStatus) -> tuple[str, ...]:
+    """What it holds, and what that takes."""
+    layers, load = status.layers_assigned, status.load
+    figures = [status.model] if status.model else []
+    if layers and status.num_confirmed < len(layers):
+        part = status.num_confirmed / len(layers)
+        figures.append(
+            f"layers {_range(layers)} {bar(part)} {status.num_confirmed} of {len(layers)}"
+        )
+    elif layers:
+        figures.append(f"layers {_range(layers)} of {status.total_layers}")
+    elif status.layers_held:
+        held = len(status.layers_held)
+        figures.append(f"{held} layer{'s' * (held != 1)} kept for the next coordinator")
+    if load.weight_bytes:
+        figures.append(f"weights {format_bytes(load.weight_bytes)}")
+    if load.cache_limit_bytes:
+        figures.append(f"KV caches {part_of(load.cache_used_bytes, load.cache_limit_bytes)}")
+    figures.append(f"memory {format_bytes(status.memory_free_bytes)}")
+    return tuple(figures)
+
+
+def _computed(status: WorkerStatus) -> tuple[str, ...]:
+    """What it computes."""
+    load = status.load
+    if not (status.layers_assigned or load.num_sessions):
+        return ()
+    figures = [f"{load.num_sessions} session{'s' * (load.num_sessions != 1)}"]
+    if load.num_waiting:
+        figures.append(f"{load.num_waiting} steps wait")
+    figures.append(f"{status.tokens_per_second:.1f} tokens/s")
+    if status.rows_per_pass:
+        figures.append(f"{status.rows_per_pass:.1f} at once")
+    if status.prompt_tokens_per_second >= 1:
+        figures.append(f"{status.prompt_tokens_per_second:.0f} prompt tokens/s")
+    figures.append(f"busy {min(status.busy, 1.0):.0%}")
+    return tuple(figures)
+
+
+def _came(status: WorkerStatus) -> tuple[str, ...]:
+    """Where its weights came from, and what is kept of them."""
+    figures = [
+        f"{format_bytes(num_bytes)} {SOURCES[source]}"
+        for source, num_bytes in status.weights_from.items()
+        if num_bytes
+    ]
+    if status.disk_bytes is not None and status.disk_limit_bytes is not None:
+        figures.append(f"cache {part_of(status.disk_bytes, status.disk_limit_bytes)}")
+    return tuple(figures)
+
+
+def _range(layers: range) -> str:
+    return f"{layers.start}-{layers.stop - 1}"

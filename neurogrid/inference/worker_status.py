@@ -1,0 +1,187 @@
+"""What is known of a worker at one moment, as plain data, and the board that makes it.
+
+    board = WorkerBoard(state, sessions, name="CPU")
+    board.status()
+
+Whoever wants to know looks at `status()`, now and then; rates are those since a few seconds before.
+
+Units: bytes, seconds, and what is a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from neurogrid.inference.compute_statistics import ComputeStatistics
+from neurogrid.inference.rates import TotalRate
+from neurogrid.inference.worker_load import WorkerLoad
+from neurogrid.inference.worker_state import WeightSource, WorkerState
+from neurogrid.p2p.counters import Direction
+
+__all__ = ["PeerTraffic", "WorkerBoard", "WorkerStatus"]
+
+# The files of the cache are looked at so often. Seconds.
+DISK_INTERVAL: Final = 10.0
+
+
+@dataclass(frozen=True)
+class PeerTraffic:
+    """What passed between this worker and a peer, since the start and now."""
+
+    peer_id: str
+    is_coordinator: bool
+    is_connected: bool
+    received_bytes: int
+    sent_bytes: int
+    received_bytes_per_second: float
+    sent_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker.
+
+    Attributes:
+        started_at: Unix time.
+        uptime: seconds since then.
+        name: of its device.
+        model: of the last coordinator; empty for none yet.
+        total_layers: of that model.
+        coordinator: peer id of the one that it serves; None for nobody.
+        layers_assigned: [start, stop); empty for none.
+        num_confirmed: of those, how many are here with the announced content.
+        layers_held: in memory, whoever assigned them.
+        memory_total_bytes: of the device, or the limit.
+        memory_free_bytes: what layers and caches may take in all; those that are held count as free.
+        tokens_per_second: decoded, of all sessions together.
+        prompt_tokens_per_second: of prompts.
+        rows_per_pass: sessions that shared a decoding pass lately; None without any.
+        busy: part of the time that torch computed lately, 0 to 1.
+        weights_from: bytes of the layers that were loaded, by where they came from.
+        peers: most traffic first.
+        disk_bytes: that the cache takes; None where nothing is kept.
+        disk_limit_bytes: that it may take.
+    """
+
+    started_at: float
+    uptime: float
+    peer_id: str
+    name: str
+    model: str
+    total_layers: int
+    coordinator: str | None
+    layers_assigned: range
+    num_confirmed: int
+    layers_held: tuple[int, ...]
+    memory_total_bytes: int
+    memory_free_bytes: int
+    load: WorkerLoad
+    tokens_per_second: float
+    prompt_tokens_per_second: float
+    rows_per_pass: float | None
+    busy: float
+    weights_from: Mapping[WeightSource, int]
+    peers: tuple[PeerTraffic, ...]
+    disk_bytes: int | None
+    disk_limit_bytes: int | None
+
+
+class Computing(Protocol):
+    """What a board looks at (`worker_sessions.SessionService`)."""
+
+    statistics: ComputeStatistics
+
+    @property
+    def load(self) -> WorkerLoad: ...
+
+
+class WorkerBoard:
+    """Makes the status of a worker. Used from its trio thread.
+
+    Args:
+        name: of its device.
+        clock: seconds that never go back.
+        wall_clock: Unix time, in seconds.
+    """
+
+    def __init__(
+        self,
+        state: WorkerState,
+        sessions: Computing,
+        *,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._state = state
+        self._sessions = sessions
+        self._name = name
+        self._clock = clock
+        self._started = clock()
+        self._started_at = wall_clock()
+        self._decoded, self._prefilled = TotalRate(), TotalRate()
+        self._passes, self._computing = TotalRate(), TotalRate()
+        self._traffic: dict[tuple[str, Direction], TotalRate] = {}
+        self._disk: tuple[int | None, int | None] = (None, None)
+        self._disk_due = 0.0
+
+    def status(self) -> WorkerStatus:
+        """What is known at this moment."""
+        state, now = self._state, self._clock()
+        model, assignment, memory = state.model, state.assignment, state.memory()
+        prefill, decode = self._sessions.statistics.prefill, self._sessions.statistics.decode
+        decoded = self._decoded.update(now, decode.num_tokens)
+        passes = self._passes.update(now, decode.seconds.num_values)
+        if now >= self._disk_due:
+            self._disk, self._disk_due = state.blobs.disk_use(), now + DISK_INTERVAL
+        return WorkerStatus(
+            started_at=self._started_at,
+            uptime=now - self._started,
+            peer_id=state.protocol.host.peer_id,
+            name=self._name,
+            model=model.name if model is not None else "",
+            total_layers=model.num_layers if model is not None else 0,
+            coordinator=state.coordinator,
+            layers_assigned=range(assignment.start, assignment.stop) if assignment else range(0),
+            num_confirmed=len(assignment.confirmed) if assignment else 0,
+            layers_held=tuple(sorted(model.held)) if model is not None else (),
+            memory_total_bytes=memory.total_bytes,
+            memory_free_bytes=memory.free_bytes,
+            load=self._sessions.load,
+            tokens_per_second=decoded,
+            prompt_tokens_per_second=self._prefilled.update(now, prefill.num_tokens),
+            rows_per_pass=decoded / passes if passes else None,
+            busy=self._computing.update(now, prefill.seconds.total + decode.seconds.total),
+            weights_from=dict(state.received_bytes),
+            peers=self._peers(now),
+            disk_bytes=self._disk[0],
+            disk_limit_bytes=self._disk[1],
+        )
+
+    def _peers(self, now: float) -> tuple[PeerTraffic, ...]:
+        host, snapshot = self._state.protocol.host, self._state.protocol.counters.snapshot()
+        found = []
+        for peer_id, by_way in snapshot.items():
+            totals: dict[Direction, int] = {}
+            rates: dict[Direction, float] = {}
+            for way in Direction:
+                totals[way] = sum(row.num_bytes for row in by_way.get(way.value, {}).values())
+                rate = self._traffic.setdefault((peer_id, way), TotalRate())
+                rates[way] = rate.update(now, totals[way])
+            found.append(
+                PeerTraffic(
+                    peer_id=peer_id,
+                    is_coordinator=peer_id == self._state.coordinator,
+                    is_connected=peer_id in host.connected_peers,
+                    received_bytes=totals[Direction.RECEIVED],
+                    sent_bytes=totals[Direction.SENT],
+                    received_bytes_per_second=rates[Direction.RECEIVED],
+                    sent_bytes_per_second=rates[Direction.SENT],
+                )
+            )
+        for key in [key for key in self._traffic if key[0] not in snapshot]:
+            del self._traffic[key]
+        return tuple(sorted(found, key=lambda p: -(p.received_bytes + p.sent_bytes)))

@@ -1,0 +1,51 @@
+"""What a worker knows of itself while a coordinator uses it, and when that has gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from neurogrid import CoordinatorSettings, WorkerSettings, open_coordinator, open_worker
+from neurogrid.inference.caching import CacheSettings
+from neurogrid.inference.worker_state import WeightSource
+from tests.e2e.support import DEADLINE
+
+
+def test_a_worker_before_while_and_after_it_serves(tmp_path: Path) -> None:
+    cache = CacheSettings(tmp_path, 10**9, is_required=True)
+
+    async def main() -> None:
+        async with open_worker(WorkerSettings(cache=cache)) as worker:
+            before = worker.board.status()
+            assert (before.coordinator, before.model, before.layers_held) == (None, "", ())
+            assert (before.disk_bytes, before.disk_limit_bytes) == (0, 10**9)
+            settings = CoordinatorSettings(peers=(worker.addresses[0],), local_layers="none")
+            async with open_coordinator(settings) as coordinator:
+                prompt = coordinator.model.tokenizer.encode("A class definition")
+                worker.board.status()  # rates are those between two looks
+                tokens = [t async for t in coordinator.generate(prompt, max_tokens=8)]
+                assert len(tokens) == 8
+                serving = worker.board.status()
+                assert serving.coordinator == coordinator.host.peer_id
+                assert serving.layers_assigned == range(serving.total_layers)
+                assert serving.num_confirmed == serving.total_layers == len(serving.layers_held)
+                assert serving.tokens_per_second > 0
+                assert serving.prompt_tokens_per_second > 0
+                assert serving.rows_per_pass == 1.0
+                assert serving.busy > 0
+                sent = sum(serving.weights_from.values())
+                assert serving.weights_from[WeightSource.COORDINATOR] == sent > 0
+                (peer,) = serving.peers
+                assert (peer.is_coordinator, peer.is_connected) == (True, True)
+                assert peer.received_bytes > sent
+                assert peer.sent_bytes_per_second > 0
+            with trio.fail_after(DEADLINE):
+                while worker.board.status().coordinator is not None:
+                    await trio.sleep(0.05)
+            after = worker.board.status()
+            assert after.layers_held == serving.layers_held
+            assert (after.layers_assigned, after.load.num_sessions) == (range(0), 0)
+            assert not after.peers[0].is_coordinator
+
+    trio.run(main)
