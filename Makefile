@@ -42,7 +42,7 @@ format: .venv/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The reference, from the docstrings; a test holds that it was made anew.
+# The reference, from the docstrings and the parsers; a test holds that it was made anew.
 docs: .venv/.ready
 	$(BIN)/python docs/make_reference.py
 

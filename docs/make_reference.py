@@ -1,9 +1,9 @@
 """Write docs/reference/ from the docstrings: python docs/make_reference.py
 
-One page for each module of `PAGES`, about the names of its `__all__`. Sources are parsed and never imported, so this
-needs the standard library alone and the outcome depends on nothing but the sources. A name is described once, on the
-first page that exports it; pages further down refer to it. With --check nothing is written: it ends with status 1
-and names the pages that are not what they should be.
+One page for each module of `PAGES`, about the names of its `__all__`. Sources are parsed and never imported, so that
+the outcome depends on nothing but the sources; the page of flags alone needs the commands' parsers. A name is
+described once, on the first page that exports it; pages further down refer to it. With --check nothing is written:
+it ends with status 1 and names the pages that are not what they should be.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 
+import flags
 from docstrings import (
     PAGES,
     anchor,
@@ -264,7 +265,7 @@ def page(name: str) -> str:
 
 def pages() -> dict[str, str]:
     """The text of every page, by the name of its file."""
-    return {f"{name}.md": page(name) for name in PAGES}
+    return {**{f"{name}.md": page(name) for name in PAGES}, "flags.md": flags.page()}
 
 
 def main(args: list[str]) -> int:

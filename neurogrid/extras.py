@@ -4,14 +4,15 @@
     pip install 'neurogrid[inference]'   and the commands, the model, the server
     pip install 'neurogrid[otel]'        and what sends traces to a collector
 
-Only names: nothing is imported here, and a test compares the table with pyproject.toml.
+Nothing is imported here, and a test compares the table with pyproject.toml.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Final
 
-__all__ = ["EXTRAS", "missing_extra"]
+__all__ = ["EXTRAS", "missing_extra", "missing_of"]
 
 # Modules that each extra brings, by the names that they are imported by.
 EXTRAS: Final[dict[str, frozenset[str]]] = {
@@ -40,4 +41,12 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     for extra, modules in EXTRAS.items():
         if any(module == name or module.startswith(f"{name}.") for name in modules):
             return f"{module} is not installed: pip install 'neurogrid[{extra}]'"
+    return None
+
+
+def missing_of(extra: str) -> str | None:
+    """The same of the first module of an extra that is not installed; None where it is whole."""
+    for module in sorted(EXTRAS[extra]):
+        if find_spec(module) is None:
+            return missing_extra(ModuleNotFoundError(name=module))
     return None

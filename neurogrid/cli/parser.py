@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from neurogrid import __version__
+from neurogrid.extras import missing_extra, missing_of
 
 __all__ = ["ArgumentParser", "SHELLS"]
 
@@ -51,8 +52,8 @@ class ArgumentParser(argparse.ArgumentParser):
         )
         self.add_argument(
             "--version",
-            action="version",
-            version=f"%(prog)s {__version__}",
+            action=_PrintVersion,
+            nargs=0,
             help="print the version, and end",
         )
         self.add_argument(
@@ -66,6 +67,15 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(USAGE_STATUS, f"{self.prog}: {message} (--help explains)\n")
 
 
+class _PrintVersion(argparse.Action):
+    """Prints the version, and whether this is the transport library alone."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        missing = missing_of("inference")
+        print(f"{parser.prog} {__version__}" + (f" ({missing})" if missing else ""))
+        parser.exit()
+
+
 class _PrintCompletion(argparse.Action):
     """Prints a shell's completion script, made from the parser by shtab."""
 
@@ -76,7 +86,10 @@ class _PrintCompletion(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> NoReturn:
-        import shtab  # here, not above: nobody else needs it
+        try:
+            import shtab  # here, not above: nobody else needs it
+        except ModuleNotFoundError as exc:
+            parser.error(str(missing_extra(exc)))
 
         kinds = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE}
         for action in parser._actions:

@@ -147,6 +147,11 @@ def test_without_extras_it_is_the_transport_library(built: Built, directory: Pat
     hosts = run(python, "-c", TWO_HOSTS, cwd=directory)
     assert (hosts.returncode, hosts.stdout) == (0, "cba\n"), hosts.stderr
     assert "No module named 'torch'" in run(python, "-c", "import torch", cwd=directory).stderr
+    version = run(commands / "neurogrid-worker", "--version", cwd=directory)
+    assert version.stdout == (
+        f"neurogrid-worker {neurogrid.__version__} "
+        "(hypercorn is not installed: pip install 'neurogrid[inference]')\n"
+    )
     for command in ("neurogrid-worker", "neurogrid-coordinator --local-workers 1 --prompt x"):
         name, *args = command.split()
         done = run(commands / name, *args, cwd=directory)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -127,6 +129,27 @@ def test_a_deadline_ends_it(thread: TrioThread[None]) -> None:
         items = thread.iterate(one_and_no_more)
         with pytest.raises(ResponseTimeout):
             list(items)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_an_interrupt_ends_it(thread: TrioThread[None]) -> None:
+    left = threading.Event()
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    async def one_and_no_more() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            await trio.sleep_forever()
+        finally:
+            left.set()
+
+    with thread:
+        with pytest.raises(KeyboardInterrupt):
+            list(thread.iterate(one_and_no_more))
+        assert left.is_set()
+        assert list(thread.iterate(Numbers(3))) == [0, 1, 2]
 
 
 def test_closing_the_thread_ends_it(thread: TrioThread[None]) -> None:

@@ -87,7 +87,7 @@ def test_the_reference_is_that_of_the_sources() -> None:
 
 def test_every_public_name_is_explained() -> None:
     """A name without a docstring has an empty line in the table of its page."""
-    for page in (ROOT / "docs" / "reference").glob("*.md"):
+    for page in (ROOT / "docs" / "reference").glob("neurogrid*.md"):
         table = page.read_text().partition("\n## ")[0]
         rows = re.findall(r"^\| \[`(\w+)`\]\(\S+\) \| (.*) \|$", table, re.MULTILINE)
         assert rows, page
