@@ -122,6 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     farewells: list[Callable[[], Awaitable[None]]] = []
 
     async def serve() -> int:
+        with exporting_traces(options, NAME):
+            return await work()
+
+    async def work() -> int:
         where = listening(options, port_flag="--port")
         trust = trust_of(options, is_worker=True)
         bootstrap = bootstrap_peers(options)
@@ -147,25 +151,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             prefill_chunk=options.prefill_chunk,
             cache=cache_of(options),
         )
-        with exporting_traces(options, NAME):
-            async with (
-                open_worker(settings) as worker,
-                serving_metrics(options, worker),
-                AsyncExitStack() as stack,
-            ):
-                farewells.append(worker.drain)
-                for address in worker.addresses:
-                    print(address, flush=True)
-                if screen.is_live:
-                    from neurogrid.cli.panel.live import open_panel
-                    from neurogrid.cli.panel.worker import worker_view
+        async with (
+            open_worker(settings) as worker,
+            serving_metrics(options, worker),
+            AsyncExitStack() as stack,
+        ):
+            farewells.append(worker.drain)
+            for address in worker.addresses:
+                print(address, flush=True)
+            if screen.is_live:
+                from neurogrid.cli.panel.live import open_panel
+                from neurogrid.cli.panel.worker import worker_view
 
-                    panel = open_panel(screen, lambda: worker_view(worker.board.status()))
-                    await stack.enter_async_context(panel)
-                if options.stop_on_stdin_eof:
-                    await _wait_stdin_eof()
-                else:
-                    await trio.sleep_forever()
+                panel = open_panel(screen, lambda: worker_view(worker.board.status()))
+                await stack.enter_async_context(panel)
+            if options.stop_on_stdin_eof:
+                await _wait_stdin_eof()
+            else:
+                await trio.sleep_forever()
         return ExitStatus.OK
 
     return run_command(

@@ -106,10 +106,11 @@ class PeerBytes:
         for peer_id in set(self._last) - set(totals):
             self._others -= self._last[peer_id]  # and comes back with what OTHERS has more
             self._named.pop(peer_id, None)
-        for peer_id, total in totals.items():
+        for peer_id in totals:
             is_new = peer_id not in self._last and peer_id != OTHERS
             if is_new and self._has_place(connected):
                 self._named[peer_id] = None
+        for peer_id, total in totals.items():
             if peer_id not in self._named:
                 self._others += total - self._last.get(peer_id, 0)
         self._last = dict(totals)
