@@ -16,8 +16,8 @@ from prometheus_client.samples import Sample
 from neurogrid.inference.generation_spans import DETAILED_STEPS
 from tests.e2e.otlp_collector import Collector, ReceivedSpan, open_collector
 from tests.e2e.server_process import ServerProcess, start_server
-from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
-from tests.observability import documented_metrics
+from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.observability import documented_metrics, documented_spans
 
 MAX_TOKENS = 20
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -38,6 +38,8 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setitem(ENVIRONMENT, "OTEL_BSP_SCHEDULE_DELAY", "200")  # milliseconds
         collector = stack.enter_context(open_collector())
         telemetry = ("--otlp-endpoint", collector.url)
 
@@ -212,11 +214,13 @@ def test_metrics_of_a_generation_and_of_a_kill(cluster: Cluster) -> None:
     assert value(lost, "neurogrid_plans_total", outcome="made") >= 2
     assert value(lost, "neurogrid_workers") == 1
     assert value(scrape(cluster.metrics_url(first)), "neurogrid_held_layers") == 8
-    recovery = cluster.collector.wait(
-        lambda spans: any(s.name == "inference.recover" for s in spans)
-    )
-    (decoding,) = [s for s in recovery if s.name == "inference.decode" and "failure" in s.events]
-    assert decoding.attributes["neurogrid.steps"]
+
+    def has_recovered(spans: list[ReceivedSpan]) -> bool:
+        return {"inference.recover", "failure"} <= {
+            name for span in spans for name in (span.name, *span.events)
+        }
+
+    assert cluster.collector.wait(has_recovered)
 
 
 def test_what_is_exposed_is_what_the_docs_say(cluster: Cluster) -> None:
@@ -239,3 +243,10 @@ def test_what_is_exposed_is_what_the_docs_say(cluster: Cluster) -> None:
         assert {(m.name, frozenset(m.labels)) for m in without_gpu} == {
             (name, labels) for name, labels in found if not name.startswith("neurogrid_gpu_")
         }
+
+
+def test_spans_are_those_of_the_docs(cluster: Cluster) -> None:
+    seen: dict[str, set[str]] = {}
+    for span in cluster.collector.spans:
+        seen.setdefault(span.name, set()).update(span.attributes)
+    assert seen == documented_spans()
