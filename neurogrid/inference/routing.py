@@ -1,11 +1,13 @@
 """Which way sessions go through the stages: in chains where workers reach each other, through here where not.
 
-A link that failed is relayed by the coordinator for a while, which is said aloud, and then tried again.
+A link that cannot be made, or breaks again and again, is relayed by the coordinator for a while, which is said aloud,
+and then tried again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
@@ -73,6 +75,7 @@ class Routing:
         self.protocol = protocol
         self._is_chained = mode == "chain"
         self._relayed: dict[tuple[str, str], float] = {}
+        self._cut_at: dict[tuple[str, str], float] = {}
         self._addresses: dict[str, tuple[str, ...]] = {}
         if self._is_chained and not can_sign(protocol.host.identity):
             logger.warning(
@@ -102,6 +105,14 @@ class Routing:
             and item.peer_id not in [other.peer_id for other in run]
             and not is_there
         )
+
+    def cut(self, before: PipelineStage, behind: PipelineStage, reason: str) -> None:
+        """A link broke under a session: it is made again with the next, and taken over if it breaks again soon."""
+        now = trio.current_time()
+        last = self._cut_at.get((before.peer_id, behind.peer_id), -math.inf)
+        self._cut_at[before.peer_id, behind.peer_id] = now
+        if now - last < RELAY_FOR:
+            self.relay(before, behind, reason)
 
     def relay(self, before: PipelineStage, behind: PipelineStage, reason: str) -> None:
         """Take over a link that two workers cannot have, and say so."""

@@ -129,7 +129,7 @@ class TokenSession:
             return False
         if error.unreachable_from is not None and selection is not None:
             stages = {item.peer_id: item for item in selection.stages}
-            self._routing.relay(stages[error.unreachable_from], stages[peer_id], str(error))
+            self._routing.cut(stages[error.unreachable_from], stages[peer_id], str(error))
             return True
         if self._fleet.failed(error):
             return True

@@ -1,4 +1,6 @@
-"""A worker's links to the workers after it: brought up with a session, used for its activations.
+"""A worker's links to the workers after it: brought up with a session, used for its activations, made again when cut.
+
+While they are up, the transport pings them, so that no NAT forgets them.
 
 Knows no sessions. What it cannot reach becomes an error that says so, for the coordinator.
 """
@@ -6,11 +8,17 @@ Knows no sessions. What it cannot reach becomes an error that says so, for the c
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import trio
 
-from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
+from neurogrid.errors import (
+    HeaderWriteError,
+    NeuroGridError,
+    RequestRefusedError,
+    TransportError,
+)
 from neurogrid.p2p.dialing import connect_any
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.routes import Place
@@ -37,6 +45,7 @@ class WorkerLinks:
     def __init__(self, protocol: Protocol, connect: Callable[[str], Awaitable[str]]) -> None:
         self._protocol = protocol
         self._connect = connect
+        self._locks: dict[str, trio.Lock] = {}
 
     async def prepare(self, place: Place | None) -> None:
         """Make sure of the stream to the successor, if there is one.
@@ -48,38 +57,71 @@ class WorkerLinks:
             return
         peer_id = place.successor
         try:
-            with trio.fail_after(DIAL_TIMEOUT):
-                await self._open(peer_id, place.route.addresses_of(peer_id))
-        except trio.TooSlowError as exc:
-            error = TransportError(f"no answer in {DIAL_TIMEOUT:g} s")
-            raise self.unreachable(peer_id, error) from exc
+            await self._open(peer_id, place.route.addresses_of(peer_id))
         except NeuroGridError as exc:
             raise self.unreachable(peer_id, exc) from exc
 
     async def _open(self, peer_id: str, addresses: tuple[str, ...]) -> None:
-        host = self._protocol.host
-        if peer_id not in host.connected_peers:
-            ways = host.ways_to(peer_id, addresses)
-            if not ways:
-                raise TransportError("the route has no address of it")
-            await connect_any(self._connect, ways)
-        if await self._protocol.open(peer_id) != PROTOCOL_V11:
-            raise TransportError("it speaks 1.0.0, which has no routes")
+        """Connect to a successor unless that is so, and bring up the stream.
 
-    async def hand_on(self, peer_id: str, message: TensorMessage) -> None:
-        """Send an activation to the successor.
+        Raises:
+            NeuroGridError: it cannot be reached, in time or at all.
+        """
+        host = self._protocol.host
+        with trio.move_on_after(DIAL_TIMEOUT):
+            if peer_id not in host.connected_peers:
+                async with self._dialling(peer_id):
+                    await self._dial(peer_id, addresses)
+            if await self._protocol.open(peer_id) != PROTOCOL_V11:
+                raise TransportError("it speaks 1.0.0, which has no routes")
+            return
+        raise TransportError(f"no answer in {DIAL_TIMEOUT:g} s")
+
+    @asynccontextmanager
+    async def _dialling(self, peer_id: str) -> AsyncIterator[None]:
+        """One at a time for each peer: of two connections that come up together, one would be closed again."""
+        lock = self._locks.setdefault(peer_id, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._locks.pop(peer_id, None)
+
+    async def _dial(self, peer_id: str, addresses: tuple[str, ...]) -> None:
+        host = self._protocol.host
+        if peer_id in host.connected_peers:
+            return  # by now
+        ways = host.ways_to(peer_id, addresses)
+        if not ways:
+            raise TransportError("the route has no address of it")
+        await connect_any(self._connect, ways)
+
+    async def hand_on(self, place: Place, message: TensorMessage) -> None:
+        """Send an activation to the successor; a link that was cut since the last one is made again for it.
 
         Raises:
             RequestRefusedError: it does not get there (PEER_UNREACHABLE).
         """
+        peer_id = place.successor
+        assert peer_id is not None
         try:
             with trio.fail_after(HAND_ON_TIMEOUT):
-                await self._protocol.send(peer_id, message)
+                try:
+                    await self._send(peer_id, place, message)
+                except HeaderWriteError:
+                    # It was cut, and that shows only now: nothing of the message has gone out.
+                    await self._send(peer_id, place, message)
         except trio.TooSlowError as exc:
             error = TransportError(f"it took no activation for {HAND_ON_TIMEOUT:g} s")
             raise self.unreachable(peer_id, error) from exc
-        except TransportError as exc:
+        except NeuroGridError as exc:
             raise self.unreachable(peer_id, exc) from exc
+
+    async def _send(self, peer_id: str, place: Place, message: TensorMessage) -> None:
+        if peer_id not in self._protocol.host.connected_peers:
+            await self._open(peer_id, place.route.addresses_of(peer_id))
+        await self._protocol.send(peer_id, message)
 
     def unreachable(self, peer_id: str, reason: NeuroGridError) -> RequestRefusedError:
         """What the coordinator is told."""

@@ -185,6 +185,12 @@ class SessionService:
             if session.successor == peer_id and session.handed_on:
                 error = self._links.unreachable(peer_id, reason)
                 await self._tell_owner(session, session.handed_on, error)
+        # Who has taken its last activation waits for the next: that should not have to wait for a dial.
+        place = next((s.place for s in self._sessions if s.successor == peer_id), None)
+        try:
+            await self._links.prepare(place)
+        except RequestRefusedError as exc:
+            logger.debug("%s", exc)
 
     async def _on_gpu_info_request(self, message: TensorMessage) -> None:
         memory = self._state.memory()
@@ -407,7 +413,8 @@ class SessionService:
         if session.successor is None:
             await self._state.protocol.send(session.owner, passed_on)
         else:
-            await self._links.hand_on(session.successor, passed_on)
+            assert session.place is not None
+            await self._links.hand_on(session.place, passed_on)
             session.handed_on = message.request_id
 
     async def _tell_owner(

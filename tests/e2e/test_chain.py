@@ -13,12 +13,14 @@ import torch
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
-from neurogrid.errors import NoRouteError
+from neurogrid.errors import NeuroGridError, NoRouteError, PeerUnreachableError
 from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.pipeline import open_session
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
+from neurogrid.p2p.counters import Direction
 from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.wire import MessageType
 from tests.e2e.coordinator_process import LOOPBACK, start_coordinator, ticket_of
 from tests.e2e.support import (
     DEADLINE,
@@ -149,10 +151,62 @@ async def cluster(
         yield coordinator, [by_id[item.peer_id] for item in coordinator.stages]
 
 
-def test_a_link_that_breaks_names_both_ends(
-    llama: tuple[Path, list[int]], caplog: pytest.LogCaptureFixture
+def test_a_link_that_is_cut_between_two_tokens_is_made_again(
+    llama: tuple[Path, list[int]],
+) -> None:
+    """The caches stay: no session is opened anew, and no token is lost."""
+    path, expected = llama
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with cluster(path) as (coordinator, workers):
+                _, middle, last = workers
+                tokens: list[int] = []
+                num_cuts = 0
+                noticed = trio.Event()
+
+                def on_cut(peer_id: str, reason: NeuroGridError) -> None:
+                    nonlocal num_cuts
+                    if peer_id == last.peer_id:
+                        num_cuts += 1
+                        noticed.set()
+
+                middle.protocol.on_peer_lost(on_cut)
+                async for token in coordinator.generate(PROMPT, max_tokens=MAX_TOKENS):
+                    tokens.append(token)
+                    if len(tokens) % 4 == 0:
+                        noticed = trio.Event()
+                        await middle.protocol.host.disconnect(last.peer_id)
+                        await noticed.wait()
+                assert tokens == expected
+                assert num_cuts >= 2
+                opened = coordinator.counters.total(
+                    Direction.SENT, msg_type=MessageType.SESSION_OPEN
+                )
+                assert opened.num_messages == len(workers)
+                assert asked_of(coordinator) == [workers[0].peer_id]
+
+    trio.run(main)
+
+
+def asked_of(coordinator: Coordinator) -> list[str]:
+    """The workers to which the coordinator sent activations itself."""
+    return [
+        peer_id
+        for peer_id, by_way in coordinator.counters.snapshot().items()
+        if "activation" in by_way.get("sent", {})
+    ]
+
+
+def test_a_link_that_cannot_be_made_again_names_both_ends(
+    llama: tuple[Path, list[int]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, expected = llama
+
+    async def nobody_there(address: str) -> str:
+        raise PeerUnreachableError(f"nobody answers at {address}")
 
     async def main() -> None:
         with trio.fail_after(DEADLINE):
@@ -163,12 +217,14 @@ def test_a_link_that_breaks_names_both_ends(
                     async for _ in unmended(coordinator):
                         num_tokens += 1
                         if num_tokens == 3:
+                            monkeypatch.setattr(middle.sessions._links, "_connect", nobody_there)
                             await middle.protocol.close_peer(last.peer_id)
                 assert caught.value.unreachable_from == middle.peer_id
                 assert caught.value.peer_id == last.peer_id
                 assert middle.peer_id in str(caught.value)
                 assert last.peer_id in str(caught.value)
                 # The next session brings the link up again.
+                monkeypatch.undo()
                 outcome = await generate(coordinator, [PROMPT], MAX_TOKENS)
                 assert outcome.tokens == [expected]
                 assert last.peer_id in middle.protocol.host.connected_peers
