@@ -34,6 +34,9 @@ __all__ = ["capacities", "describe_workers", "far_links", "links"]
 
 logger = logging.getLogger(__name__)
 
+# The matrices of a layer are smaller than those that a device measures itself with, and are read at this part of the
+# rate: 0.72 to 0.8 for layers of 16 and 63 MB in float32 (one core of an EPYC).
+LAYER_EFFICIENCY = 0.75
 # Round trips of which the shortest is taken.
 NUM_ROUND_TRIPS = 3
 # Below this a link is as good as any other to a plan: a busy machine's answers vary by as much. Seconds.
@@ -100,7 +103,7 @@ async def _with_device(
         trips.append(trio.current_time() - started)
     speed = None
     if device.read_rate and device.dtype == asked.dtype:
-        speed = PeerSpeed(float(device.read_rate), device.layer_nanos / 1e9)
+        speed = PeerSpeed(LAYER_EFFICIENCY * device.read_rate, device.layer_nanos / 1e9)
     return replace(
         info,
         speed=speed,

@@ -2,7 +2,7 @@
 
 Weights are counted, and caches measured, on the meta device, where the layers themselves make their
 caches: one layer of each kind takes one token, then two. Where that cannot be run, the cache is an
-upper bound. What a layer needs for a moment to compute is not here; a planner leaves room for it.
+upper bound. What a layer needs for a moment to compute is estimated from its sizes.
 
 Units: bytes, for one session where it says cache.
 """
@@ -20,7 +20,11 @@ from neurogrid.model.cache import StageCache
 from neurogrid.model.loading import MODEL_CODE_ERRORS, quiet_transformers
 from neurogrid.model.skeleton import Skeleton
 
-__all__ = ["LayerCost", "layer_cost"]
+__all__ = ["LayerCost", "layer_cost", "workspace_bytes"]
+
+# How families call the experts of a layer, and those that a token is given to.
+NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,15 @@ class LayerCost:
         cache_bytes_per_token: what each token of a session adds.
         cache_bytes_fixed: what a session costs however long it is.
         max_cached_tokens: tokens after which the cache grows no more (a window), None for no bound.
+        step_bytes: of the weights that a token goes through; of the experts of a mixture, only those that it is
+            given to. None for all weights.
     """
 
     weight_bytes: int
     cache_bytes_per_token: int
     cache_bytes_fixed: int = 0
     max_cached_tokens: int | None = None
+    step_bytes: int | None = None
 
     def cache_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache of one session of `num_tokens` tokens."""
@@ -72,9 +79,43 @@ def layer_cost(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[LayerCost,
                 cache_bytes_per_token=per_token,
                 cache_bytes_fixed=fixed,
                 max_cached_tokens=window - 1 if window else None,
+                step_bytes=_step_bytes(layer, config),
             )
         )
     return tuple(costs)
+
+
+def workspace_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -> int:
+    """What a stage needs for a moment while `num_tokens` tokens of one session go through a layer; an estimate.
+
+    Counted: some hidden states, queries, keys and values, the three products of an MLP, and a mask. Kernels of
+    attention that keep no scores are assumed (`sdpa`).
+    """
+    text = config.get_text_config(decoder=True)
+    hidden = int(text.hidden_size)
+    dense = _whole(text, "intermediate_size") or 4 * hidden
+    routed = (_whole(text, "moe_intermediate_size") or dense) * _whole(text, *ACTIVE_EXPERTS)
+    elements_per_token = 9 * hidden + 3 * max(dense, routed) + num_tokens
+    return num_tokens * elements_per_token * dtype.itemsize
+
+
+def _step_bytes(layer: nn.Module, config: PreTrainedConfig) -> int | None:
+    text = config.get_text_config(decoder=True)
+    num_experts, num_active = _whole(text, *NUM_EXPERTS), _whole(text, *ACTIVE_EXPERTS)
+    routed = sum(
+        tensor.numel() * tensor.itemsize
+        for name, tensor in layer.named_parameters()
+        if ".experts." in name
+    )
+    if not routed or not 0 < num_active < num_experts:
+        return None
+    return _bytes(layer) - routed + routed * num_active // num_experts
+
+
+def _whole(config: PreTrainedConfig, *names: str) -> int:
+    """The first of these that the config has as a positive number; 0 if none."""
+    values = (getattr(config, name, None) for name in names)
+    return next((v for v in values if isinstance(v, int) and v > 0), 0)
 
 
 def _cache_growth(skeleton: Skeleton, layer_id: int) -> tuple[int, int]:

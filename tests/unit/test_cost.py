@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 from stage_families import MAIN_FAMILIES, Checkpoint
 
-from neurogrid.model.cost import LayerCost, layer_cost
+from neurogrid.model.cost import LayerCost, layer_cost, workspace_bytes
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3", "lfm2", "mixtral"])
@@ -39,6 +39,26 @@ def test_large_models_cost_no_memory_to_look_at() -> None:
     costs = layer_cost(tf.DeepseekV3Config(), torch.bfloat16)
     assert len(costs) == 61
     assert costs[3].weight_bytes > 20 * 2**30
+
+
+def test_a_mixture_is_read_in_part() -> None:
+    mixtral = layer_cost(tf.MixtralConfig(num_hidden_layers=1), torch.bfloat16)[0]
+    assert mixtral.step_bytes is not None
+    # Two of eight experts, and the attention.
+    assert 0.25 < mixtral.step_bytes / mixtral.weight_bytes < 0.3
+    deepseek = layer_cost(tf.DeepseekV3Config(), torch.bfloat16)
+    assert deepseek[0].step_bytes is None  # the first layers have one MLP
+    assert deepseek[3].step_bytes is not None
+    assert deepseek[3].step_bytes < deepseek[3].weight_bytes / 10
+    assert layer_cost(tf.LlamaConfig(num_hidden_layers=1), torch.bfloat16)[0].step_bytes is None
+
+
+def test_the_workspace_grows_with_the_prompt() -> None:
+    config = tf.LlamaConfig()
+    short, long = (workspace_bytes(config, torch.bfloat16, n) for n in (512, 4096))
+    # The three products of the MLP alone, for 4,096 tokens.
+    assert 4096 * 3 * 11008 * 2 < long < 1e9
+    assert short < long / 8
 
 
 def test_what_cannot_run_without_memory_is_bounded() -> None:

@@ -65,7 +65,9 @@ def explain(
     for number, stage in enumerate(plan.stages, 1):
         peer = problem.index_of[stage.peer_id]
         is_known = problem.peers[peer].speed is not None
-        seconds = problem.seconds(previous, peer, stage.start, stage.stop) if is_known else None
+        seconds = None
+        if is_known:
+            seconds = problem.seconds(previous, peer, stage.start, stage.stop) + model.stage_seconds
         reports.append(_report(problem, peer, stage, number, seconds, ""))
         previous = peer
     for replica in plan.replicas:

@@ -55,13 +55,16 @@ class ModelSize:
         layers: first to last.
         workspace_bytes: what a peer needs for a moment while it computes, however many layers it has.
         activation_bytes: of the hidden state of one token, as it travels from stage to stage.
-        ends_seconds: for embedding and head of one token, on the coordinator; 0 where it is not known.
+        ends_seconds: for embedding, head and all else that the coordinator does for one token; 0 where it is not
+            known.
+        stage_seconds: what a step costs a peer besides its layers, however few they are.
     """
 
     layers: tuple[LayerSize, ...]
     workspace_bytes: int = 0
     activation_bytes: int = 0
     ends_seconds: float = 0.0
+    stage_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
