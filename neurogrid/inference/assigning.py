@@ -70,6 +70,8 @@ class Assigner:
     async def layers(self, member: Member, layers: range, *, patience: float) -> None:
         """Bring layers to a member; when its connection breaks, wait `patience` seconds for another.
 
+        Its sessions end, unless it has some of the layers already and no others.
+
         Raises:
             NoRouteError: it did not get ready; names it, and says why.
             ModelError: a layer is missing there, and may not be sent.
@@ -82,7 +84,8 @@ class Assigner:
             passed_on=partial(progress.passed_on, peer_id),
         )
         async with member.lock:
-            member.layers = range(0)  # its sessions end with the new assignment
+            if not set(member.layers) <= set(layers):
+                member.layers = range(0)
             member.assigned = layers
             member.is_placing = True
             try:

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import trio
 
@@ -32,6 +33,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.inference.assigning import Assigner
+from neurogrid.inference.drift import drifts, with_drifts
 from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.member import Member
 from neurogrid.inference.placing import RECONNECT_TIMEOUT, WORKER_FAILURES, Placer, name_range
@@ -48,6 +50,8 @@ logger = logging.getLogger(__name__)
 RETRY_DELAY = 5.0
 # Seconds to wait for a worker's connection to come back while others might have its layers.
 MEND_PATIENCE = 3.0
+# Between looks at how fast the members are. Seconds.
+DRIFT_INTERVAL = 15.0
 
 
 class Fleet(Roster):
@@ -74,6 +78,8 @@ class Fleet(Roster):
         self._assigner = Assigner(self, placer, progress)
         self._joining: list[RemoteWorker] = []
         self._replicating: trio.CancelScope | None = None
+        self._has_joined = False
+        self._drifts: dict[str, float] = {}
 
     # ------------------------------------------------------------------ the beginning
 
@@ -158,6 +164,8 @@ class Fleet(Roster):
                     if self._replicating is not None:
                         self._replicating.cancel()
                     await self._fill_holes()
+                elif self._is_to_improve():
+                    await self._improve()
                 elif self.planning.with_replicas and self._replicating is None:
                     spare = self._next_replica()
                     if spare is not None:
@@ -177,6 +185,7 @@ class Fleet(Roster):
             logger.warning("%s", exc)
             return
         self._progress.joined(info)
+        self._has_joined = True
         self.add(Member(worker, info))
 
     def _unprepared(self) -> list[Member]:
@@ -223,6 +232,63 @@ class Fleet(Roster):
             self._progress.mended(self.plan)
         self.changed()
 
+    def _is_to_improve(self) -> bool:
+        """Whether somebody came, or became faster or slower, since the plan was last thought over."""
+        if self._replicating is not None:
+            return False
+        seen = {m.peer_id: m.times.layer_seconds for m in self.members if m.times.layer_seconds}
+        found = drifts(list(self.infos.values()), seen, self.planning.size)
+        # A factor that wavers is no news.
+        is_news = found.keys() != self._drifts.keys()
+        if is_news:
+            self._drifts = found
+        has_joined, self._has_joined = self._has_joined, False
+        return is_news or has_joined
+
+    async def _improve(self) -> None:
+        """Take a plan for new sessions that is worth its bytes, if there is one; sessions that run stay as they are."""
+        infos = with_drifts(self._usable(), self._drifts)
+        in_use = {m.peer_id: m.layers for m in self.members if m.num_sessions}
+        try:
+            plan = self.planning.better(self.plan, infos, kept=in_use)
+        except (CapacityError, ConfigurationError) as exc:
+            logger.debug("no other plan: %s", exc)
+            return
+        if plan is None:
+            return
+        moves = []
+        for stage in plan.stages:
+            member, layers = self.member(stage.peer_id), range(stage.start, stage.stop)
+            if member is None:
+                return
+            if member.holds(layers):
+                continue
+            # With what it holds, and what lies between: its sessions go on then.
+            grown = layers
+            if member.layers:
+                first, last = min(layers[0], member.layers[0]), max(layers[-1], member.layers[-1])
+                grown = range(first, last + 1)
+            if not self.planning.fits(member.current_info, grown):
+                if member.num_sessions:
+                    logger.debug(
+                        "no room for another plan beside the sessions of %s", stage.peer_id
+                    )
+                    return
+                grown = layers
+            moves.append(replace(stage, start=grown.start, stop=grown.stop))
+        try:
+            failures = await self._assigner.stages(moves, patience=MEND_PATIENCE)
+        except ModelError as exc:
+            logger.warning("cannot place another plan: %s", exc)
+            return
+        for failure in failures:
+            logger.warning("%s", failure)
+            self._rest(failure)
+        if not failures:
+            logger.info("a better plan is in place for new sessions")
+            self._use(plan)
+        self.changed()
+
     def _rest(self, failure: NoRouteError) -> None:
         """A worker did not take its layers: it is gone, or is left alone for a while."""
         member = self._members.get(failure.peer_id or "")
@@ -267,7 +333,7 @@ class Fleet(Roster):
             self.changed()
 
     def _seconds_to_wait(self) -> float:
-        """Until a member that rests may be asked again."""
+        """Until a member that rests may be asked again, or speeds are looked at."""
         now = trio.current_time()
         resting = [m.rests_until - now for m in self.members if m.rests_until > now]
-        return min(resting, default=math.inf)
+        return min([*resting, DRIFT_INTERVAL])

@@ -6,11 +6,12 @@ either a peer like any other, or given: exactly so many layers, the first ones, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from neurogrid.inference.describing import capacities, far_links, links
 from neurogrid.inference.planner import (
+    KeptLayers,
     ModelSize,
     PeerCapacity,
     Plan,
@@ -77,17 +78,51 @@ class FleetPlanning:
         if self._is_all_local:
             return replace(current, generation=current.generation + 1)
         peers = self._peers(infos)
-        count = None
-        if self.num_stages is not None:
-            count = max(min(self.num_stages - self._num_fixed, len(peers)), 1)
         result = replan(
             self._inner(current),
             self._inner_size,
             peers,
             far_links(self._others(infos)),
-            num_stages=count,
+            num_stages=self._count(len(peers)),
         )
         return self._outer(self._without_spares(result.plan))
+
+    def better(
+        self, current: Plan, infos: Sequence[WorkerInfo], *, kept: Mapping[str, range]
+    ) -> Plan | None:
+        """A plan for new sessions that is worth its bytes, now that members joined or changed; None if there is none.
+
+        Args:
+            infos: with the speeds that the members have now.
+            kept: layers that members have to go on holding, for sessions of the current plan, by peer id.
+        """
+        if self._is_all_local:
+            return None
+        peers = [
+            replace(peer, kept=self._kept(kept.get(peer.peer_id))) for peer in self._peers(infos)
+        ]
+        inner = self._inner(current)
+        result = replan(
+            inner,
+            self._inner_size,
+            peers,
+            far_links(self._others(infos)),
+            num_stages=self._count(len(peers)),
+        )
+        if result.is_required or result.plan.stages == inner.stages:
+            return None
+        return self._outer(self._without_spares(result.plan))
+
+    def _kept(self, layers: range | None) -> KeptLayers | None:
+        if not layers or layers.start < self._offset:
+            return None
+        return KeptLayers(layers.start - self._offset, layers.stop - self._offset)
+
+    def fits(self, info: WorkerInfo, layers: range) -> bool:
+        """Whether a member has memory for all of these layers."""
+        (peer,) = capacities([info], len(self.size.layers))
+        needed = sum(layer.total_bytes for layer in self.size.layers[layers.start : layers.stop])
+        return needed <= peer.usable_bytes(self.size.workspace_bytes)
 
     def replicas(
         self, stages: Iterable[PlannedStage], infos: Sequence[WorkerInfo]
@@ -100,6 +135,12 @@ class FleetPlanning:
             return ()
         found = make_replicas(self._inner_size, self._peers(others), inner.stages)
         return self._outer(Plan(inner.stages, found)).replicas
+
+    def _count(self, num_peers: int) -> int | None:
+        """How many stages are planned over so many peers, who may be fewer than were asked for."""
+        if self.num_stages is None:
+            return None
+        return max(min(self.num_stages - self._num_fixed, num_peers), 1)
 
     # What the planner sees where the first layers are given away already.
 

@@ -65,8 +65,11 @@ class Member:
 
     def holds(self, layers: range) -> bool:
         """Whether it is ready for all of these layers."""
-        return bool(self.layers) and (
-            self.layers.start <= layers.start and layers.stop <= self.layers.stop
+        return (
+            bool(self.layers)
+            and not self.is_cut
+            and self.layers.start <= layers.start
+            and layers.stop <= self.layers.stop
         )
 
     @property

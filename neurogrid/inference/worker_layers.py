@@ -117,7 +117,10 @@ class LayerService:
         async with state.model_lock:
             model = state.require_coordinator(message.from_peer)
             self._check_assignment(model, assign)
-            state.on_layers_changed()
+            before = state.assignment
+            has_grown = before is not None and _contains(assign, before)
+            if not has_grown:
+                state.on_layers_changed()
             await state.run_torch(model.keep_only, assign.start_layer, assign.stop_layer)
             state.assignment = Assignment(
                 start=assign.start_layer,
@@ -125,6 +128,7 @@ class LayerService:
                 max_length=assign.max_length,
                 max_sessions=assign.max_sessions,
                 request_id=message.request_id,
+                confirmed=set(before.confirmed) if before is not None and has_grown else set(),
             )
             self._transfers.forget(sender_of(message))
         state.note_held()
@@ -200,3 +204,12 @@ class LayerService:
                 f"{name_layers(missing)} cannot be had: neither in memory nor on disk here",
                 code=ErrorCode.LAYER_NOT_HELD,
             )
+
+
+def _contains(assign: Assign, before: Assignment) -> bool:
+    """Whether what was assigned before is a part of this: then its sessions can go on."""
+    return (
+        assign.start_layer <= before.start
+        and before.stop <= assign.stop_layer
+        and (assign.max_length, assign.max_sessions) == (before.max_length, before.max_sessions)
+    )
