@@ -124,22 +124,25 @@ class Answer:
             await error.response()(scope, receive, send)
 
     async def _generate(self) -> None:
-        """Fill the channel; the last thing in it may be an error."""
+        """Fill the channel, and close it; the last thing in it may be an error.
+
+        After a bug it stays open: what came so far must not be taken for the whole.
+        """
         failure: APIError | None = None
-        async with self._sender:
-            try:
-                with trio.fail_at(self._deadline), unwrap_errors():
-                    async with trio.open_nursery() as nursery:
-                        for index in range(len(self._request.choices)):
-                            nursery.start_soon(self._generate_one, index)
-            except trio.TooSlowError:
-                failure = APIError(
-                    504, "the answer was not finished in time (--request-timeout)", code="timeout"
-                )
-            except NeuroGridError as exc:
-                failure = _api_error(exc)
-            if failure is not None:
-                await self._sender.send(failure)
+        try:
+            with trio.fail_at(self._deadline), unwrap_errors():
+                async with trio.open_nursery() as nursery:
+                    for index in range(len(self._request.choices)):
+                        nursery.start_soon(self._generate_one, index)
+        except trio.TooSlowError:
+            failure = APIError(
+                504, "the answer was not finished in time (--request-timeout)", code="timeout"
+            )
+        except NeuroGridError as exc:
+            failure = _api_error(exc)
+        if failure is not None:
+            await self._sender.send(failure)
+        self._sender.close()
 
     async def _generate_one(self, index: int) -> None:
         choice = self._request.choices[index]

@@ -7,6 +7,7 @@ answer; and Hypercorn's queue of what was received stays full with nobody left t
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
 from typing import NoReturn
 
 import trio
@@ -46,10 +47,11 @@ async def _read(request: Request) -> bytes:
         raise _too_long()
     data = bytearray()
     with trio.move_on_after(BODY_TIMEOUT):
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > MAX_BODY_BYTES:
-                raise _too_long()
+        async with aclosing(request.stream()) as chunks:
+            async for chunk in chunks:
+                data += chunk
+                if len(data) > MAX_BODY_BYTES:
+                    raise _too_long()
         return bytes(data)
     raise APIError(408, f"the body did not come within {BODY_TIMEOUT:g} s", code="request_timeout")
 

@@ -133,7 +133,7 @@ def held_back(text: str, stop: Sequence[str]) -> int:
     longest = max(map(len, stop), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         end = text[-length:]
-        if any(string.startswith(end) for string in stop):
+        if any(len(string) > length and string.startswith(end) for string in stop):
             return length
     return 0
 

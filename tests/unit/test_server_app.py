@@ -1,0 +1,169 @@
+"""What holds for every route: who is served, what a body may be, and the shape of errors."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from neurogrid.server.app import make_app
+from neurogrid.server.backend import Backend
+from neurogrid.server.body import MAX_BODY_BYTES, read_json
+from neurogrid.server.guard import Access
+from neurogrid.server.health import health_routes
+from tests.unit.asgi_client import Answered, ask, run
+
+KEY = "a-key-of-enough-characters"
+JSON = ("content-type", "application/json")
+
+
+async def say_back(request: Request) -> JSONResponse:
+    return JSONResponse(await read_json(request))
+
+
+async def fail(request: Request) -> JSONResponse:
+    raise KeyError("a bug")
+
+
+ROUTES = [Route("/say", say_back, methods=["POST"]), Route("/bug", fail)]
+
+
+def asked(method: str, path: str, access: Access | None = None, **more: Any) -> Answered:
+    app = make_app(ROUTES, open_routes=health_routes(Backend()), access=access)
+    return run(partial(ask, app, method, path, **more))
+
+
+def test_it_answers() -> None:
+    assert asked("POST", "/say", json_body={"a": ["é"]}).json == {"a": ["é"]}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8090", "127.0.0.1", "[::1]:8090", "localhost:8090", "192.168.1.7", "LOCALHOST"],
+)
+def test_an_address_is_served(host: str) -> None:
+    assert asked("GET", "/health", headers=[("host", host)]).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[", "a b", "é"])
+def test_a_name_of_somebody_else_is_not(host: str) -> None:
+    answered = asked("GET", "/health", headers=[("host", host)])
+    assert (answered.status, answered.error["code"]) == (403, "host_not_allowed")
+
+
+def test_with_keys_any_name_will_do() -> None:
+    access = Access(keys=(KEY,))
+    headers = [("host", "chat.example"), ("authorization", f"Bearer {KEY}"), JSON]
+    assert asked("POST", "/say", access, parts=[b"{}"], headers=headers).status == 200
+
+
+@pytest.mark.parametrize(
+    "authorization", ["", "Bearer", f"Bearer {KEY}x", f"Basic {KEY}", KEY, "Bearer é"]
+)
+def test_a_key_is_needed(authorization: str) -> None:
+    headers = [JSON, *([("authorization", authorization)] if authorization else [])]
+    answered = asked("POST", "/say", Access(keys=(KEY,)), parts=[b"{}"], headers=headers)
+    assert (answered.status, answered.error["code"]) == (401, "invalid_api_key")
+    assert answered.headers["www-authenticate"] == "Bearer"
+    # What says whether it lives says no more.
+    assert asked("GET", "/health", Access(keys=(KEY,))).status == 200
+
+
+def test_every_key_opens() -> None:
+    access = Access(keys=("another-key-of-characters", KEY))
+    headers = [JSON, ("authorization", f"bearer {KEY}")]
+    assert asked("POST", "/say", access, parts=[b"{}"], headers=headers).status == 200
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "", "application/x-www-form-urlencoded"])
+def test_what_a_page_can_send_unasked_is_not_taken(content_type: str) -> None:
+    headers = [("content-type", content_type)]
+    assert asked("POST", "/say", parts=[b"{}"], headers=headers).status == 415
+
+
+def test_other_origins_are_told_nothing_unless_named() -> None:
+    origin = ("origin", "https://chat.example")
+    assert "access-control-allow-origin" not in asked("GET", "/health", headers=[origin]).headers
+    access = Access(keys=(KEY,), cors_origins=("https://chat.example",))
+    asks = [
+        origin,
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "authorization,content-type"),
+    ]
+    preflight = asked("OPTIONS", "/say", access, headers=asks)
+    assert preflight.status == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    refused = asked("POST", "/say", access, parts=[b"{}"], headers=[origin, JSON])
+    assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+    other = asked("GET", "/health", access, headers=[("origin", "https://evil.example")])
+    assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[]", "has to be a JSON object"),
+        (b'{"a": NaN}', "NaN is no JSON"),
+        (b'{"a": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"a": "\xff"}', "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "no JSON"),
+        (b"{" + b" " * 100_000, "no JSON"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(body: bytes, says: str) -> None:
+    answered = asked("POST", "/say", parts=[body], headers=[JSON])
+    assert answered.status == 400
+    assert says in answered.error["message"]
+
+
+def test_a_body_is_bounded_and_read_to_its_end_all_the_same() -> None:
+    """Whether its length is told or not; the answer comes after the last part of it."""
+    part = b" " * (1024 * 1024)
+    parts = [part] * (MAX_BODY_BYTES // len(part) + 4)
+    for headers in ([JSON], [JSON, ("content-length", str(len(part) * len(parts)))]):
+        answered = asked("POST", "/say", parts=parts, headers=headers)
+        assert (answered.status, answered.error["code"]) == (413, "request_too_large")
+        assert answered.is_finished
+
+
+def test_errors_have_one_shape() -> None:
+    missing = asked("GET", "/nothing")
+    assert missing.status == 404
+    assert set(missing.error) == {"message", "type", "param", "code"}
+    wrong = asked("GET", "/say")
+    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+
+
+def test_a_bug_is_told_as_one_and_raised_for_the_log() -> None:
+    app = make_app(ROUTES)
+    seen: list[Answered] = []
+
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            await ask(app, "GET", "/bug", leaves=lambda answered: bool(seen.append(answered)))
+
+    try:
+        run(main)
+    except* KeyError:
+        pass
+    assert seen[-1].status == 500
+    assert seen[-1].error["type"] == "server_error"
+    assert "a bug of its own" in seen[-1].error["message"]
+
+
+def test_not_ready_says_what_is_waited_for() -> None:
+    backend = Backend()
+    app = make_app([], open_routes=health_routes(backend))
+    backend.progress.waiting(1, 3)
+    answered = run(partial(ask, app, "GET", "/ready"))
+    assert answered.status == 503
+    assert int(answered.headers["retry-after"]) > 0
+    assert "waiting for workers: 1 of 3 found" in answered.error["message"]

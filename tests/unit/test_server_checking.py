@@ -1,0 +1,89 @@
+"""Values against the part of JSON schema that is published: the same verdict as a whole validator's, and a name."""
+
+from __future__ import annotations
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neurogrid.server.checking import check
+from neurogrid.server.errors import APIError
+from neurogrid.server.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 300),
+    st.floats(-3, 3),
+    st.sampled_from(["", "a", "user", "text", "x" * 300]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5),
+        st.dictionaries(st.sampled_from(["role", "content", "type", "text", "7"]), inner),
+    ),
+    max_leaves=8,
+)
+FIELDS = sorted({*CHAT_REQUEST["properties"], *COMPLETION_REQUEST["properties"]})
+
+
+def refuses(value: object, schema: object) -> bool:
+    try:
+        check(value, schema)  # type: ignore[arg-type]
+    except APIError:
+        return True
+    return False
+
+
+@settings(max_examples=100, deadline=None)
+@given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
+def test_the_verdict_is_that_of_a_whole_validator(body: dict[str, object]) -> None:
+    for schema in (CHAT_REQUEST, COMPLETION_REQUEST):
+        assert refuses(body, schema) is not jsonschema_rs.is_valid(schema, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({}, "messages", "is missing"),
+        ({"messages": []}, "messages", "has to have 1 items or more, and has 0"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].role",
+            "has to be one of 'system', 'developer', 'user', 'assistant', and is 'tool'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages[0].content",
+            "has to be a string or a list, and is a whole number",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+            "is missing",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "temperature": True},
+            "temperature",
+            "has to be a number or null, and is true or false",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "logit_bias": {"1": 101}},
+            "logit_bias.1",
+            "has to be 100 or less, and is 101",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "stop": ["a", ""]},
+            "stop[1]",
+            "has to have 1 characters or more, and has 0",
+        ),
+    ],
+)
+def test_the_field_is_named(body: dict[str, object], param: str, says: str) -> None:
+    with pytest.raises(APIError) as refused:
+        check(body, CHAT_REQUEST)
+    assert refused.value.param == param
+    assert refused.value.message == f"{param} {says}"

@@ -1,0 +1,322 @@
+"""The OpenAI routes over a coordinator that does as it is told: what goes wrong on the way, and who goes away.
+
+That answers are right is shown where there is a real one (tests/e2e/test_server.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.sampling import GeneratedToken, SamplingParams
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.server.app import make_app
+from neurogrid.server.backend import Backend
+from neurogrid.server.openai_paths import OPENAI_PATHS
+from neurogrid.server.openai_routes import openai_routes
+from neurogrid.server.request_schemas import MAX_CHOICES
+from tests.unit.asgi_client import Answered, ask, run
+
+TEXT = " is an executable statement."
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return LoadedModel.load(
+        embedded_model_path(), name="embedded", max_seq_len=128, dtype="float32"
+    )
+
+
+@dataclass
+class Told:
+    """In place of a coordinator: says `TEXT` each time, or fails, or waits for ever.
+
+    Attributes:
+        error: raised after `num_before` tokens.
+        num_open: generations that are under way.
+    """
+
+    model: LoadedModel
+    error: NeuroGridError | None = None
+    num_before: int = 0
+    waits: bool = False
+    num_open: int = 0
+    most_open: int = 0
+    sampling: list[SamplingParams] = field(default_factory=list)
+    fleet: Any = field(default_factory=lambda: SimpleNamespace(why_not_ready=None))
+
+    async def generate_tokens(
+        self, token_ids: Any, *, max_tokens: int, sampling: SamplingParams, **more: Any
+    ) -> AsyncGenerator[GeneratedToken, None]:
+        self.sampling.append(sampling)
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        try:
+            ids = self.model.tokenizer.encode(TEXT)[1:][:max_tokens]
+            for number, token_id in enumerate(ids):
+                if number == self.num_before:
+                    if self.error is not None:
+                        raise self.error
+                    if self.waits:
+                        await trio.sleep_forever()
+                await trio.lowlevel.checkpoint()
+                yield GeneratedToken(token_id)
+            yield GeneratedToken(1, None, "stop")
+        finally:
+            self.num_open -= 1
+
+
+@contextmanager
+def served(coordinator: Any, *, request_timeout: float = 20.0) -> Iterator[Callable[..., Any]]:
+    backend = Backend()
+    app = make_app(openai_routes(backend, request_timeout=request_timeout))
+    with backend.serving(coordinator):
+        yield partial(ask, app, "POST")
+
+
+def asked(coordinator: Any, path: str = "completions", **body: Any) -> Answered:
+    given = {"prompt": "A"} if path == "completions" else {"messages": [message("A")]}
+    with served(coordinator) as post:
+        return run(partial(post, f"/v1/{path}", json_body={**given, **body}))
+
+
+def message(content: Any, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+# ------------------------------------------------------------------ what fails on the way
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (CapacityError("128 wait", needed=129, available=128), 429, "queue_full"),
+        (NoRouteError("no worker for layers 4 to 7"), 503, "no_route"),
+        (ModelError("the output head gave NaN"), 500, "generation_failed"),
+    ],
+)
+def test_a_failure_is_a_status_before_the_first_token(
+    model: LoadedModel, error: NeuroGridError, status: int, code: str
+) -> None:
+    for stream in (False, True):
+        answered = asked(Told(model, error), stream=stream)
+        assert (answered.status, answered.error["code"]) == (status, code)
+        assert str(error) in answered.error["message"]
+        assert ("retry-after" in answered.headers) is (status in (429, 503))
+
+
+def test_a_failure_is_an_event_after_it(model: LoadedModel) -> None:
+    coordinator = Told(model, NoRouteError("no worker for layers 4 to 7"), num_before=2)
+    answered = asked(coordinator, stream=True)
+    *events, last = answered.events
+    assert answered.status == 200
+    assert [event["choices"][0]["text"] for event in events] == [" is", " an"]
+    assert last["error"]["code"] == "no_route"
+    assert asked(coordinator).status == 503
+
+
+def test_one_of_several_that_fails_ends_all(model: LoadedModel) -> None:
+    coordinator = Told(model, NoRouteError("gone"), num_before=1)
+    assert asked(coordinator, n=3).status == 503
+    assert coordinator.most_open == 3
+    assert coordinator.num_open == 0
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_deadline_ends_an_answer(model: LoadedModel, stream: bool, num_before: int) -> None:
+    coordinator = Told(model, waits=True, num_before=num_before)
+
+    async def main() -> Answered:
+        with served(coordinator, request_timeout=5.0) as post:
+            return await post("/v1/completions", json_body={"prompt": "A", "stream": stream})
+
+    answered = trio.run(main, clock=MockClock(autojump_threshold=0))
+    if stream and num_before:
+        assert answered.events[-1]["error"]["code"] == "timeout"
+    else:
+        assert (answered.status, answered.error["code"]) == (504, "timeout")
+    assert coordinator.num_open == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_ends_its_generation(model: LoadedModel, stream: bool) -> None:
+    coordinator = Told(model, waits=True, num_before=3)
+
+    async def main() -> None:
+        with served(coordinator) as post:
+            async with trio.open_nursery() as nursery:
+                leave = trio.CancelScope()
+
+                async def client() -> None:
+                    body = {"prompt": "A", "stream": stream, "n": 2}
+                    await _until_left(post, body, leave)
+
+                nursery.start_soon(client)
+                await wait_all_tasks_blocked()
+                assert coordinator.num_open == 2
+                leave.cancel()
+                await wait_all_tasks_blocked()
+                assert coordinator.num_open == 0
+
+    run(main)
+
+
+async def _until_left(post: Any, body: Any, leave: trio.CancelScope) -> None:
+    """Ask; when `leave` is cancelled, the application hears that the client has gone, and nothing else."""
+    app = post.args[0]
+    sending, receiving = trio.open_memory_channel[dict[str, Any]](0)
+
+    async def forward(scope: Any, receive: Any, send: Any) -> None:
+        async def hear() -> None:
+            with leave:
+                while True:
+                    await sending.send(await receive())
+            await sending.send({"type": "http.disconnect"})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hear)
+            await app(scope, receiving.receive, send)
+            nursery.cancel_scope.cancel()
+
+    await ask(forward, "POST", "/v1/completions", json_body=body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_is_not_taken_for_the_end(model: LoadedModel, stream: bool) -> None:
+    coordinator = Told(model, KeyError("a bug"), num_before=2)  # type: ignore[arg-type]
+    seen: list[bytes] = []
+    with served(coordinator) as post, pytest.raises(BaseException) as raised:  # noqa: PT011  a group of it
+        run(
+            partial(
+                post,
+                "/v1/completions",
+                json_body={"prompt": "A", "stream": stream},
+                leaves=lambda answered: bool(seen.append(answered.body)),
+            )
+        )
+    assert "a bug" in repr(raised.value)
+    assert b"DONE" not in b"".join(seen)
+
+
+# ------------------------------------------------------------------ what is asked for
+
+
+def test_before_the_workers_are_there(model: LoadedModel) -> None:
+    app = make_app(openai_routes(Backend(), request_timeout=5.0))
+    answered = run(partial(ask, app, "POST", "/v1/completions", json_body={"prompt": "A"}))
+    assert (answered.status, answered.error["code"]) == (503, "not_ready")
+    assert run(partial(ask, app, "GET", "/v1/models")).status == 503
+
+
+def test_whoever_ends_takes_no_more_and_waits_for_the_rest(model: LoadedModel) -> None:
+    backend = Backend()
+    app = make_app(openai_routes(backend, request_timeout=5.0))
+    coordinator = Told(model)
+
+    async def main() -> None:
+        with backend.serving(coordinator):  # type: ignore[arg-type]
+            async with trio.open_nursery() as nursery:
+                with backend.request():
+                    nursery.start_soon(backend.finish)
+                    await wait_all_tasks_blocked()
+                    refused = await ask(app, "POST", "/v1/completions", json_body={"prompt": "A"})
+                    assert refused.status == 503
+                    assert nursery.child_tasks
+
+    run(main)
+
+
+def test_a_seed_for_each_answer(model: LoadedModel) -> None:
+    coordinator = Told(model)
+    asked(coordinator, n=3, seed=-7, prompt=["A", "B"])
+    seeds = [sampling.seed for sampling in coordinator.sampling]
+    assert sorted(Counter(seeds).values()) == [2, 2, 2]
+    unseeded = Told(model)
+    asked(unseeded)
+    asked(unseeded)
+    assert unseeded.sampling[0].seed != unseeded.sampling[1].seed
+
+
+def test_what_is_left_out_is_as_openai_has_it(model: LoadedModel) -> None:
+    coordinator = Told(model)
+    answer = asked(coordinator, temperature=None, stop=None, n=None).json
+    assert coordinator.sampling[0].temperature == 1
+    assert coordinator.sampling[0].top_p == 1
+    assert answer["choices"][0]["text"] == TEXT
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len(model.tokenizer.encode(TEXT))
+
+
+def test_harmless_fields_are_taken(model: LoadedModel) -> None:
+    more = {"user": "me", "store": False, "metadata": {}, "tools": [], "response_format": None}
+    more |= {"tool_choice": "none", "best_of": 1.0, "min_p": 0.0, "never_heard_of": [1, {}]}
+    assert asked(Told(model), "chat/completions", **more).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("completions", {"best_of": True}, 400, "best_of"),
+        ("completions", {"suffix": "x"}, 400, "suffix"),
+        ("completions", {"echo": True, "logprobs": 1}, 400, "logprobs"),
+        ("completions", {"prompt": ""}, 200, None),
+        ("completions", {"prompt": []}, 400, "prompt"),
+        ("completions", {"prompt": [5000]}, 400, "prompt"),
+        ("completions", {"prompt": list(range(128))}, 400, "prompt"),
+        ("completions", {"prompt": [[5], [6]], "n": MAX_CHOICES}, 400, "n"),
+        ("completions", {"max_tokens": 127}, 400, "max_tokens"),
+        ("completions", {"logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ("completions", {"model": "other"}, 404, "model"),
+        ("chat/completions", {"tool_choice": "required"}, 400, "tool_choice"),
+        ("chat/completions", {"reasoning_effort": "high"}, 400, "reasoning_effort"),
+        ("chat/completions", {"modalities": ["text", "audio"]}, 400, "modalities"),
+        (
+            "chat/completions",
+            {"messages": [message([{"type": "image_url", "text": ""}])]},
+            400,
+            "messages[].content[0].type",
+        ),
+        ("chat/completions", {"messages": [message("x " * 500)]}, 400, "messages"),
+    ],
+)
+def test_what_cannot_be_served_is_named(
+    model: LoadedModel, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    answered = asked(Told(model), path, **body)
+    assert answered.status == status
+    assert status == 200 or answered.error["param"] == param
+
+
+def test_a_model_without_a_template_says_so(model: LoadedModel) -> None:
+    backend = model.tokenizer._backend
+    template, backend.chat_template = backend.chat_template, None
+    try:
+        answered = asked(Told(model), "chat/completions")
+        assert "has no chat template" in answered.error["message"]
+        backend.chat_template = "{{ raise_exception('only one user, please') }}"
+        answered = asked(Told(model), "chat/completions")
+        assert answered.status == 400
+        assert "only one user, please" in answered.error["message"]
+        # In the sandbox.
+        backend.chat_template = "{{ messages.__class__.__mro__ }}"
+        assert asked(Told(model), "chat/completions").status == 400
+    finally:
+        backend.chat_template = template
+
+
+def test_the_document_names_every_route(model: LoadedModel) -> None:
+    routes = openai_routes(Backend(), request_timeout=1.0)
+    named = {path.replace(":path", "") for path in (route.path for route in routes)}  # type: ignore[attr-defined]
+    assert named == set(OPENAI_PATHS)
