@@ -8,7 +8,7 @@ that one who reads slowly holds up nobody but himself.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
@@ -168,15 +168,10 @@ class Answer:
                 if piece.finish_reason is not None:
                     break
 
-    async def _received(self) -> AsyncIterator[tuple[int, Piece]]:
-        async for item in self._pieces:
-            if isinstance(item, APIError):
-                raise item
-            yield item
-
     async def _at_once(self, send: Send) -> None:
         answers: list[list[Piece]] = [[] for _ in self._request.choices]
-        async for index, piece in self._received():
+        async for item in self._pieces:
+            index, piece = _piece(item)
             answers[index].append(piece)
         body = self._shape.whole(answers, self._usage)
         headers = [
@@ -196,7 +191,8 @@ class Answer:
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         try:
-            async for index, piece in self._received():
+            async for item in self._pieces:
+                index, piece = _piece(item)
                 if not is_started:
                     is_started = True
                     await send(
@@ -234,6 +230,12 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]])
             nursery.start_soon(watch)
             await work()
             nursery.cancel_scope.cancel()
+
+
+def _piece(item: tuple[int, Piece] | APIError) -> tuple[int, Piece]:
+    if isinstance(item, APIError):
+        raise item
+    return item
 
 
 def _api_error(error: NeuroGridError) -> APIError:
