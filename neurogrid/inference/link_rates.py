@@ -61,24 +61,28 @@ class LinkRates:
 
         Args:
             coordinator: its peer id.
-            stages: peer ids, in order.
+            stages: peer ids, in order; the coordinator's for a stage of its own.
             latencies: of each worker there is.
         """
         found = [
             _link(coordinator, peer_id, latency, self._of(peer_id, Direction.SENT))
             for peer_id, latency in latencies.items()
+            if peer_id != coordinator
         ]
-        if stages:
-            entering = self._of(stages[0], Direction.SENT)
-            for before, behind in pairwise(stages):
-                direct = self._of(behind, Direction.SENT)  # in a star it comes from the coordinator
-                share = max(1.0 - direct.passes / entering.passes, 0.0) if entering.passes else 0.0
-                size = share * entering.pass_bytes
-                rates = _Rates(size, 0.0, share * entering.passes, size)
-                found.append(_link(before, behind, None, rates, is_counted=False))
-            last = stages[-1]
-            leaving = self._of(last, Direction.RECEIVED)
-            found.append(_link(last, coordinator, latencies.get(last), leaving))
+        remote = [peer_id for peer_id in stages if peer_id != coordinator]
+        entering = self._of(remote[0], Direction.SENT) if remote else _NONE
+        for before, behind in pairwise([*stages, coordinator]):
+            if before == coordinator:
+                continue  # a stage of its own, or the end of one: what it sends is counted
+            if behind == coordinator:
+                back = self._of(before, Direction.RECEIVED)
+                found.append(_link(before, behind, latencies.get(before), back))
+                continue
+            direct = self._of(behind, Direction.SENT)  # in a star it comes from the coordinator
+            share = max(1.0 - direct.passes / entering.passes, 0.0) if entering.passes else 0.0
+            size = share * entering.pass_bytes
+            rates = _Rates(size, 0.0, share * entering.passes, size)
+            found.append(_link(before, behind, None, rates, is_counted=False))
         return tuple(found)
 
     def _of(self, peer_id: str, direction: Direction) -> _Rates:

@@ -262,6 +262,24 @@ def test_links_follow_the_counters(
     assert links["coordinator", "second"].activations_per_second == 0
 
 
+def test_a_stage_of_the_coordinator_itself(
+    board: StatusBoard, fleet: FakeFleet, counters: TrafficCounters, clock: Clock
+) -> None:
+    fleet.members[0] = FakeMember("coordinator", info("coordinator"), range(4))
+    fleet.plan = Plan((PlannedStage("coordinator", 0, 4, GIB), PlannedStage("second", 4, 8, GIB)))
+    board.status()
+    for _ in range(20):
+        clock.now += 0.1
+        counters.add("second", MessageType.ACTIVATION, Direction.SENT, 500)
+        counters.add("second", MessageType.RESPONSE, Direction.RECEIVED, 600)
+        status = board.status()
+    links = {(link.source, link.target): link for link in status.links}
+    assert len(links) == len(status.links)
+    assert ("coordinator", "coordinator") not in links
+    assert links["coordinator", "second"].bytes_per_second == pytest.approx(5000)
+    assert links["second", "coordinator"].bytes_per_second == pytest.approx(6000)
+
+
 def test_everything_is_json(board: StatusBoard, fleet: FakeFleet) -> None:
     board.transfer_planned("first", 10)
     board.lost("second", range(4, 8), "killed")

@@ -205,15 +205,17 @@ export class Picture {
 
   refresh(status, peers, stages) {
     const links = status.links ?? {};
+    const busiest = Math.max(0, ...Object.values(links).map((link) => link.activations_per_second));
     for (const { source, target, flow, label, more } of this.links) {
       const link = links[`${source}>${target}`];
-      const passes = link?.activations_per_second ?? 0;
+      // Within the coordinator's own process nothing is counted: as much as goes on from there.
+      const passes = source === target ? busiest : (link?.activations_per_second ?? 0);
       const isBusy = status.num_running > 0 && passes > 0.2;
       flow.classList.toggle("is-on", isBusy);
       flow.style.setProperty("--period", `${Math.max(0.22, 0.9 / (1 + passes / 30)).toFixed(2)}s`);
       const texts = [];
       if (link?.latency != null) texts.push(duration(link.latency));
-      if (isBusy) texts.push(`${link.is_counted ? "" : "≈ "}${rate(link.bytes_per_second)}`);
+      if (isBusy && link) texts.push(`${link.is_counted ? "" : "≈ "}${rate(link.bytes_per_second)}`);
       setText(label, texts[0] ?? "");
       setText(more, texts[1] ?? "");
     }
