@@ -1,0 +1,74 @@
+"""The page on a server of this process, whose cluster a test tells what to say: for what passes too quickly to be seen.
+
+What the page shows of a real cluster is in `test_page.py`, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Queue
+from typing import TypeVar
+
+import trio
+
+from neurogrid.inference.status_board import StatusBoard
+from neurogrid.server.app import make_app
+from neurogrid.server.cluster import cluster_routes
+from neurogrid.server.guard import Access
+from neurogrid.server.page import page_routes
+from neurogrid.server.serving import open_http
+
+__all__ = ["PageServer", "serve_page"]
+
+T = TypeVar("T")
+
+
+class PageServer:
+    """A server that runs in a thread."""
+
+    def __init__(self, url: str, board: StatusBoard, token: trio.lowlevel.TrioToken) -> None:
+        self.url = url
+        self.port = int(url.rpartition(":")[2])
+        self.board = board
+        self._token = token
+
+    def tell(self, function: Callable[..., T], *args: object) -> T:
+        """Call a method of the board where it may be called."""
+        return trio.from_thread.run_sync(function, *args, trio_token=self._token)
+
+
+@contextmanager
+def serve_page(
+    board: StatusBoard, *, keys: tuple[str, ...] = (), port: int = 0
+) -> Iterator[PageServer]:
+    """Serve the page and what `board` knows until the block is left."""
+    started: Queue[PageServer | BaseException] = Queue()
+    done = trio.Event()
+
+    async def main() -> None:
+        app = make_app(cluster_routes(board), open_routes=page_routes(), access=Access(keys=keys))
+        async with open_http(app, host="127.0.0.1", port=port) as url:
+            started.put(PageServer(url, board, trio.lowlevel.current_trio_token()))
+            await done.wait()
+            board.events.close()
+
+    def run() -> None:
+        try:
+            trio.run(main)
+        except BaseException as exc:
+            started.put(exc)
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    server = started.get(timeout=60)
+    if isinstance(server, BaseException):
+        thread.join()
+        raise server
+    try:
+        yield server
+    finally:
+        server.tell(done.set)
+        thread.join()

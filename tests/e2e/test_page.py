@@ -1,0 +1,358 @@
+"""The page, in headless Chromium, against real processes: chat, stop, a kill and its recovery; on a phone, in the dark.
+
+Screenshots go to the directory that NEUROGRID_SCREENSHOTS names, or to build/screenshots.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from neurogrid.inference.planner import Plan, PlannedStage
+from neurogrid.inference.status_board import StatusBoard
+from neurogrid.p2p.counters import TrafficCounters
+from tests.e2e.page_server import serve_page
+from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.unit.test_status import FakeFleet, FakeMember, info
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SCREENSHOTS = Path(
+    os.environ.get("NEUROGRID_SCREENSHOTS") or Path(__file__).parents[2] / "build" / "screenshots"
+)
+# For what a page does; the machines are slow at times.
+MILLISECONDS = 90_000
+DESKTOP = {"width": 1360, "height": 900}
+PHONE = {"width": 360, "height": 740}
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+
+
+@dataclass
+class Cluster:
+    """A coordinator that serves, and its three workers: two stages, and one that stands by."""
+
+    url: str
+    workers: list[WorkerProcess]
+    coordinator: subprocess.Popen[str]
+
+
+@dataclass
+class Watched:
+    """A page, and what must not happen on it.
+
+    Attributes:
+        faults: what its console said, errors that nobody caught, requests that went elsewhere.
+    """
+
+    page: sync_api.Page
+    host: str
+    faults: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("request", self._on_request)
+        self.page.set_default_timeout(MILLISECONDS)
+        sync_api.expect.set_options(timeout=MILLISECONDS)
+
+    def _on_console(self, message: sync_api.ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(f"{message.type}: {message.text}")
+
+    def _on_request(self, request: sync_api.Request) -> None:
+        if urlsplit(request.url).netloc != self.host:
+            self.faults.append(f"request to {request.url}")
+
+    def shoot(self, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("page")
+    with ExitStack() as stack:
+        log = stack.enter_context((directory / "coordinator.log").open("w"))
+        with ThreadPoolExecutor() as pool:
+            places = [directory / str(number) for number in range(3)]
+            for place in places:
+                place.mkdir()
+            starting = [start_worker(place, "--memory-limit", "512MiB") for place in places]
+            workers = list(pool.map(stack.enter_context, starting))
+        peers = [argument for worker in workers for argument in ("--peer", worker.address)]
+        coordinator = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "neurogrid.cli.coordinator", "--http-port", "0"),
+                *("--listen", "/ip4/127.0.0.1/tcp/0", "--stages", "2", "--max-sessions", "4"),
+                *("--no-cache", *peers),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        assert coordinator.stdout is not None
+        try:
+            url = coordinator.stdout.readline().strip()
+            assert url, (directory / "coordinator.log").read_text()
+            yield Cluster(url, workers, coordinator)
+        finally:
+            coordinator.terminate()
+            coordinator.wait(DEADLINE)
+            coordinator.stdout.close()
+
+
+def open_page(
+    stack: ExitStack,
+    browser: sync_api.Browser,
+    url: str,
+    *,
+    viewport: dict[str, int] = DESKTOP,
+    **options: object,
+) -> Watched:
+    context = browser.new_context(viewport=viewport, **options)
+    stack.callback(context.close)
+    watched = Watched(context.new_page(), urlsplit(url).netloc)
+    watched.page.goto(url)
+    return watched
+
+
+@pytest.fixture
+def watched(browser: sync_api.Browser, cluster: Cluster) -> Iterator[Watched]:
+    """The page on a desktop, ready; nothing may have gone wrong on it at the end."""
+    with ExitStack() as stack:
+        watched = open_page(stack, browser, cluster.url, color_scheme="light")
+        sync_api.expect(watched.page.locator("#phase-text")).to_have_text("Ready")
+        yield watched
+        assert watched.faults == []
+
+
+def answers(page: sync_api.Page) -> sync_api.Locator:
+    return page.locator(".message.assistant .text")
+
+
+def ask(page: sync_api.Page, text: str) -> None:
+    page.locator("#prompt").fill(text)
+    page.locator("#prompt").press("Enter")
+
+
+def wait_text(page: sync_api.Page, num_chars: int) -> str:
+    """What has been written, once it is as long as that."""
+    page.wait_for_function(
+        "n => (document.querySelector('.message.assistant:last-child .text')?.textContent.length ?? 0) >= n",
+        arg=num_chars,
+    )
+    return answers(page).last.text_content() or ""
+
+
+def test_it_shows_the_cluster(watched: Watched, cluster: Cluster) -> None:
+    page = watched.page
+    sync_api.expect(page.locator("#model")).to_have_text("embedded")
+    sync_api.expect(page.locator(".worker[data-health=ready]")).to_have_count(3)
+    sync_api.expect(page.locator(".worker[data-role=stage]")).to_have_count(2)
+    sync_api.expect(page.locator(".worker[data-role=replica]")).to_have_count(1)
+    shown = page.locator(".worker").evaluate_all("all => all.map((one) => one.dataset.peer)")
+    assert set(shown) == {worker.peer_id for worker in cluster.workers}
+    picture = page.locator("#picture")
+    sync_api.expect(picture.locator(".node.stage")).to_have_count(2)
+    sync_api.expect(picture.locator(".node.standby")).to_have_count(1)
+    sync_api.expect(picture).to_have_attribute("aria-label", re.compile("stage 1, layers 0.3"))
+    sync_api.expect(page.locator("#log")).to_contain_text("Planned 8 layers in 2 stages")
+    watched.shoot("desktop-light")
+
+
+def test_it_streams_an_answer(watched: Watched) -> None:
+    page = watched.page
+    ask(page, "A function definition")
+    sync_api.expect(page.locator("#composer")).to_have_class(re.compile("is-busy"))
+    first = wait_text(page, 20)
+    sync_api.expect(page.locator(".flow.is-on").first).to_be_attached()
+    later = wait_text(page, len(first) + 40)
+    assert later.startswith(first)
+    watched.shoot("generating-light")
+    sync_api.expect(page.locator(".message-note")).to_contain_text("tokens")
+    sync_api.expect(page.locator("#composer")).not_to_have_class(re.compile("is-busy"))
+    sync_api.expect(page.locator("#first-token")).not_to_have_text(re.compile("^\\W$"))
+    assert "function" in wait_text(page, 1)
+    page.locator("#new-chat").click()
+    sync_api.expect(page.locator(".message")).to_have_count(0)
+    sync_api.expect(page.locator("#prompt")).to_be_focused()
+
+
+def test_it_stops_when_told_to(watched: Watched) -> None:
+    page = watched.page
+    ask(page, "The for statement")
+    wait_text(page, 10)
+    page.locator("#send").click()
+    sync_api.expect(page.locator(".message-note")).to_contain_text("stopped")
+    sync_api.expect(page.locator("#sessions")).to_have_text("0")
+    text = wait_text(page, 1)
+    page.wait_for_timeout(300)
+    assert wait_text(page, 1) == text
+
+
+def test_markup_is_text(watched: Watched) -> None:
+    page = watched.page
+    ask(page, "<img src=x onerror=alert(1)><b>bold</b>")
+    sync_api.expect(page.locator(".message.user .text")).to_have_text(
+        "<img src=x onerror=alert(1)><b>bold</b>"
+    )
+    assert page.locator("#messages img, #messages b").count() == 0
+    page.keyboard.press("Escape")
+    sync_api.expect(page.locator("#composer")).not_to_have_class(re.compile("is-busy"))
+
+
+def test_settings_are_kept(watched: Watched) -> None:
+    page = watched.page
+    page.locator("#settings-button").press("Enter")
+    page.locator("#max-tokens").fill("7")
+    page.locator("#temperature").fill("0")
+    page.keyboard.press("Escape")
+    page.reload()
+    sync_api.expect(page.locator(".suggestion").first).to_be_visible()
+    page.locator(".suggestion").first.click()
+    sync_api.expect(page.locator(".message-note")).to_contain_text("7 tokens")
+
+
+def test_a_phone_in_the_dark(browser: sync_api.Browser, cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        watched = open_page(
+            stack,
+            browser,
+            cluster.url,
+            viewport=PHONE,
+            color_scheme="dark",
+            has_touch=True,
+            is_mobile=True,
+        )
+        page = watched.page
+        sync_api.expect(page.locator("#phase-text")).to_have_text("Ready")
+        sync_api.expect(page.locator("#cluster")).to_be_hidden()
+        watched.shoot("phone-dark-chat")
+        page.locator("#tab-chat").focus()
+        page.keyboard.press("ArrowRight")
+        sync_api.expect(page.locator("#cluster")).to_be_visible()
+        sync_api.expect(page.locator("#chat")).to_be_hidden()
+        sync_api.expect(page.locator(".worker")).to_have_count(3)
+        watched.shoot("phone-dark-cluster")
+        for view in ("chat", "cluster"):
+            page.locator(f"#tab-{view}").click()
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        luminance = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+        assert page.evaluate(luminance) < 60
+        page.locator("#theme").click()
+        assert page.evaluate(luminance) > 200
+        assert watched.faults == []
+
+
+def test_a_killed_worker_and_what_is_done_about_it(watched: Watched, cluster: Cluster) -> None:
+    """The last of these tests on the cluster: it has a worker less from here on."""
+    page = watched.page
+    number_one = page.locator(".worker[data-role=stage]").first.get_attribute("data-peer")
+    victim = next(worker for worker in cluster.workers if worker.peer_id == number_one)
+    page.locator("#settings-button").click()
+    page.locator("#temperature").fill("0")
+    page.keyboard.press("Escape")
+    ask(page, "The with statement")
+    before = wait_text(page, 30)
+    victim.kill()
+    lost = page.locator(f".worker[data-peer='{victim.peer_id}']")
+    sync_api.expect(lost).to_have_attribute("data-health", "lost")
+    sync_api.expect(page.locator("#notice")).to_contain_text("stood by")
+    sync_api.expect(page.locator("#picture .is-lost")).to_have_count(1)
+    watched.shoot("after-a-kill-light")
+    sync_api.expect(page.locator("#log")).to_contain_text("goes on with other workers")
+    sync_api.expect(page.locator(".message-note")).to_contain_text("tokens")
+    assert wait_text(page, len(before) + 1).startswith(before)
+    sync_api.expect(page.locator("#phase-text")).to_have_text("Ready")
+    sync_api.expect(page.locator(".worker[data-role=stage][data-health=ready]")).to_have_count(2)
+
+
+# ---------------------------------------------------------------- what a test tells
+
+
+def transferring() -> StatusBoard:
+    """Three workers, one of which has its layers, one half of them, and one hardly any."""
+    board, fleet = StatusBoard(), FakeFleet()
+    layers = [range(12), range(12, 22), range(22, 32)]
+    stages = [
+        PlannedStage(name, part.start, part.stop, 4_000_000_000)
+        for name, part in zip(("first", "second", "third"), layers, strict=True)
+    ]
+    fleet.plan = Plan(tuple(stages))
+    fleet.members = [FakeMember(stage.peer_id, info(stage.peer_id)) for stage in stages]
+    board.listening("coordinator", [])
+    board.model_read("Qwen3-8B", 32)
+    board.formed(fleet, TrafficCounters())
+    board.planned(fleet.plan, [member.info for member in fleet.members], 32)
+    for member, part, done in zip(fleet.members, layers, (1.0, 0.6, 0.1), strict=True):
+        member.is_placing, member.assigned = done < 1, part
+        board.transfer_planned(member.peer_id, 5_000_000_000)
+        board.already_held(member.peer_id, 400_000_000)
+        board.transferred(member.peer_id, int(4_600_000_000 * done))
+    fleet.members[0].layers = layers[0]
+    return board
+
+
+def test_weights_on_their_way(browser: sync_api.Browser) -> None:
+    with ExitStack() as stack, serve_page(transferring()) as server:
+        watched = open_page(stack, browser, server.url, color_scheme="light")
+        page = watched.page
+        sync_api.expect(page.locator("#phase-text")).to_have_text("Sending weights")
+        bars = page.locator(".worker .transfer [role=progressbar]:visible")
+        sync_api.expect(bars).to_have_count(2)
+        sync_api.expect(bars.first).to_have_attribute("aria-valuenow", "63")
+        sync_api.expect(page.locator(".transfer-text").nth(1)).to_contain_text("3.2 GB of 5.0 GB")
+        sync_api.expect(page.locator(".centre")).to_have_text("60 %")
+        watched.shoot("transfer-light")
+        sync_api.expect(page.locator("#picture .is-receiving")).to_have_count(2)
+        assert watched.faults == []
+
+
+def test_a_key_is_asked_for(browser: sync_api.Browser) -> None:
+    key = "a-key-of-twenty-chars"
+    with ExitStack() as stack, serve_page(transferring(), keys=(key,)) as server:
+        watched = open_page(stack, browser, server.url)
+        page = watched.page
+        page.locator("#key-input").fill("a wrong one")
+        page.locator("#key-input").press("Enter")
+        sync_api.expect(page.locator("#key-dialog")).to_be_visible()
+        sync_api.expect(page.locator("#key-input")).to_have_value("")
+        page.locator("#key-input").fill(key)
+        page.locator("#key-input").press("Enter")
+        sync_api.expect(page.locator(".worker")).to_have_count(3)
+        # The browser itself reports the two refused requests, and nothing else went wrong.
+        assert all("401" in fault for fault in watched.faults)
+
+
+def test_a_lost_connection_comes_back(browser: sync_api.Browser) -> None:
+    with ExitStack() as stack:
+        with serve_page(transferring()) as server:
+            watched = open_page(stack, browser, server.url)
+            sync_api.expect(watched.page.locator(".worker")).to_have_count(3)
+        banner = watched.page.locator("#lost")
+        sync_api.expect(banner).to_contain_text("No connection to the coordinator")
+        with serve_page(transferring(), port=server.port):
+            sync_api.expect(banner).to_be_hidden()
+            sync_api.expect(watched.page.locator("#phase-text")).to_have_text("Sending weights")
