@@ -169,8 +169,9 @@ function showWorkers() {
   const peers = Object.values(status.peers).sort((one, other) => order(one) - order(other));
   workers.update(peers.map((peer) => ({ peer, stages: status.stages })));
   const there = peers.filter((peer) => peer.health !== "lost").length;
-  setText(byId("worker-count"), there ? `${there}` : "");
-  byId("no-workers").hidden = peers.length > 0;
+  setText(byId("worker-count"), `${there || status.workers_found || ""}`);
+  byId("no-workers").hidden = peers.length > 0 || status.workers_found > 0;
+  byId("workers-asked").hidden = peers.length > 0 || !status.workers_found;
 }
 
 function draw() {

@@ -170,7 +170,8 @@ export class Picture {
       node.own,
     );
     if (radius >= 18) {
-      const text = svg("text", { class: "node-layers", y: radius >= 24 ? 1 : 4 }, inside);
+      const size = inside.length > 4 ? " is-long" : "";
+      const text = svg("text", { class: `node-layers${size}`, y: radius >= 24 ? 1 : 4 }, inside);
       group.append(text);
       if (radius >= 28) group.append(svg("text", { class: "node-small", y: 14 }, "layers"));
     }
@@ -259,8 +260,12 @@ export class Picture {
       setAttributes(node.own, dash(node.ring, 0, isThere ? 1 : 0));
     }
     let note = shortId(stage.peer_id);
-    if (isReceiving && peer.transfer) note = `${Math.floor(100 * came(peer.transfer))} % · ${rate(peer.transfer.bytes_per_second)}`;
-    else if (!stage.is_ready) note = "nobody is ready";
+    if (isReceiving && peer.transfer) {
+      const percent = Math.floor(100 * came(peer.transfer));
+      const speed = peer.transfer.bytes_per_second;
+      if (percent === 100) note = "loading its layers";
+      else note = percent || speed ? `${percent} % · ${rate(speed)}` : "getting ready";
+    } else if (!stage.is_ready && peer) note = "not ready";
     setText(node.note, note);
     setText(node.title, peer ? `${peer.name} ${shortId(peer.peer_id)}` : stage.peer_id);
   }
