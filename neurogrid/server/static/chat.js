@@ -20,6 +20,7 @@ export class Chat {
     this.onKey = onKey;
     this.turns = [];
     this.running = null;
+    this.asText = false; // the model has no chat template: it continues what is written
     this.scroll = byId("scroll");
     this.list = byId("messages");
     this.welcome = byId("welcome");
@@ -107,7 +108,16 @@ export class Chat {
         clearInterval(speaking);
         if (this.turns === turns) await this.answer();
         return;
-      } else view.fail(error instanceof TypeError ? "The connection to the server is lost." : error.message, () => this.again(view));
+      } else {
+        const message = error instanceof TypeError ? "The connection to the server is lost." : error.message;
+        view.fail(message, "Try again", () => this.again(view));
+        if (error.code === "chat_template") {
+          view.offer("Let it continue the text", () => {
+            this.asText = true;
+            this.again(view);
+          });
+        }
+      }
     } finally {
       clearInterval(speaking);
     }
@@ -129,23 +139,25 @@ export class Chat {
 
   async stream(view, signal) {
     const { temperature, maxTokens } = this.settings();
+    const input = this.asText ? { prompt: this.turns.at(-1).content } : { messages: this.turns };
     const body = {
       model: this.model(),
-      messages: this.turns,
+      ...input,
       temperature,
       max_tokens: maxTokens,
       stream: true,
       stream_options: { include_usage: true },
     };
-    const response = await ask("/v1/chat/completions", { body, signal });
+    const response = await ask(this.asText ? "/v1/completions" : "/v1/chat/completions", { body, signal });
     for await (const [, data] of eventsOf(response)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices?.[0];
-      if (choice?.delta?.content) {
+      const text = choice?.delta?.content ?? choice?.text;
+      if (text) {
         const isNear = this.isNearEnd();
-        view.add(choice.delta.content);
+        view.add(text);
         this.follow(isNear);
       }
       if (choice?.finish_reason) view.reason = choice.finish_reason;
@@ -218,15 +230,17 @@ class Answer {
     return button;
   }
 
-  fail(message, again) {
+  fail(message, name, again) {
     this.element.classList.remove("is-writing");
     this.element.classList.add("is-failed");
     setText(this.note, message);
-    if (again) {
-      const button = html("button", { type: "button", class: "text-button" }, "Try again");
-      button.addEventListener("click", again);
-      this.note.append(button);
-    }
+    if (again) this.offer(name, again);
+  }
+
+  offer(name, action) {
+    const button = html("button", { type: "button", class: "text-button" }, name);
+    button.addEventListener("click", action);
+    this.note.append(button);
   }
 
   remove() {

@@ -199,8 +199,9 @@ export class Picture {
     const has = peer.layers_assigned.stop > peer.layers_assigned.start;
     const text = isLost ? "lost" : has ? layers(peer.layers_assigned).replace(/layers? /, "") : "spare";
     setText(note, isLast && hidden ? `${text} +${hidden}` : text);
-    group.append(svg("text", { class: "node-note", y: 42 }, isLost ? shortId(peer.peer_id) : has ? "stands by" : ""));
-    this.nodes.set(peer.peer_id, { group, ring: 12, own, isStandby: true });
+    const doing = svg("text", { class: "node-note", y: 42 });
+    group.append(doing);
+    this.nodes.set(peer.peer_id, { group, own, doing, has, isStandby: true });
     return group;
   }
 
@@ -237,6 +238,11 @@ export class Picture {
       const share = peer.health === "receiving" && transfer ? came(transfer) : 1;
       setAttributes(node.own, dash(12, 0, share));
       node.group.classList.toggle("is-receiving", peer.health === "receiving");
+      let doing = node.has ? "stands by" : "";
+      if (peer.health === "lost") doing = shortId(peerId);
+      else if (peer.health === "receiving") doing = "getting layers";
+      else if (peer.num_sessions) doing = peer.num_sessions === 1 ? "1 session" : `${peer.num_sessions} sessions`;
+      setText(node.doing, doing);
     }
     this.refreshCentre(status, peers, stages);
     setAttributes(this.element, { "aria-label": describe(status, peers, stages) });
