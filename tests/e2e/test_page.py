@@ -121,6 +121,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             coordinator.terminate()
             coordinator.wait(DEADLINE)
             coordinator.stdout.close()
+            for worker in workers:
+                worker.kill()  # nobody needs their farewell
 
 
 def open_page(
