@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import trio
 
 from neurogrid.cli.conversation import Conversation, Turn
 from neurogrid.cli.line_reader import LineReader, in_leavable_thread
+from neurogrid.cli.pace import Pace
 from neurogrid.cli.screen import Screen
 from neurogrid.errors import ConfigurationError, NeuroGridError
 
@@ -33,22 +33,10 @@ arrows   bring back earlier lines"""
 class _Answer:
     """An answer while it comes."""
 
-    asked: float
+    pace: Pace = field(default_factory=Pace)
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    first: float | None = None
-    last: float = 0.0
     finish_reason: str | None = None
-
-    def figures(self) -> str:
-        """How fast it came."""
-        if self.first is None:
-            return "no answer yet"
-        figures = f"{len(self.token_ids)} tokens, the first after {self.first - self.asked:.2f} s"
-        if len(self.token_ids) > 1 and self.last > self.first:
-            rate = (len(self.token_ids) - 1) / (self.last - self.first)
-            figures += f", {rate:.1f} tokens/s"
-        return figures
 
 
 class Chat:
@@ -141,7 +129,8 @@ class Chat:
             f"{talk.num_turns} turn{'s' * (talk.num_turns != 1)}, {talk.num_tokens} of "
             f"{model.max_seq_len} tokens"
         )
-        self._screen.say(f"last answer: {self._last.figures() if self._last else 'none yet'}")
+        if self._last is not None:
+            self._screen.say(f"last answer: {len(self._last.token_ids)} tokens, {self._last.pace}")
 
     async def _turn(self, said: str) -> None:
         try:
@@ -162,7 +151,7 @@ class Chat:
 
     async def _answer(self, turn: Turn) -> None:
         """Write the answer to the screen as it comes, and remember as much of it as came."""
-        answer = self._last = _Answer(time.perf_counter())
+        answer = self._last = _Answer()
         with trio.CancelScope() as scope:
             self._answering = scope
             try:
@@ -201,8 +190,7 @@ class Chat:
         try:
             async with aclosing(generating) as tokens:
                 async for token in tokens:
-                    answer.last = time.perf_counter()
-                    answer.first = answer.first or answer.last
+                    answer.pace.tick()
                     answer.finish_reason = token.finish_reason
                     if token.finish_reason != "stop":
                         answer.token_ids.append(token.token_id)

@@ -7,21 +7,14 @@ say) begin anew by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["ChatTokenizer", "Conversation", "Turn"]
+if TYPE_CHECKING:
+    from neurogrid.model.tokenizer import Tokenizer
 
-
-class ChatTokenizer(Protocol):
-    """What a conversation needs of a tokenizer (`model.tokenizer.Tokenizer`)."""
-
-    @property
-    def has_chat_template(self) -> bool: ...
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str: ...
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
+__all__ = ["Conversation", "Turn"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class Conversation:
         num_turns: that were answered.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, *, system: str = "") -> None:
+    def __init__(self, tokenizer: Tokenizer, *, system: str = "") -> None:
         self._tokenizer = tokenizer
         self._system = system
         self.reset()

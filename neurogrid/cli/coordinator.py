@@ -6,9 +6,6 @@ stdout gets the completion or the URL, a newline, and nothing else; plan, progre
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -32,8 +29,10 @@ from neurogrid.cli.common import (
     warn_of_loopback,
     whole_number,
 )
+from neurogrid.cli.diagnose import DIAGNOSE_WAIT, diagnose
 from neurogrid.cli.finding import bootstrap_peers, finding, peer_address
-from neurogrid.cli.reach import explain_reach, reaching
+from neurogrid.cli.prompt import read_prompt, write_completion
+from neurogrid.cli.reach import reaching
 from neurogrid.cli.serving import (
     SERVING_SESSIONS,
     add_serving_options,
@@ -76,11 +75,8 @@ EXAMPLES = (
 GIB = 1024**3
 MAX_TOKENS = 128
 MAX_ANSWER_TOKENS = 1024
-# Seconds to wait for workers: they may still be importing torch; and those that are there answer at once.
+# Seconds to wait for workers: they may still be importing torch.
 WAIT = 60.0
-DIAGNOSE_WAIT = 5.0
-# A prompt is read whole before its tokens are counted; no context holds this many bytes.
-MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -281,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if manages_cluster:
         return run_command(NAME, lambda: _manage(options), screen=screen)
     if options.diagnose:
-        return run_command(NAME, lambda: _diagnose(options), screen=screen)
+        return run_command(NAME, lambda: diagnose(options), screen=screen)
     if options.plan_only:
         return run_command(NAME, lambda: _show_plan(options, screen), screen=screen)
     if options.chat:
@@ -307,10 +303,7 @@ async def _manage(options: argparse.Namespace) -> int:
 
 
 async def _generate(options: argparse.Namespace, screen: Screen) -> int:
-    if options.prompt is None:
-        prompt = await trio.to_thread.run_sync(_read_prompt, options.prompt_file)
-    else:
-        prompt = _decode_prompt(os.fsencode(options.prompt), "the command line")
+    prompt = await trio.to_thread.run_sync(read_prompt, options)
     where = _listening(options)
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
@@ -326,7 +319,13 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
             model.check_prompt(token_ids)
 
         async with _open_coordinator(options, where, progress, check=check) as coordinator:
-            await _write(coordinator, token_ids, sampling, options.max_tokens or MAX_TOKENS, screen)
+            await write_completion(
+                coordinator,
+                token_ids,
+                screen,
+                sampling=sampling,
+                max_tokens=options.max_tokens or MAX_TOKENS,
+            )
     return ExitStatus.OK
 
 
@@ -469,51 +468,6 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     return ExitStatus.OK
 
 
-async def _diagnose(options: argparse.Namespace) -> int:
-    """Print which workers are there, and what was tried to find them; a failure if there are too few."""
-    where = listening(options, port_flag="--p2p-port")
-    how_reached = reaching(options, where.addresses)
-    if options.new_cluster:
-        raise ConfigurationError(
-            "--diagnose looks for workers, and a new cluster has no workers yet: leave --new-cluster out"
-        )
-    trust = trust_of(options, is_worker=False)
-    warn_of_loopback(where, is_chosen=bool(options.listen))
-    bootstrap = bootstrap_peers(options)
-    how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
-
-    from neurogrid.inference.finding import open_discovery
-    from neurogrid.inference.gathering import look_for_workers
-    from neurogrid.inference.reaching import open_reach
-    from neurogrid.p2p import Identity, Protocol, open_host
-    from neurogrid.p2p.discovery.dht import Announcement
-
-    identity = Identity.load(trust.identity_file) if trust.identity_file else None
-    async with open_host(
-        listen=where.addresses,
-        listen_fallback=where.fallback,
-        identity=identity,
-        admission=trust.admission,
-        keep_alive=how_reached.keep_alive,
-    ) as host:
-        protocol = Protocol(host, role="coordinator")
-        reach = await open_reach(host, how_reached)
-        announcement = Announcement("coordinator")
-        async with open_discovery(
-            host, how, announcement=lambda: announcement, admission=trust.admission, reach=reach
-        ) as discovery:
-            workers = await look_for_workers(
-                protocol,
-                discovery,
-                addresses=[*options.peer, *(() if how.dht else bootstrap)],
-                wait=options.wait or DIAGNOSE_WAIT,
-            )
-            await explain_reach(reach, discovery)
-            print(discovery.explain())
-    print(f"\n{len(workers)} worker{'s' * (len(workers) != 1)} found", *workers, sep="\n  ")
-    return ExitStatus.OK if len(workers) >= (options.min_peers or 1) else ExitStatus.FAILURE
-
-
 def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> CoordinatorSettings:
     from neurogrid.inference.coordinator import CoordinatorSettings
 
@@ -549,60 +503,6 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         routing=options.routing,
         wire_dtype=options.wire_dtype,
     )
-
-
-def _read_prompt(name: str) -> str:
-    try:
-        if name == "-":
-            data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-        else:
-            with Path(name).open("rb") as file:
-                data = file.read(MAX_PROMPT_BYTES + 1)
-        if len(data) > MAX_PROMPT_BYTES:
-            raise ConfigurationError(f"the prompt in {name} is longer than {MAX_PROMPT_BYTES:,} B")
-    except OSError as exc:
-        raise ConfigurationError(f"cannot read the prompt from {name}: {exc.strerror}") from exc
-    return _decode_prompt(data, name)
-
-
-def _decode_prompt(data: bytes, source: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"the prompt in {source} is not UTF-8 text") from exc
-
-
-async def _write(
-    coordinator: Coordinator,
-    token_ids: Sequence[int],
-    sampling: SamplingParams,
-    max_tokens: int,
-    screen: Screen,
-) -> None:
-    """Stream the completion to stdout, and say at the end how fast it was."""
-    from neurogrid.cli.show import format_bytes
-    from neurogrid.p2p.counters import Direction
-
-    text = coordinator.model.tokenizer.stream()
-    started = time.perf_counter()
-    first: float | None = None
-    num_tokens = 0
-    last = started
-    async for token_id in coordinator.generate(token_ids, max_tokens=max_tokens, sampling=sampling):
-        last = time.perf_counter()
-        first = first or last
-        num_tokens += 1
-        screen.write(text.push(token_id))
-    screen.write(text.finish() + "\n")
-    sent = coordinator.counters.total(Direction.SENT).num_bytes
-    if first is None:
-        figures = f"no token: the model ended at once after {time.perf_counter() - started:.2f} s"
-    else:
-        figures = f"time to first token {first - started:.2f} s"
-        if num_tokens > 1:
-            figures += f", {(num_tokens - 1) / (last - first):.1f} tokens/s"
-        figures += f" ({len(token_ids)} prompt and {num_tokens} new tokens)"
-    screen.say(f"{figures}, {format_bytes(sent)} sent", event="generated", num_tokens=num_tokens)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "taskName")
 }
 # The libraries underneath, which speak only when `debug` is asked for.
-_LIBRARIES: Final = ("libp2p", "multiaddr", "transformers", "torch", "hypercorn")
+_LIBRARIES: Final = ("libp2p", "multiaddr", "transformers", "torch")
 
 
 class JsonFormatter(logging.Formatter):

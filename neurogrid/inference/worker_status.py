@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from neurogrid.inference.compute_statistics import ComputeStatistics
 from neurogrid.inference.rates import TotalRate
 from neurogrid.inference.worker_load import WorkerLoad
+from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WeightSource, WorkerState
 from neurogrid.p2p.counters import Direction
 
@@ -45,8 +45,7 @@ class WorkerStatus:
     """A worker.
 
     Attributes:
-        started_at: Unix time.
-        uptime: seconds since then.
+        uptime: seconds since it started.
         name: of its device.
         model: of the last coordinator; empty for none yet.
         total_layers: of that model.
@@ -66,7 +65,6 @@ class WorkerStatus:
         disk_limit_bytes: that it may take.
     """
 
-    started_at: float
     uptime: float
     peer_id: str
     name: str
@@ -89,39 +87,27 @@ class WorkerStatus:
     disk_limit_bytes: int | None
 
 
-class Computing(Protocol):
-    """What a board looks at (`worker_sessions.SessionService`)."""
-
-    statistics: ComputeStatistics
-
-    @property
-    def load(self) -> WorkerLoad: ...
-
-
 class WorkerBoard:
     """Makes the status of a worker. Used from its trio thread.
 
     Args:
         name: of its device.
         clock: seconds that never go back.
-        wall_clock: Unix time, in seconds.
     """
 
     def __init__(
         self,
         state: WorkerState,
-        sessions: Computing,
+        sessions: SessionService,
         *,
         name: str,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._sessions = sessions
         self._name = name
         self._clock = clock
         self._started = clock()
-        self._started_at = wall_clock()
         self._decoded, self._prefilled = TotalRate(), TotalRate()
         self._passes, self._computing = TotalRate(), TotalRate()
         self._traffic: dict[tuple[str, Direction], TotalRate] = {}
@@ -138,7 +124,6 @@ class WorkerBoard:
         if now >= self._disk_due:
             self._disk, self._disk_due = state.blobs.disk_use(), now + DISK_INTERVAL
         return WorkerStatus(
-            started_at=self._started_at,
             uptime=now - self._started,
             peer_id=state.protocol.host.peer_id,
             name=self._name,

@@ -220,7 +220,6 @@ def worker(**changed: Any) -> WorkerStatus:
     coordinator = PeerTraffic("12D3KooWxCCCCCCC", True, True, 6 * GB, 4000, 0.0, 1500.0)
     gone = PeerTraffic("12D3KooWxWWWWWWW", False, False, 9000, 0, 0.0, 0.0)
     known = WorkerStatus(
-        started_at=1000.0,
         uptime=3725.0,
         peer_id="12D3KooWxOOOOOOO",
         name="NVIDIA H200",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -46,12 +47,18 @@ async def _show(screen: Screen, look: Callable[[], View]) -> None:
         ) as live:
             try:
                 while not panel.is_resized:
-                    panel.update(live, look())
+                    # A terminal that was stopped (Ctrl-S) or does not keep up is not to stop the command.
+                    if _takes_more(console):
+                        panel.update(live, look())
                     await trio.sleep(INTERVAL)
             finally:
-                if not panel.is_resized:
+                if not panel.is_resized and _takes_more(console):
                     panel.update(live, look())
         panel.take_back()
+
+
+def _takes_more(console: Console) -> bool:
+    return bool(select.select([], [console.file], [], 0)[1])
 
 
 class _Panel:

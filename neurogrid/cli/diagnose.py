@@ -1,0 +1,62 @@
+"""`--diagnose`: which workers are there, and what was tried to find them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from neurogrid.cli.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
+from neurogrid.cli.finding import bootstrap_peers, finding
+from neurogrid.cli.reach import explain_reach, reaching
+from neurogrid.cli.trust import trust_of
+from neurogrid.errors import ConfigurationError
+
+__all__ = ["DIAGNOSE_WAIT", "diagnose"]
+
+# Those that are there answer at once. Seconds.
+DIAGNOSE_WAIT: Final = 5.0
+
+
+async def diagnose(options: argparse.Namespace) -> int:
+    """Print which workers are there, and what was tried to find them; a failure if there are too few."""
+    where = listening(options, port_flag="--p2p-port")
+    how_reached = reaching(options, where.addresses)
+    if options.new_cluster:
+        raise ConfigurationError(
+            "--diagnose looks for workers, and a new cluster has no workers yet: leave --new-cluster out"
+        )
+    trust = trust_of(options, is_worker=False)
+    warn_of_loopback(where, is_chosen=bool(options.listen))
+    bootstrap = bootstrap_peers(options)
+    how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
+
+    from neurogrid.inference.finding import open_discovery
+    from neurogrid.inference.gathering import look_for_workers
+    from neurogrid.inference.reaching import open_reach
+    from neurogrid.p2p import Identity, Protocol, open_host
+    from neurogrid.p2p.discovery.dht import Announcement
+
+    identity = Identity.load(trust.identity_file) if trust.identity_file else None
+    async with open_host(
+        listen=where.addresses,
+        listen_fallback=where.fallback,
+        identity=identity,
+        admission=trust.admission,
+        keep_alive=how_reached.keep_alive,
+    ) as host:
+        protocol = Protocol(host, role="coordinator")
+        reach = await open_reach(host, how_reached)
+        announcement = Announcement("coordinator")
+        async with open_discovery(
+            host, how, announcement=lambda: announcement, admission=trust.admission, reach=reach
+        ) as discovery:
+            workers = await look_for_workers(
+                protocol,
+                discovery,
+                addresses=[*options.peer, *(() if how.dht else bootstrap)],
+                wait=options.wait or DIAGNOSE_WAIT,
+            )
+            await explain_reach(reach, discovery)
+            print(discovery.explain())
+    print(f"\n{len(workers)} worker{'s' * (len(workers) != 1)} found", *workers, sep="\n  ")
+    return ExitStatus.OK if len(workers) >= (options.min_peers or 1) else ExitStatus.FAILURE
