@@ -164,7 +164,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.inference.status_board import StatusBoard
     from neurogrid.server.app import make_app
     from neurogrid.server.backend import Backend
-    from neurogrid.server.cluster import cluster_routes
+    from neurogrid.server.cluster import CLUSTER_PATHS, cluster_routes
     from neurogrid.server.guard import Access
     from neurogrid.server.health import HEALTH_PATHS, health_routes
     from neurogrid.server.metrics import METRICS_PATHS, metrics_routes
@@ -185,7 +185,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
         ],
         open_routes=[
             *health_routes(backend),
-            *openapi_routes(OPENAI_PATHS, HEALTH_PATHS, METRICS_PATHS),
+            *openapi_routes(OPENAI_PATHS, CLUSTER_PATHS, HEALTH_PATHS, METRICS_PATHS),
             *page_routes(),
         ],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),

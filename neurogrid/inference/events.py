@@ -71,17 +71,6 @@ class Event:
     text: str
     peer_id: str = ""
 
-    def to_json(self) -> dict[str, object]:
-        """As JSON has it."""
-        return {
-            "number": self.number,
-            "at": self.at,
-            "kind": self.kind.value,
-            "severity": self.severity.value,
-            "text": self.text,
-            "peer_id": self.peer_id,
-        }
-
 
 class Subscription:
     """The events from when it was made. Made by `EventBus.subscribe`; for one reader."""

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
-from typing import TypeAlias, cast
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from neurogrid.inference.events import Event
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "ClusterStatus",
@@ -289,23 +293,25 @@ class ClusterStatus:
 
 def to_json(value: object) -> Json:
     """Dataclasses as objects, ranges as `{"start", "stop"}`, floats to six digits after the point."""
+    # Asked several times a second for all that is known: the commonest first.
     match value:
-        case Event():
-            return cast(Json, value.to_json())
-        case None | bool() | int() if not isinstance(value, Enum):
-            return value
         case Enum():
             return str(value.value)
-        case str():
+        case None | bool() | int() | str():
             return value
         case float():
             return round(value, 6)
-        case range():
-            return {"start": value.start, "stop": value.stop}
-        case Mapping():
-            return {str(key): to_json(item) for key, item in value.items()}
         case list() | tuple():
             return [to_json(item) for item in value]
+        case dict():
+            return {str(key): to_json(item) for key, item in value.items()}
+        case range():
+            return {"start": value.start, "stop": value.stop}
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+        return {name: to_json(getattr(value, name)) for name in _names(type(value))}
     raise TypeError(f"{type(value).__name__} has no form in JSON here")
+
+
+@cache
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

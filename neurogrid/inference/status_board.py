@@ -4,7 +4,7 @@
     async with open_coordinator(settings, progress=ProgressTee(terminal, board)):
         board.status().to_json()
 
-Whoever wants to know looks at `status()`, which costs well below a millisecond for tens of workers, and subscribes to
+Whoever wants to know looks at `status()`, which takes about a millisecond for twenty workers, and subscribes to
 `events`. Nothing here waits, and all of it is bounded.
 """
 

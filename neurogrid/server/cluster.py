@@ -19,15 +19,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.status import ClusterStatus, Health, Json
+from neurogrid.inference.status import ClusterStatus, Health, Json, to_json
 from neurogrid.inference.status_board import StatusBoard
 from neurogrid.server.errors import APIError
 from neurogrid.server.merge_patch import merge_patch, without_nulls
+from neurogrid.server.openapi import Paths, json_answer, operation
 
-__all__ = ["cluster_info", "cluster_routes"]
+__all__ = ["CLUSTER_PATHS", "cluster_info", "cluster_routes"]
 
 # Between two patches of one stream. Seconds.
 INTERVAL: Final = 0.25
+# Of the time, what may go into making what is sent.
+MAX_SHARE: Final = 0.02
 # A proxy closes a connection on which nothing comes, mostly after a minute. Seconds.
 HEARTBEAT: Final = 15.0
 # What a client is told to wait before it connects again. Milliseconds.
@@ -36,6 +39,35 @@ RETRY_AFTER: Final = 10.0
 # Numbers beyond that are times of the day, which are sent to the millisecond.
 A_TIME: Final = 1e9
 SIGNIFICANT_DIGITS: Final = 3
+
+_BY_PEER = {"type": "object", "description": "By peer id."}
+_LAYERS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_INFO = {
+    "type": "object",
+    "required": [
+        "peer_id",
+        "connected_peers",
+        "layer_assignments",
+        "memory_usage",
+        "total_layers",
+        "loaded_layers",
+    ],
+    "properties": {
+        "peer_id": {"type": "string"},
+        "connected_peers": {"type": "array", "items": {"type": "string"}},
+        "layer_assignments": {**_BY_PEER, "additionalProperties": _LAYERS},
+        "memory_usage": {**_BY_PEER, "additionalProperties": {"type": "object"}},
+        "total_layers": {"type": "integer", "minimum": 0},
+        "loaded_layers": _LAYERS,
+        "status": {"type": "object"},
+    },
+}
+# Events are not in it: a document of requests and answers has no words for a stream that does not end.
+CLUSTER_PATHS: Paths = {
+    "/v1/cluster/info": {
+        "get": operation("What is known of the cluster at this moment.", json_answer(_INFO))
+    }
+}
 
 
 def cluster_routes(board: StatusBoard) -> list[BaseRoute]:
@@ -88,17 +120,21 @@ def cluster_info(status: ClusterStatus) -> dict[str, Json]:
 
 
 class _View:
-    """The status as streams send it, made once for all that ask within `INTERVAL`."""
+    """The status as streams send it, made once for all that ask within `INTERVAL`.
+
+    Making it takes milliseconds in which nothing else goes on here: where there are many workers, it is made less
+    often.
+    """
 
     def __init__(self, board: StatusBoard) -> None:
         self.board = board
         self._document: dict[str, Json] = {}
-        self._made = -math.inf
+        self._good_until = -math.inf
 
     def document(self) -> dict[str, Json]:
         """The status without events; links and requests by name, so that a patch says which of them changed."""
         now = time.monotonic()
-        if now - self._made >= INTERVAL / 2:
+        if now >= self._good_until:
             status = self.board.status()
             document = status.to_json()
             del document["events"], document["at"]
@@ -115,7 +151,8 @@ class _View:
                 )
             }
             self._document = cast("dict[str, Json]", _rounded(without_nulls(document)))
-            self._made = now
+            spent = time.monotonic() - now
+            self._good_until = now + max(INTERVAL / 2, spent / MAX_SHARE)
         return self._document
 
 
@@ -128,7 +165,7 @@ async def _stream(view: _View) -> AsyncIterator[bytes]:
             yield _message("error", cast("dict[str, Json]", _too_many().body))
             return
         sent = view.document()
-        first = {**sent, "at": time.time(), "events": [event.to_json() for event in events.last]}
+        first = {**sent, "at": time.time(), "events": to_json(events.last)}
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         yield _message("snapshot", cast("dict[str, Json]", first))
         last = trio.current_time()
@@ -136,7 +173,7 @@ async def _stream(view: _View) -> AsyncIterator[bytes]:
             with trio.move_on_after(INTERVAL):
                 await subscription.wait()
             parts = [
-                _message("event", cast("dict[str, Json]", event.to_json()))
+                _message("event", cast("dict[str, Json]", to_json(event)))
                 for event in subscription.take()
             ]
             document = view.document()

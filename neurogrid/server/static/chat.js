@@ -6,7 +6,7 @@ import { duration, perSecond } from "./format.js";
 
 // How near to the end somebody reads who wants to see what comes. Pixels.
 const NEAR_END = 80;
-// How often what has come is read aloud: whole sentences, not letters. Milliseconds.
+// How often what has come since is read aloud: a few words, not letters. Milliseconds.
 const SPEAK_EVERY = 4000;
 
 export class Chat {
@@ -92,7 +92,12 @@ export class Chat {
     this.running = controller;
     this.showRunning(true);
     this.follow(true);
-    const speaking = setInterval(() => setText(this.spoken, view.text.slice(-400)), SPEAK_EVERY);
+    let numSpoken = 0;
+    const speak = () => {
+      setText(this.spoken, view.text.slice(numSpoken));
+      numSpoken = view.text.length;
+    };
+    const speaking = setInterval(speak, SPEAK_EVERY);
     const turns = this.turns;
     try {
       await this.stream(view, controller.signal);
@@ -122,7 +127,7 @@ export class Chat {
       clearInterval(speaking);
     }
     if (this.turns === turns && view.text) turns.push({ role: "assistant", content: view.text });
-    setText(this.spoken, view.text);
+    speak();
     if (this.running === controller) {
       this.running = null;
       this.showRunning(false);

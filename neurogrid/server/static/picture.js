@@ -19,6 +19,13 @@ function radiusFor(numNodes) {
   return Math.max(Math.min(500 / numNodes / 2.6, 18), 5);
 }
 
+/** Where the coordinator and each stage are: evenly, but with room for the coordinator where the stages are many. */
+function anglesFor(numStages, radius) {
+  const room = Math.max((2 * Math.PI) / (numStages + 1), (32 + radius) / RING.rx);
+  const step = numStages > 1 ? (2 * Math.PI - 2 * room) / (numStages - 1) : 0;
+  return [-Math.PI / 2, ...Array.from({ length: numStages }, (_, index) => -Math.PI / 2 + room + index * step)];
+}
+
 function at(angle, more = 0) {
   return [RING.x + (RING.rx + more) * Math.cos(angle), RING.y + (RING.ry + more) * Math.sin(angle)];
 }
@@ -79,7 +86,7 @@ export class Picture {
     this.weights = [];
     const number = stages.length + 1;
     const radius = radiusFor(number);
-    const angles = Array.from({ length: number }, (_, index) => -Math.PI / 2 + (2 * Math.PI * index) / number);
+    const angles = anglesFor(stages.length, radius);
     const lines = svg("g", { class: "lines" });
     const things = svg("g", { class: "nodes" });
 
@@ -103,7 +110,7 @@ export class Picture {
 
     things.append(this.coordinator(at(angles[0]), Math.max(radius, 24)));
     stages.forEach((stage, index) => things.append(this.stage(stage, angles[index + 1], radius)));
-    const lowest = Math.max(0, ...angles.slice(1).map((angle) => at(angle)[1] + radius + (radius >= 21 ? 36 : 6)));
+    const lowest = Math.max(0, ...angles.slice(1).map((angle) => at(angle)[1] + radius + (radius >= 28 ? 36 : 6)));
     const bottom = Math.max(lowest, RING.y + RING.ry + 40);
     others.slice(0, MAX_STANDBY).forEach((peer, index) => {
       const shown = Math.min(others.length, MAX_STANDBY);
@@ -151,7 +158,9 @@ export class Picture {
     const [x, y] = at(angle);
     const group = svg("g", { class: "node stage", transform: `translate(${x} ${y})` });
     group.style.setProperty("--stage", stageColour(stage.number));
-    const ring = radius - 3;
+    const width = Math.min(6, radius * 0.4);
+    const ring = radius - width / 2;
+    group.style.setProperty("--ring-width", `${width}px`);
     const last = stage.layers.stop - 1;
     const inside = stage.layers.start === last ? `${last}` : `${stage.layers.start}–${last}`;
     const node = {
@@ -164,18 +173,19 @@ export class Picture {
     };
     group.append(
       node.title,
-      svg("circle", { class: "disc", r: radius - 7 }),
+      svg("circle", { class: "disc", r: Math.max(radius - 7, radius * 0.5) }),
       svg("circle", { class: "track", r: ring }),
       node.others,
       node.own,
     );
-    if (radius >= 18) {
+    if (radius >= 28) {
       const size = inside.length > 4 ? " is-long" : "";
-      const text = svg("text", { class: `node-layers${size}`, y: radius >= 24 ? 1 : 4 }, inside);
-      group.append(text);
-      if (radius >= 28) group.append(svg("text", { class: "node-small", y: 14 }, "layers"));
-    }
-    if (radius >= 21) {
+      group.append(
+        svg("text", { class: `node-layers${size}`, y: 1 }, inside),
+        svg("text", { class: "node-small", y: 14 }, "layers"),
+      );
+    } else if (radius >= 12) group.append(svg("text", { class: "node-layers is-long", y: 4.5 }, `${stage.number}`));
+    if (radius >= 28) {
       node.note.setAttribute("y", radius + 32);
       group.append(svg("text", { class: "node-name", y: radius + 17 }, `Stage ${stage.number}`), node.note);
     }
@@ -273,7 +283,7 @@ export class Picture {
       else note = percent || speed ? `${percent} % · ${rate(speed)}` : "getting ready";
     } else if (!stage.is_ready && peer) note = "not ready";
     setText(node.note, note);
-    setText(node.title, peer ? `${peer.name} ${shortId(peer.peer_id)}` : stage.peer_id);
+    setText(node.title, `Stage ${stage.number}, ${layers(stage.layers)}: ${peer?.name ?? ""} ${shortId(stage.peer_id)}`);
   }
 
   refreshCentre(status, peers, stages) {
