@@ -237,6 +237,25 @@ def test_settings_are_kept(watched: Watched) -> None:
     sync_api.expect(page.locator(".message-note")).to_contain_text("7 tokens")
 
 
+def test_a_text_is_continued_where_there_is_no_chat_template(
+    browser: sync_api.Browser, cluster: Cluster
+) -> None:
+    refused = {"error": {"message": "this model has no chat template", "code": "chat_template"}}
+    with ExitStack() as stack:
+        watched = open_page(stack, browser, cluster.url)
+        page = watched.page
+        page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(status=400, json=refused),  # this model has one
+        )
+        ask(page, "A function definition")
+        sync_api.expect(page.locator(".message-note")).to_contain_text("no chat template")
+        page.get_by_role("button", name="Let it continue the text").click()
+        assert len(wait_text(page, 20)) >= 20
+        page.keyboard.press("Escape")
+        sync_api.expect(page.locator(".message-note")).to_contain_text("stopped")
+
+
 def test_a_phone_in_the_dark(browser: sync_api.Browser, cluster: Cluster) -> None:
     with ExitStack() as stack:
         watched = open_page(
@@ -329,6 +348,33 @@ def test_weights_on_their_way(browser: sync_api.Browser) -> None:
         sync_api.expect(page.locator(".centre")).to_have_text("60 %")
         watched.shoot("transfer-light")
         sync_api.expect(page.locator("#picture .is-receiving")).to_have_count(2)
+        assert watched.faults == []
+
+
+def many(num_stages: int) -> StatusBoard:
+    """As many stages of one layer, and as many workers that have nothing."""
+    board, fleet = StatusBoard(), FakeFleet()
+    stages = [PlannedStage(f"stage{n}", n, n + 1, 1000) for n in range(num_stages)]
+    fleet.plan = Plan(tuple(stages))
+    fleet.members = [
+        FakeMember(stage.peer_id, info(stage.peer_id), range(stage.start, stage.stop))
+        for stage in stages
+    ]
+    fleet.members += [FakeMember(f"spare{n}", info(f"spare{n}")) for n in range(num_stages)]
+    board.formed(fleet, TrafficCounters())
+    board.planned(fleet.plan, [], num_stages)
+    board.ready()
+    return board
+
+
+@pytest.mark.parametrize("num_stages", [1, 9, 60])
+def test_few_and_many_stages(browser: sync_api.Browser, num_stages: int) -> None:
+    with ExitStack() as stack, serve_page(many(num_stages)) as server:
+        watched = open_page(stack, browser, server.url, color_scheme="dark")
+        page = watched.page
+        sync_api.expect(page.locator(".worker")).to_have_count(2 * num_stages)
+        sync_api.expect(page.locator("#picture .node.stage")).to_have_count(num_stages)
+        watched.shoot(f"stages-{num_stages}-dark")
         assert watched.faults == []
 
 
