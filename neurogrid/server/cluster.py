@@ -162,20 +162,17 @@ async def _stream(view: _View) -> AsyncIterator[bytes]:
         try:
             subscription = stack.enter_context(events.subscribe())
         except CapacityError:  # others came while this answer began
-            yield _message("error", cast("dict[str, Json]", _too_many().body))
+            yield _message("error", _too_many().body)
             return
         sent = view.document()
         first = {**sent, "at": time.time(), "events": to_json(events.last)}
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
-        yield _message("snapshot", cast("dict[str, Json]", first))
+        yield _message("snapshot", first)
         last = trio.current_time()
         while not events.is_closed:
             with trio.move_on_after(INTERVAL):
                 await subscription.wait()
-            parts = [
-                _message("event", cast("dict[str, Json]", to_json(event)))
-                for event in subscription.take()
-            ]
+            parts = [_message("event", to_json(event)) for event in subscription.take()]
             document = view.document()
             if patch := merge_patch(sent, document):
                 parts.append(_message("patch", patch))
@@ -188,7 +185,7 @@ async def _stream(view: _View) -> AsyncIterator[bytes]:
                 yield b"".join(parts)
 
 
-def _message(event: str, data: dict[str, Json]) -> bytes:
+def _message(event: str, data: object) -> bytes:
     # One line: JSON escapes line breaks.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"event: {event}\ndata: {text}\n\n".encode()
