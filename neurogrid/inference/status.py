@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from neurogrid.inference.events import Event
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 __all__ = [
     "ClusterStatus",
@@ -313,5 +310,5 @@ def to_json(value: object) -> Json:
 
 
 @cache
-def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
