@@ -141,7 +141,11 @@ async def compare(
         coordinators: dict[str, Coordinator] = {}
         for peers in addresses:
             settings = CoordinatorSettings(
-                model=path, peers=tuple(peers), stages=len(peers), max_seq_len=1024
+                model=path,
+                peers=tuple(peers),
+                stages=len(peers),
+                max_seq_len=1024,
+                prefix_reuse=False,
             )
             name = f"{len(peers)} worker{'s' if len(peers) > 1 else ''}"
             coordinators[name] = await stack.enter_async_context(open_coordinator(settings))

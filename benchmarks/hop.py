@@ -157,7 +157,7 @@ async def _session_p50(coordinator: Coordinator, mode: RoutingMode) -> float:
     routing = Routing(coordinator._protocol, mode)
     with await coordinator.fleet.select(timeout=60) as selection:
         stages = selection.stages
-    async with open_session(stages, routing, max_length=WARM_UP + STEPS) as session:
+    async with await open_session(stages, routing, max_length=WARM_UP + STEPS) as session:
         return await _p50(partial(session.forward, hidden_BTD))
 
 

@@ -133,6 +133,7 @@ async def run(scenario: Scenario, model: Path, num_tokens: int) -> None:
         min_peers=scenario.num_workers,
         max_seq_len=256,
         with_replicas=scenario.with_replicas,
+        prefix_reuse=False,
         identity_file=model / f"{scenario.dtype}-{scenario.num_workers}.key",
         # Known before the workers start, which dial it.
         listen=(f"/ip4/127.0.0.1/tcp/{_free_port()}",),

@@ -64,6 +64,7 @@ async def compare(
         stages=len(addresses),
         max_seq_len=PROMPT_TOKENS + num_tokens,
         max_sessions=max(counts),
+        prefix_reuse=False,
     )
     figures: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     async with open_coordinator(settings) as coordinator:

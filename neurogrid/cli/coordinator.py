@@ -111,6 +111,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="sessions of --max-seq-len tokens that workers set memory aside for; shorter ones share it, so that "
         f"more run at once (default {SERVING_SESSIONS}; 1 for a --prompt)",
     )
+    model.add_argument(
+        "--no-prefix-reuse",
+        dest="prefix_reuse",
+        action="store_false",
+        help="compute every prompt whole; otherwise what it shares with a finished session is not computed again, "
+        "and the time to the first token tells whether somebody asked the same before",
+    )
     workers = parser.add_argument_group("workers")
     workers.add_argument(
         "--peer",
@@ -498,6 +505,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         max_seq_len=options.max_seq_len,
         max_sessions=options.max_sessions or (SERVING_SESSIONS if serves else 1),
         max_waiting=options.max_queue,
+        prefix_reuse=options.prefix_reuse,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
         routing=options.routing,

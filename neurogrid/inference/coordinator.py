@@ -38,6 +38,7 @@ from neurogrid.inference.gathering import open_gathering
 from neurogrid.inference.generation_spans import generation_spans
 from neurogrid.inference.hedging import SlowWatch
 from neurogrid.inference.keeping import keep_workers
+from neurogrid.inference.kept_sessions import Beginning, KeptSessions, open_kept_sessions
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_stage import LocalLayers, enlist_with_local
 from neurogrid.inference.local_trust import (
@@ -52,6 +53,7 @@ from neurogrid.inference.reaching import ReachSettings, open_reach
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
 from neurogrid.inference.routing import Routing, RoutingMode
 from neurogrid.inference.sampling import (
+    FinishReason,
     GeneratedToken,
     Logprobs,
     Sampler,
@@ -131,6 +133,7 @@ class CoordinatorSettings:
         timeouts: deadlines towards workers.
         patience: seconds that a generation waits for a way around a worker that failed.
         with_replicas: workers that are left over get layers too, to stand by.
+        prefix_reuse: finished sessions stay open for a while, for those that begin with the same tokens.
         protocol_versions: protocol ids to speak; None for all.
     """
 
@@ -161,6 +164,7 @@ class CoordinatorSettings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     patience: float = 120.0
     with_replicas: bool = True
+    prefix_reuse: bool = True
     protocol_versions: tuple[str, ...] | None = None
 
 
@@ -189,7 +193,7 @@ class Coordinator(TextGeneration):
         fleet: Fleet,
         routing: Routing,
         ends: EndsQueue,
-        room: CacheRoom,
+        kept: KeptSessions,
         *,
         patience: float,
         progress: Progress | None = None,
@@ -199,7 +203,7 @@ class Coordinator(TextGeneration):
         self._protocol = protocol
         self._routing = routing
         self._ends = ends
-        self._room = room
+        self._kept = kept
         self._patience = patience
         self._progress = progress or Progress()
         self._numbers = count(1)
@@ -217,7 +221,7 @@ class Coordinator(TextGeneration):
     @property
     def cache_bytes(self) -> tuple[int, int]:
         """Memory for KV caches on all workers: set aside for sessions that are open, and all there is."""
-        return self._room.reserved_bytes, self._room.limit_bytes
+        return self._kept.room.reserved_bytes, self._kept.room.limit_bytes
 
     @property
     def stages(self) -> tuple[PlannedStage, ...]:
@@ -261,7 +265,7 @@ class Coordinator(TextGeneration):
         fails on the way is replaced: there is a pause, and no token that was yielded changes. Many may run at
         once; they share forward passes, so that each gives what it gives alone up to rounding. One for which the
         workers have no room waits. Close the generator (`contextlib.aclosing`) when you want no more of it: that
-        closes its session on all workers.
+        ends its session on all workers, where it may be kept for a prompt that begins with the same tokens.
 
         Args:
             token_ids: the prompt.
@@ -297,7 +301,7 @@ class Coordinator(TextGeneration):
             "neurogrid.max_tokens": max_length - len(token_ids),
         }
         with self._told(len(token_ids)) as number, generation_spans(told) as spans:
-            async with self._room.session(max_length):
+            async with self._kept.begin(token_ids, max_length) as beginning:
                 self._progress.session_opened(number)
                 while len(tokens) < max_length:
                     # A model whose caches hold only below some length starts over there, by one prefill.
@@ -305,7 +309,7 @@ class Coordinator(TextGeneration):
                     is_past = bound is None or len(tokens) >= bound
                     stop = max_length if is_past else min(max_length, bound or max_length)
                     new_tokens = tokens
-                    async with self._open_session(stop, number) as session:
+                    async with self._open_session(beginning, stop, number) as session:
                         while len(tokens) < stop:
                             with spans.step(len(tokens) - len(new_tokens), len(new_tokens)):
                                 sampled = await session.extend(new_tokens, choose)
@@ -314,7 +318,7 @@ class Coordinator(TextGeneration):
                             if token_id in ends:
                                 self._progress.session_finished(number, "stop")
                                 spans.finished("stop")
-                                yield GeneratedToken(token_id, logprobs, "stop")
+                                yield GeneratedToken(token_id, logprobs, "stop", session.num_reused)
                                 return
                             tokens.append(token_id)
                             new_tokens = [token_id]
@@ -323,7 +327,8 @@ class Coordinator(TextGeneration):
                             if is_last:
                                 self._progress.session_finished(number, "length")
                                 spans.finished("length")
-                            yield GeneratedToken(token_id, logprobs, "length" if is_last else None)
+                            reason: FinishReason | None = "length" if is_last else None
+                            yield GeneratedToken(token_id, logprobs, reason, session.num_reused)
 
     @contextmanager
     def _told(self, num_prompt_tokens: int) -> Iterator[int]:
@@ -338,14 +343,16 @@ class Coordinator(TextGeneration):
         finally:
             self._progress.session_ended(number, error)
 
-    def _open_session(self, max_length: int, number: int) -> TokenSession:
+    def _open_session(self, beginning: Beginning, max_length: int, number: int) -> TokenSession:
         return TokenSession(
             self._ends,
             self.fleet,
             self._routing,
+            self._kept,
+            beginning,
             max_length=max_length,
             patience=self._patience,
-            replays=self.model.dtype is not torch.float32,
+            replays=self.model.replays,
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.session_rerouted, number),
         )
@@ -416,6 +423,15 @@ async def open_coordinator(
             max_length=model.max_seq_len,
             max_waiting=settings.max_waiting,
         )
+        kept = await stack.enter_async_context(
+            open_kept_sessions(
+                room,
+                fleet,
+                shortest_cut=model.ends.shortest_cut,
+                replays=model.replays,
+                is_enabled=settings.prefix_reuse and model.traits.takes_chunks,
+            )
+        )
         watch = SlowWatch(fleet)
         nursery.start_soon(watch.run)
         routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
@@ -425,7 +441,7 @@ async def open_coordinator(
             fleet,
             routing,
             ends,
-            room,
+            kept,
             patience=settings.patience,
             progress=progress,
         )

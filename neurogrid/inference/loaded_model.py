@@ -105,6 +105,11 @@ class LoadedModel:
         """
         return Tokenizer.open(self.checkpoint.path)
 
+    @property
+    def replays(self) -> bool:
+        """Whether sums depend on the shapes of the calls so much that lost caches need the same calls again."""
+        return self.dtype is not torch.float32
+
     def size(self, *, num_sessions: int, ends_seconds: float = 0.0) -> ModelSize:
         """What the planner has to know, with the caches of so many sessions."""
         return ModelSize(

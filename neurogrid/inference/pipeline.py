@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 import torch
 import trio
@@ -25,19 +24,26 @@ from neurogrid.errors import (
 )
 from neurogrid.inference.chain import Chain
 from neurogrid.inference.chain_stage import PipelineStage
+from neurogrid.inference.remote_worker import Prior
 from neurogrid.inference.routing import Routing
 from neurogrid.p2p.wire import ErrorCode
 
-__all__ = ["PipelineSession", "open_session"]
+__all__ = ["PipelineSession", "PriorLostError", "open_session"]
 
 logger = logging.getLogger(__name__)
 
 # A session is closed politely, but nobody waits long for a worker that is gone. Seconds.
 CLOSE_TIMEOUT = 2.0
+# Codes that say: the prior is not there, or not as it should be.
+PRIOR_REFUSED = frozenset({ErrorCode.SESSION_UNKNOWN, ErrorCode.POSITION_MISMATCH})
 
 
-class PipelineSession:
-    """An open session. Made by `open_session`.
+class PriorLostError(NeuroGridError):
+    """A session that another was to begin with is not to be had."""
+
+
+class PipelineSession(trio.abc.AsyncResource):
+    """An open session, closed when its block is left. Made by `open_session`.
 
     Attributes:
         session_id: u64, not 0.
@@ -45,9 +51,10 @@ class PipelineSession:
         length: tokens that have gone through all stages.
     """
 
-    def __init__(self, session_id: int, chains: Sequence[Chain]) -> None:
+    def __init__(self, session_id: int, chains: Sequence[Chain], routing: Routing) -> None:
         self.session_id = session_id
         self.chains = tuple(chains)
+        self._routing = routing
         self.length = 0
 
     async def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
@@ -61,53 +68,92 @@ class PipelineSession:
         self.length += hidden_BTD.shape[1]
         return hidden_BTD
 
+    async def aclose(self) -> None:
+        """Close the session on all stages that can be told, also when cancelled.
 
-@asynccontextmanager
+        Nobody waits for a slow one, which will find that out in its own time.
+        """
+        watch = self._routing.watch
+
+        async def close_on(item: PipelineStage) -> None:
+            try:
+                await item.worker.close_session(self.session_id)
+            except NeuroGridError as exc:
+                logger.debug("could not close a session on %s: %s", item.peer_id, exc)
+
+        with trio.move_on_after(CLOSE_TIMEOUT) as scope:
+            scope.shield = True
+            async with trio.open_nursery() as nursery:
+                for chain in self.chains:
+                    for item in chain.stages:
+                        if item.times.is_slow and watch is not None:
+                            watch.start_soon(item.worker.close_session, self.session_id)
+                        else:
+                            nursery.start_soon(close_on, item)
+
+
 async def open_session(
-    stages: Sequence[PipelineStage], routing: Routing, *, max_length: int
-) -> AsyncIterator[PipelineSession]:
-    """Open a session of at most `max_length` tokens on every stage; closed when the block is left.
+    stages: Sequence[PipelineStage],
+    routing: Routing,
+    *,
+    max_length: int,
+    prior: Prior | None = None,
+) -> PipelineSession:
+    """Open a session of at most `max_length` tokens on every stage, whose owner closes it.
 
     Where a worker cannot reach its successor, the session is opened anew with that link through the coordinator.
 
+    Args:
+        prior: open on the same stages; the new session begins with its first tokens.
+
     Raises:
         NoRouteError: a stage does not open it; names its layers and its peer.
+        PriorLostError: a stage does not have the prior as it should be. It may be over on others by then.
     """
-    session: PipelineSession | None = None
-    while session is None:
-        opening = PipelineSession(secrets.randbits(64) or 1, routing.chains(stages))
+    while True:
+        session = PipelineSession(secrets.randbits(64) or 1, routing.chains(stages), routing)
+        is_open = False
         try:
             # Each time a link less is left that may turn out to be cut.
-            if await _open(opening, routing, max_length):
-                session = opening
+            is_open = await _open(session, routing, max_length, prior)
         finally:
-            if session is None:
-                await _close(opening, routing)
-    try:
-        yield session
-    finally:
-        await _close(session, routing)
+            if not is_open:
+                await session.aclose()
+        if is_open:
+            session.length = prior.num_tokens if prior else 0
+            return session
+        if prior is not None:
+            raise PriorLostError("it was over when links turned out to be cut")
 
 
-async def _open(session: PipelineSession, routing: Routing, max_length: int) -> bool:
+async def _open(
+    session: PipelineSession, routing: Routing, max_length: int, prior: Prior | None
+) -> bool:
     """Open a session on all stages at once; False if some links have to be relayed instead."""
     lost: list[NoRouteError] = []
+    without_prior: list[str] = []
     cut: list[tuple[PipelineStage, PipelineStage, str]] = []
 
     async def open_on(item: PipelineStage, behind: PipelineStage | None, route: bytes) -> None:
         try:
-            await item.worker.open_session(
+            length = await item.worker.open_session(
                 session.session_id,
                 start=item.stage.start,
                 stop=item.stage.stop,
                 max_length=max_length,
                 route=route,
                 wire=routing.wire,
+                prior=prior,
             )
+            if length != (prior.num_tokens if prior else 0):
+                without_prior.append(f"{item.name} began with {length} tokens of it")
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
             code = exc.code if isinstance(exc, PeerRefusedError) else None
             if code == ErrorCode.PEER_UNREACHABLE and behind is not None:
                 cut.append((item, behind, str(exc)))
+                return
+            if prior is not None and code in PRIOR_REFUSED:
+                without_prior.append(f"{item.name} says: {exc}")
                 return
             error = item.lost(exc)
             error.__cause__ = exc
@@ -121,26 +167,8 @@ async def _open(session: PipelineSession, routing: Routing, max_length: int) -> 
     if lost:
         # First of all those whose worker is gone: that others cannot reach it follows from that.
         raise lost[0]
+    if without_prior:
+        raise PriorLostError("; ".join(without_prior))
     for before, behind, reason in cut:
         routing.relay(before, behind, reason)
     return not cut
-
-
-async def _close(session: PipelineSession, routing: Routing) -> None:
-    """Close a session on all stages that can be told; a slow one will find that out in its own time."""
-
-    async def close_on(item: PipelineStage) -> None:
-        try:
-            await item.worker.close_session(session.session_id)
-        except NeuroGridError as exc:
-            logger.debug("could not close a session on %s: %s", item.peer_id, exc)
-
-    with trio.move_on_after(CLOSE_TIMEOUT) as scope:
-        scope.shield = True
-        async with trio.open_nursery() as nursery:
-            for chain in session.chains:
-                for item in chain.stages:
-                    if item.times.is_slow and routing.watch is not None:
-                        routing.watch.start_soon(item.worker.close_session, session.session_id)
-                    else:
-                        nursery.start_soon(close_on, item)

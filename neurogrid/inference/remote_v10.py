@@ -15,7 +15,7 @@ import torch
 import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError, TransportError
-from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
+from neurogrid.inference.remote_worker import Placement, Prior, RemoteWorker, TransferReports
 from neurogrid.model.blob import CHUNK_BYTES, LayerBlob
 from neurogrid.model.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.protocol import new_request_id
@@ -105,8 +105,10 @@ class RemoteWorkerV10(RemoteWorker):
         max_length: int,
         route: bytes = b"",
         wire: str = "",
-    ) -> None:
+        prior: Prior | None = None,
+    ) -> int:
         """Nothing to do: position 0 begins the layer's cache anew."""
+        return 0
 
     async def session_length(self, session_id: int) -> int:
         await self._held_layers()  # it is there, at least

@@ -13,7 +13,7 @@ import trio
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.activations import check_answer, pack, unpack
-from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
+from neurogrid.inference.remote_worker import Placement, Prior, RemoteWorker, TransferReports
 from neurogrid.inference.spreading import Choice
 from neurogrid.model.tensors import dtype_name
 from neurogrid.p2p.protocol import new_request_id
@@ -46,6 +46,7 @@ class RemoteWorkerV11(RemoteWorker):
     """See `RemoteWorker`."""
 
     takes_routes = True
+    takes_priors = True
 
     @property
     def protocol_id(self) -> str:
@@ -148,7 +149,8 @@ class RemoteWorkerV11(RemoteWorker):
         max_length: int,
         route: bytes = b"",
         wire: str = "",
-    ) -> None:
+        prior: Prior | None = None,
+    ) -> int:
         opened = SessionOpen(
             session_id=session_id,
             start_layer=start,
@@ -156,13 +158,17 @@ class RemoteWorkerV11(RemoteWorker):
             max_length=max_length,
             route=route,
             wire=wire,
+            prior=prior.session_id if prior else 0,
+            prior_length=prior.num_tokens if prior else 0,
+            keep_prior=prior.stays_open if prior else False,
         )
-        await self._request(
+        reply = await self._request(
             MessageType.SESSION_OPEN,
             opened.encode(),
             MessageType.SESSION_ACK,
             timeout=self.timeouts.describe,
         )
+        return SessionAck.decode(reply.data).length or 0
 
     async def close_session(self, session_id: int) -> None:
         await self._request(

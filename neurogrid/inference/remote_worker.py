@@ -25,7 +25,7 @@ from neurogrid.model.blob import LayerBlob
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
 
-__all__ = ["Placement", "RemoteWorker", "Timeouts", "TransferReports"]
+__all__ = ["Placement", "Prior", "RemoteWorker", "Timeouts", "TransferReports"]
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,30 @@ class TransferReports:
     passed_on: Callable[[int], None]
 
 
+@dataclass(frozen=True)
+class Prior:
+    """A session whose first tokens a new one begins with.
+
+    Attributes:
+        num_tokens: how many.
+        stays_open: they are copied; otherwise it is over.
+    """
+
+    session_id: int
+    num_tokens: int
+    stays_open: bool
+
+
 class RemoteWorker(ABC):
     """One connected worker. Its methods raise TransportError or PeerRefusedError.
 
     Attributes:
         takes_routes: whether it hands activations on to the next worker, where a route says so.
+        takes_priors: whether a session may begin with the tokens of another.
     """
 
     takes_routes: ClassVar[bool] = False
+    takes_priors: ClassVar[bool] = False
 
     def __init__(self, protocol: Protocol, peer_id: str, timeouts: Timeouts) -> None:
         self.protocol = protocol
@@ -167,10 +183,14 @@ class RemoteWorker(ABC):
         max_length: int,
         route: bytes = b"",
         wire: str = "",
-    ) -> None:
+        prior: Prior | None = None,
+    ) -> int:
         """Open a session over layers [start, stop), on a signed route if there is one.
 
         Its activations travel in `wire`, one of `SESSION_DTYPES`; empty for what the stage computes in.
+
+        Returns:
+            Tokens that it has already: those of the prior, or none.
         """
 
     @abstractmethod

@@ -142,6 +142,15 @@ class Roster:
             for member in self._members.values()
         )
 
+    def is_settled(self, selection: Selection) -> bool:
+        """Whether all its members are there and quick, have their layers and mean to stay."""
+        return all(
+            self._members.get(member.peer_id) is member
+            and member.holds(layers)
+            and not (member.is_leaving or member.times.is_slow)
+            for member, layers in selection.hops
+        )
+
     def should_leave(self, selection: Selection) -> bool:
         """Whether a session would do well to move: a member of its own wants to go, is slow, or is gone."""
         return any(

@@ -135,11 +135,13 @@ class GeneratedToken:
         logprobs: where they were asked for.
         finish_reason: why nothing follows: `stop`, the model ended; `length`, there is no place for more. None
             for all but the last.
+        num_reused: tokens of the prompt that were not computed, because an earlier session had begun with the same.
     """
 
     token_id: int
     logprobs: Logprobs | None = None
     finish_reason: FinishReason | None = None
+    num_reused: int = 0
 
 
 def derived_seed(seed: int, index: int) -> int:

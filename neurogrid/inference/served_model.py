@@ -141,8 +141,8 @@ class ServedModel:
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether a prefill may be run in chunks: nothing in the model changes with the length."""
-        return self._traits.row_bounds == ()
+        """Whether a prefill may be run in chunks, and a session be continued by several tokens."""
+        return self._traits.takes_chunks
 
     @property
     def num_layers(self) -> int:

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
+from types import TracebackType
 from typing import TypeVar
 
 import torch
 import trio
 
-from neurogrid.errors import NoRouteError
+from neurogrid.errors import NoRouteError, PeerRefusedError
 from neurogrid.inference.ends_queue import Choose, EndsQueue
 from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.member import Selection
-from neurogrid.inference.pipeline import PipelineSession, open_session
+from neurogrid.inference.pipeline import PipelineSession, PriorLostError, open_session
+from neurogrid.inference.prefixes import first_calls
+from neurogrid.inference.remote_worker import Prior
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.spans import note_failure, recovery_span
 from neurogrid.p2p.tracing import span
+from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["TokenSession"]
 
@@ -34,15 +39,20 @@ logger = logging.getLogger(__name__)
 
 
 class TokenSession:
-    """A context manager: leaving it closes the session wherever it is open.
+    """A context manager: leaving it closes the session wherever it is open, or leaves it to those who keep it.
 
     Args:
         ends: embedding and head.
+        kept: who keeps it when it is finished.
+        beginning: its room, and what it may begin with.
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
         replays: repeat the calls as they were, instead of one for all tokens.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
+
+    Attributes:
+        num_reused: of its tokens, those that an earlier session had computed.
     """
 
     def __init__(
@@ -50,6 +60,8 @@ class TokenSession:
         ends: EndsQueue,
         fleet: Fleet,
         routing: Routing,
+        kept: KeptSessions,
+        beginning: Beginning,
         *,
         max_length: int,
         patience: float,
@@ -60,6 +72,9 @@ class TokenSession:
         self._ends = ends
         self._fleet = fleet
         self._routing = routing
+        self._kept = kept
+        self._beginning = beginning
+        self.num_reused = 0
         self._replays = replays
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted
@@ -71,14 +86,29 @@ class TokenSession:
         self._selection: Selection | None = None
         self._pipeline: PipelineSession | None = None
         self._ahead: tuple[int, int, torch.Tensor] | None = None  # position, token, embedding
-        self._stack = AsyncExitStack()
+        self._counted = ExitStack()  # the members of the selection count this session
 
     async def __aenter__(self) -> TokenSession:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._ends.forget(id(self))
+        if error is None or isinstance(error, GeneratorExit | trio.Cancelled):
+            self._keep()
         await self._close()
+
+    def _keep(self) -> None:
+        """Leave the session open for others, if nothing is under way in it."""
+        pipeline, selection = self._pipeline, self._selection
+        if pipeline is None or selection is None or pipeline.length != len(self._tokens):
+            return
+        if self._kept.keep(pipeline, selection, self._tokens, self._calls, self._beginning):
+            self._pipeline = None
 
     async def extend(self, token_ids: Sequence[int], choose: Choose[C]) -> C:
         """Append tokens; returns what `choose` makes of the logits after the last of them, [V].
@@ -140,12 +170,53 @@ class TokenSession:
         return not has_tried and self._fleet.has_alternative(peer_id, layers)
 
     async def _open(self, deadline: float) -> None:
+        if self._beginning.kept is not None and await self._go_on():
+            return
         timeout = max(deadline - trio.current_time(), 0.0)
-        self._selection = await self._fleet.select(timeout=timeout, avoid=self._avoid)
-        self._stack.enter_context(self._selection)
-        opening = open_session(self._selection.stages, self._routing, max_length=self._max_length)
-        with span("inference.open_session", {"neurogrid.workers": len(self._selection.stages)}):
-            self._pipeline = await self._stack.enter_async_context(opening)
+        self._select(await self._fleet.select(timeout=timeout, avoid=self._avoid))
+        try:
+            await self._open_pipeline()
+        except NoRouteError as exc:
+            # Those that nobody needs just now are in the way.
+            if not _is_full(exc) or not await self._kept.evict_all():
+                raise
+            await self._open_pipeline()
+
+    async def _go_on(self) -> bool:
+        """Begin with the tokens of a kept session; False if the workers have them no more."""
+        beginning, kept = self._beginning, self._beginning.kept
+        assert kept is not None
+        self._select(kept.selection)
+        try:
+            await self._open_pipeline(beginning.prior)
+        except PriorLostError as exc:
+            logger.debug("%d tokens are computed again: %s", beginning.num_tokens, exc)
+            self._kept.give_up(beginning)
+            await kept.closed.wait()
+            await self._close()
+            return False
+        except NoRouteError:
+            self._kept.give_up(beginning)
+            raise
+        self._kept.taken(beginning)
+        self.num_reused = beginning.num_tokens
+        reused = first_calls(kept.calls, self.num_reused)
+        # Where calls need not be repeated, their bounds may be others than where it was cut.
+        reused += [self.num_reused - sum(reused)] if sum(reused) < self.num_reused else []
+        self._calls = [*reused, len(self._tokens) - self.num_reused]
+        return True
+
+    def _select(self, selection: Selection) -> None:
+        self._selection = self._counted.enter_context(selection)
+
+    async def _open_pipeline(self, prior: Prior | None = None) -> None:
+        assert self._selection is not None
+        stages = self._selection.stages
+        told = {"neurogrid.workers": len(stages)}
+        with span("inference.open_session", told):
+            self._pipeline = await open_session(
+                stages, self._routing, max_length=self._max_length, prior=prior
+            )
 
     async def _catch_up(self, choose: Choose[C]) -> C:
         """Send what the pipeline has not seen yet, and choose from the logits after the last token."""
@@ -184,7 +255,16 @@ class TokenSession:
         return calls
 
     async def _close(self) -> None:
-        self._pipeline = None
+        pipeline, self._pipeline = self._pipeline, None
         self._selection = None
-        stack, self._stack = self._stack, AsyncExitStack()
-        await stack.aclose()
+        try:
+            if pipeline is not None:
+                await pipeline.aclose()
+        finally:
+            self._counted.close()
+
+
+def _is_full(error: NoRouteError) -> bool:
+    """Whether a worker had no room for the session."""
+    cause = error.__cause__
+    return isinstance(cause, PeerRefusedError) and cause.code == ErrorCode.SESSION_LIMIT

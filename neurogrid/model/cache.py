@@ -9,17 +9,23 @@ It does not know what a forward computes. Its strategy: `begin` fixes the length
 over layers [start, stop), `commit` advances it; a forward that raised in between leaves layers with
 states of different lengths, so the cache is then refused (`spoil`).
 
+A cache can be cut back to its first tokens, or these be copied into another (`shortest_cut` says how
+many of them at least): keys and values of a token depend on those before it alone. States of constant
+size, and windows that have dropped tokens, cannot go back.
+
 While the session decodes in a batch with others, its states live in their pool (rows.py), and this
 object keeps the lengths. A forward of its own brings them back first.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from neurogrid.errors import ModelError, UnsupportedModelError
 
@@ -150,6 +156,66 @@ class StageCache(DynamicCache):
         """Advance layers [start, stop) by the token that went through them in a batch."""
         self._lengths[start:stop] = [self._lengths[start] + 1] * (stop - start)
 
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether a forward failed half way, so that it can be used no more."""
+        return self._spoiled is not None
+
+    def shortest_cut(self, length: int) -> int:
+        """The fewest tokens that a cache of `length` tokens can be cut back to, whoever holds its layers."""
+        for layer, window in zip(self.layers, self._windows, strict=True):
+            can_be_cut = type(layer) is DynamicLayer or (
+                type(layer) is DynamicSlidingWindowLayer and length < window
+            )
+            if not can_be_cut:
+                return length
+        return 0
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget all but the first `num_tokens` tokens. All layers that ran have the same number of them.
+
+        Raises:
+            ValueError: it cannot be cut back to that. The cache is unchanged.
+            ModelError: an earlier forward failed half way.
+        """
+        if self._check_cut(num_tokens):
+            self._take_home()
+            self._become(self, num_tokens)
+
+    def copy(self, num_tokens: int) -> StageCache:
+        """A cache of the first `num_tokens` tokens, which shares nothing with this one.
+
+        Raises: as `cut`.
+        """
+        self._check_cut(num_tokens)
+        self._take_home()
+        twin = copy.copy(self)
+        twin._lengths = list(self._lengths)
+        twin.layers = list(self.layers)
+        twin._become(self, num_tokens)
+        return twin
+
+    def _check_cut(self, num_tokens: int) -> bool:
+        """Whether tokens are to go; raises what `cut` does."""
+        if self._spoiled is not None:
+            raise ModelError(f"the cache of this session is unusable: {self._spoiled}")
+        length = self.length
+        if num_tokens != length and not self.shortest_cut(length) <= num_tokens < length:
+            raise ValueError(f"a cache of {length} tokens cannot be cut back to {num_tokens}")
+        return num_tokens < length
+
+    def _take_home(self) -> None:
+        if self.home is not None:
+            self.home.leave(self)
+
+    def _become(self, other: StageCache, num_tokens: int) -> None:
+        """Have copies of the first tokens of what `other` has."""
+        with torch.inference_mode():
+            for i, length in enumerate(other._lengths):
+                is_cut = num_tokens < length
+                self.layers[i] = _first_tokens(other.layers[i], num_tokens if is_cut else None)
+                self._lengths[i] = min(length, num_tokens)
+
     def spoil(self, reason: str) -> None:
         """Refuse all further use: a forward failed for `reason` after it may have written."""
         self._spoiled = reason
@@ -181,6 +247,18 @@ def _tensors(values: object) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (dict, list, tuple)):
             yield from _tensors(value)
+
+
+def _first_tokens(layer: Any, num_tokens: int | None) -> Any:
+    """A copy of a layer's states; of its first tokens alone, where a number is given."""
+    if num_tokens is None:
+        return copy.deepcopy(layer)
+    twin = copy.copy(layer)
+    twin.keys = layer.keys[..., :num_tokens, :].clone()
+    twin.values = layer.values[..., :num_tokens, :].clone()
+    if hasattr(twin, "cumulative_length"):
+        twin.cumulative_length = num_tokens
+    return twin
 
 
 def _release_prefill(layer: object) -> None:

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, P
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.loading import Pristine, one_line, quiet_transformers
 from neurogrid.model.miniature_config import LengthLimit, miniatures
-from neurogrid.model.miniature_rows import NotEqualError, row_bounds
+from neurogrid.model.miniature_rows import ROWS_TOLERANCE, NotEqualError, row_bounds
 from neurogrid.model.miniature_split import Split, saved_tensors
 from neurogrid.model.naming import layer_of
 from neurogrid.model.skeleton import build_on_meta, find_layers, num_decoder_layers
@@ -61,11 +61,15 @@ class SplitTraits:
         row_bounds: lengths that rows of one forward must not straddle; empty where any rows may
             share one. None where none may: sessions then run one after another.
         rows_refused: why not, in that case.
+        takes_chunks: whether several tokens may be fed to a session that has begun, wherever it is cut: it
+            gives what one prefill of all its tokens gives, up to rounding. Some families then begin their
+            recurrent states anew.
     """
 
     recompute_at: int | None = None
     row_bounds: tuple[int, ...] | None = ()
     rows_refused: str = ""
+    takes_chunks: bool = False
 
 
 _results: dict[str, SplitTraits | str] = {}
@@ -180,9 +184,12 @@ class _Check:
         self._compare_chunks_with_one_go()
         traits = self._compare_with_generate(splits[0])
         try:
-            return replace(traits, row_bounds=row_bounds(splits[0], self._tokens, self._limits))
+            bounds = row_bounds(splits[0], self._tokens, self._limits)
         except NotEqualError as exc:
             return replace(traits, row_bounds=None, rows_refused=str(exc))
+        # Where lengths matter to rows, they matter to chunks.
+        takes_chunks = not bounds and self._chunks_give_the_same()
+        return replace(traits, row_bounds=bounds, takes_chunks=takes_chunks)
 
     def _plans(self) -> list[list[int]]:
         """How many tokens to feed at each step: decoding, chunks and one prefill past all limits."""
@@ -248,6 +255,17 @@ class _Check:
         _, got = self._turns([length - 1, 1])[-1]
         if not _is_close(got, expected, _CHUNKS_TOLERANCE):
             raise UnsupportedModelError("its forward with a cache does not continue a sequence")
+
+    def _chunks_give_the_same(self) -> bool:
+        """Whether several tokens continue a sequence as one prefill would have it, past all limits."""
+        length, third = self._length, self._length // 3
+        _, expected = self._turns([length])[-1]
+        plans = (
+            [length // 2, length - length // 2],
+            [1, length - 1],
+            [third, third, length - 2 * third],
+        )
+        return all(_is_close(self._turns(plan)[-1][1], expected, ROWS_TOLERANCE) for plan in plans)
 
     def _compare_with_generate(self, split: Split) -> SplitTraits:
         sizes, tokens, expected = self._generate()

@@ -304,6 +304,10 @@ class Ends:
         """Let few rows go through the head faster; its results stay equal up to rounding."""
         speed_up_few_rows(self._skeleton.model)
 
+    def shortest_cut(self, length: int) -> int:
+        """The fewest tokens that a session's caches of `length` tokens can be cut back to, on all stages."""
+        return self._cache.shortest_cut(length)
+
     def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
         """What enters layer 0: [1, T, D] in the model's dtype.
 

@@ -78,7 +78,7 @@ async def unmended(coordinator: Coordinator) -> AsyncIterator[int]:
     ends, tokens = coordinator.model.ends, list(PROMPT)
     with await coordinator.fleet.select(timeout=DEADLINE) as selection:
         stages = selection.stages
-    async with open_session(stages, coordinator._routing, max_length=250) as session:
+    async with await open_session(stages, coordinator._routing, max_length=250) as session:
         while True:
             position = session.length
             with torch.inference_mode():
@@ -279,7 +279,7 @@ def test_activations_travel_in_another_dtype(llama: tuple[Path, list[int]]) -> N
                     ("int8", 3e-2),
                 ):
                     routing = Routing(coordinator._protocol, wire_dtype=name)
-                    async with open_session(stages, routing, max_length=8) as session:
+                    async with await open_session(stages, routing, max_length=8) as session:
                         result_BTD = await session.forward(prompt_BTD)
                         assert (await session.forward(prompt_BTD[:, :1])).shape[1] == 1
                     exact = result_BTD if exact is None else exact

@@ -85,3 +85,31 @@ def test_a_spoiled_cache_says_why(cache: StageCache) -> None:
 def test_an_empty_cache_holds_next_to_nothing(cache: StageCache) -> None:
     assert cache.length == 0
     assert cache.num_bytes < 100
+
+
+def test_a_window_can_be_cut_back_until_it_drops_tokens(cache: StageCache) -> None:
+    assert [cache.shortest_cut(n) for n in (3, WINDOW - 1, WINDOW, 30)] == [0, 0, WINDOW, 30]
+    _feed(cache, WINDOW - 1)
+    before = cache.layers[WINDOW_LAYER].keys
+    twin = cache.copy(4)
+    cache.cut(5)
+    assert (cache.length, twin.length) == (5, 4)
+    for layer_id in (FULL_LAYER, WINDOW_LAYER):
+        assert torch.equal(cache.layers[layer_id].keys[:, :, :4], twin.layers[layer_id].keys)
+    assert torch.equal(cache.layers[WINDOW_LAYER].keys, before[:, :, :5])
+    _feed(cache, 9)
+    assert (cache.length, twin.length) == (14, 4)
+    with pytest.raises(ValueError, match="cannot be cut back to 9"):
+        cache.cut(9)
+    with pytest.raises(ValueError, match="cannot be cut back to 5"):
+        twin.copy(5)
+    assert cache.copy(14).length == 14
+
+
+def test_a_spoiled_cache_is_no_ones_beginning(cache: StageCache) -> None:
+    _feed(cache, 4)
+    cache.spoil("it failed")
+    with pytest.raises(ModelError, match="it failed"):
+        cache.copy(4)
+    with pytest.raises(ModelError, match="it failed"):
+        cache.cut(2)

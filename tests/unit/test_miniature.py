@@ -159,7 +159,7 @@ def test_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedModelError) as first:
         check_splittable(tf.MambaConfig())
     monkeypatch.setattr(miniature, "_check", None)
-    assert check_splittable(MAIN_FAMILIES["llama"]()) == SplitTraits()
+    assert check_splittable(MAIN_FAMILIES["llama"]()) == SplitTraits(takes_chunks=True)
     with pytest.raises(UnsupportedModelError) as second:
         check_splittable(tf.MambaConfig())
     assert str(first.value) == str(second.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -110,7 +111,11 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
         TOKENS,
         st.just(b"") | st.binary(min_size=65, max_size=200),
         st.sampled_from(["", *sorted(wire.SESSION_DTYPES)]),
-    ).map(lambda t: wire.SessionOpen(t[0], *t[1], max_length=t[2], route=t[3], wire=t[4])),
+        # Of a prior: its id, whether it stays open, and which part of the new session it is.
+        st.none() | st.tuples(st.integers(1, 2**64 - 1), st.booleans(), st.floats(0.0, 1.0)),
+    )
+    .map(lambda t: with_prior(wire.SessionOpen(t[0], *t[1], t[2], route=t[3], wire=t[4]), t[5]))
+    .filter(lambda opened: opened.prior != opened.session_id or not opened.prior),
     "route": st.builds(
         wire.Route,
         st.integers(1, 2**64 - 1),
@@ -147,6 +152,13 @@ PAYLOAD_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "session_ack": wire.SessionAck.decode,
     "envelope": wire.decode_envelope,
 }
+
+
+def with_prior(opened: wire.SessionOpen, prior: tuple[int, bool, float] | None) -> wire.SessionOpen:
+    if prior is None:
+        return opened
+    length = max(1, int(prior[2] * opened.max_length))
+    return dataclasses.replace(opened, prior=prior[0], prior_length=length, keep_prior=prior[1])
 
 
 def encode(payload: Any) -> bytes:

@@ -112,7 +112,12 @@ def test_parts_are_not_copied_and_count_bytes_of_any_element_type() -> None:
         wire.Ready(1, 1).encode,
         wire.SessionOpen(2**64, 0, 1, 1).encode,
         wire.SessionOpen(1, 0, 1, 0).encode,
+        wire.SessionOpen(1, 0, 1, 9, prior=2).encode,
+        wire.SessionOpen(1, 0, 1, 9, prior=2, prior_length=10).encode,
+        wire.SessionOpen(1, 0, 1, 9, prior=1, prior_length=9).encode,
+        wire.SessionOpen(1, 0, 1, 9, keep_prior=True).encode,
         wire.SessionClose(-1).encode,
+        wire.SessionAck(1, 2**32).encode,
     ],
 )
 def test_payloads_that_we_do_not_send(encode: Callable[[], bytes]) -> None:

@@ -219,6 +219,10 @@ class Fields:
             raise _violation(f"{key} of {self._what} must be a boolean")
         return value
 
+    def optional_boolean(self, key: str) -> bool:
+        """A boolean; False where the entry is absent or nil."""
+        return self._values.get(key) is not None and self.boolean(key)
+
     def optional_seconds(self, key: str, largest: float) -> float | None:
         """A finite number from 0 to `largest`, or None where the entry is absent or nil."""
         value = self._values.get(key)

@@ -35,6 +35,9 @@ class SessionOpen(ControlPayload):
             peer and go back to it.
         wire: one of `SESSION_DTYPES`: in what activations and responses travel; empty for what the stage
             computes in.
+        prior: a session over the same layers, of which this one begins with the first tokens; 0 for none.
+        prior_length: how many of them, 1 to `max_length`; 0 without a prior.
+        keep_prior: the prior stays open, and what it has is copied; otherwise it is over.
     """
 
     session_id: int
@@ -43,9 +46,15 @@ class SessionOpen(ControlPayload):
     max_length: int
     route: bytes = b""
     wire: str = ""
+    prior: int = 0
+    prior_length: int = 0
+    keep_prior: bool = False
 
     _name = "SessionOpen"
-    _keys = frozenset({"sid", "start", "stop", "max_length", "route", "wire"})
+    _keys = frozenset(
+        {"sid", "start", "stop", "max_length", "route", "wire"}
+        | {"prior", "prior_length", "keep_prior"}
+    )
     _max_binary = MAX_ROUTE_BYTES
 
     def _entries(self) -> dict[str, object]:
@@ -59,6 +68,12 @@ class SessionOpen(ControlPayload):
             entries["route"] = self.route
         if self.wire:
             entries["wire"] = self.wire
+        if self.prior:
+            entries["prior"] = self.prior
+        if self.prior_length:
+            entries["prior_length"] = self.prior_length
+        if self.keep_prior:
+            entries["keep_prior"] = True
         return entries
 
     @classmethod
@@ -71,10 +86,27 @@ class SessionOpen(ControlPayload):
             fields.uint("max_length", MAX_U32, smallest=1),
             route=fields.optional_binary("route", MAX_ROUTE_BYTES, smallest=_MIN_ROUTE_BYTES),
             wire=fields.optional_text("wire", 16),
+            prior=fields.optional_uint("prior", MAX_U64),
+            prior_length=fields.optional_uint("prior_length", MAX_U32),
+            keep_prior=fields.optional_boolean("keep_prior"),
         )
         if opened.wire and opened.wire not in SESSION_DTYPES:
             raise RemoteProtocolError(
                 f"activations do not travel in {opened.wire!r}", code=ErrorCode.PROTOCOL_VIOLATION
+            )
+        if bool(opened.prior) != bool(opened.prior_length) or (
+            opened.keep_prior and not opened.prior
+        ):
+            raise RemoteProtocolError(
+                "a prior session and its length go together", code=ErrorCode.PROTOCOL_VIOLATION
+            )
+        if opened.prior and (
+            opened.prior_length > opened.max_length or opened.prior == opened.session_id
+        ):
+            raise RemoteProtocolError(
+                f"no session of {opened.max_length} tokens begins with {opened.prior_length} of session "
+                f"{opened.prior}",
+                code=ErrorCode.PROTOCOL_VIOLATION,
             )
         return opened
 

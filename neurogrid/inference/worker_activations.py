@@ -1,0 +1,195 @@
+"""The activations that come to a worker: checked, computed, and their results handed on.
+
+Where a session has a route, its activations come from the worker before this one, and the results go to the next
+(`worker_links`). Whatever goes wrong is told to who waits for the result, which may be another than who sent.
+
+Source: protocol_spec/sessions.md, "Activations" and "Routes".
+
+T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
+from neurogrid.inference.activations import pack, unpack, width
+from neurogrid.inference.session_table import Session, SessionTable
+from neurogrid.inference.worker_caches_v10 import WorkerCachesV10
+from neurogrid.inference.worker_links import WorkerLinks
+from neurogrid.inference.worker_state import WorkerState, sender_of
+from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope, TensorMessage
+
+__all__ = ["WorkerActivations"]
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerActivations:
+    """Serves activations for the sessions of a table."""
+
+    def __init__(
+        self,
+        state: WorkerState,
+        links: WorkerLinks,
+        sessions: SessionTable,
+        steps: WorkerSteps,
+        caches_v10: WorkerCachesV10,
+    ) -> None:
+        self._state = state
+        self._links = links
+        self._sessions = sessions
+        self._steps = steps
+        self._caches_v10 = caches_v10
+
+    async def extend(
+        self, session_id: int, owner: str, hidden_BTD: torch.Tensor, *, position: int
+    ) -> torch.Tensor:
+        """Extend a session of a coordinator in this process, which need not send what it has in memory.
+
+        Raises:
+            RequestRefusedError: as an activation would be.
+        """
+        session = self._sessions.of(session_id, owner)
+        if session is None or session.model is not self._state.model:
+            raise RequestRefusedError(
+                f"session {session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+            )
+        return await self._steps.extend(session, position, hidden_BTD)
+
+    async def serve(self, message: TensorMessage) -> None:
+        """The handler of activations."""
+        came = time.perf_counter_ns()
+        # Only 1.1.0 has envelopes.
+        if message.envelope is None:
+            data = await self._caches_v10.compute(message)
+            await self._state.answer(message, MessageType.RESPONSE, data)
+            return
+        session = self._session_of(message, message.envelope)
+        if session is None:
+            return
+        try:
+            hidden_BTD = self._check(session, message.envelope)
+            result_BTD = await self._steps.extend(session, message.envelope.position, hidden_BTD)
+            # Without a route somebody waits for just this, though the session be over.
+            if session.place is None or session in self._sessions:
+                taken = time.perf_counter_ns() - came
+                await self._pass_on(session, message, message.envelope, result_BTD, taken)
+        except RequestRefusedError as exc:
+            if session.place is not None and session not in self._sessions:
+                return
+            if session.source == session.owner:
+                raise
+            logger.warning("refused an activation of %s: %s", session.source, exc)
+            await self._tell_owner(session, message.request_id, exc)
+        except TransportError as exc:
+            if session.source == session.owner:
+                raise
+            logger.debug("%s is gone: %s", session.owner, exc)
+        except Exception:
+            if session.source == session.owner:
+                raise
+            # The predecessor could do nothing with the Error that would otherwise be sent to it.
+            logger.exception("an activation of %s failed", session.source)
+            error = RequestRefusedError("internal error", code=ErrorCode.COMPUTE_FAILED)
+            await self._tell_owner(session, message.request_id, error)
+
+    async def link_lost(self, peer_id: str, reason: NeuroGridError) -> None:
+        """The stream to a peer ended: tell the coordinators whose activations may be lost in it."""
+        for session in self._sessions:
+            if session.successor == peer_id and session.handed_on:
+                error = self._links.unreachable(peer_id, reason)
+                await self._tell_owner(session, session.handed_on, error)
+        # Who has taken its last activation waits for the next: that should not have to wait for a dial.
+        place = next((s.place for s in self._sessions if s.successor == peer_id), None)
+        try:
+            await self._links.prepare(place)
+        except RequestRefusedError as exc:
+            logger.debug("%s", exc)
+
+    def _session_of(self, message: TensorMessage, envelope: TensorEnvelope) -> Session | None:
+        """The session that an activation extends; None where it comes too late for one that was closed."""
+        sender = sender_of(message)
+        session = self._sessions.find(envelope.session_id, sender)
+        if session is not None and session.model is self._state.model:
+            return session
+        if self._sessions.was_closed(envelope.session_id, sender):
+            return None
+        self._state.require_coordinator(sender)
+        raise RequestRefusedError(
+            f"session {envelope.session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+        )
+
+    def _check(self, session: Session, envelope: TensorEnvelope) -> torch.Tensor:
+        model = session.model
+        if (envelope.start_layer, envelope.stop_layer) != (session.start, session.stop):
+            raise RequestRefusedError(
+                f"layers {envelope.start_layer} to {envelope.stop_layer - 1} were asked of a session "
+                f"over layers {session.start} to {session.stop - 1}",
+                code=ErrorCode.LAYER_NOT_HELD,
+            )
+        shape, row = envelope.shape, width(session.wire, model.hidden_size)
+        if len(shape) != 3 or shape[0] != 1 or shape[2] != row or shape[1] < 1:
+            raise RequestRefusedError(
+                f"an activation of shape {list(shape)} came instead of [1, tokens, {row}]",
+                code=ErrorCode.SHAPE_MISMATCH,
+            )
+        if envelope.dtype != session.wire:
+            raise RequestRefusedError(
+                f"an activation in {envelope.dtype} came; this session's are in {session.wire}",
+                code=ErrorCode.SHAPE_MISMATCH,
+            )
+        return unpack(envelope, hidden_size=model.hidden_size, dtype=model.dtype)
+
+    async def _pass_on(
+        self,
+        session: Session,
+        message: TensorMessage,
+        envelope: TensorEnvelope,
+        result_BTD: torch.Tensor,
+        nanos: int,
+    ) -> None:
+        """Send a result, which took `nanos`, to the successor, or as the answer to the coordinator."""
+        start, stop = session.start, session.stop
+        index = session.place.index if session.place is not None else 0
+        # Who is before this worker and tells nothing makes the rest worth nothing.
+        is_told = len(envelope.stage_nanos) == index
+        if session.place is not None and session.successor is not None:
+            start, stop = session.place.route.layers_of(session.place.index + 1)
+        passed_on = TensorMessage(
+            msg_type=MessageType.ACTIVATION if session.successor else MessageType.RESPONSE,
+            layer_id=message.layer_id,
+            seq_id=message.seq_id,
+            request_id=message.request_id,
+            envelope=pack(
+                result_BTD,
+                session_id=session.session_id,
+                start=start,
+                stop=stop,
+                position=envelope.position,
+                wire=session.wire,
+                stage_nanos=(*envelope.stage_nanos, nanos) if is_told else (),
+            ),
+        )
+        if session.successor is None:
+            await self._state.protocol.send(session.owner, passed_on)
+        else:
+            assert session.place is not None
+            await self._links.hand_on(session.place, passed_on)
+            session.handed_on = message.request_id
+
+    async def _tell_owner(
+        self, session: Session, request_id: int, error: RequestRefusedError
+    ) -> None:
+        """Refuse an activation to the coordinator that waits for what becomes of it, if it still does."""
+        asked = TensorMessage(
+            msg_type=MessageType.ACTIVATION, request_id=request_id, from_peer=session.owner
+        )
+        try:
+            await self._state.protocol.refuse(asked, error)
+        except NeuroGridError as exc:
+            logger.debug("could not tell %s of it: %s", session.owner, exc)

@@ -1,0 +1,148 @@
+"""What waits for a worker's torch thread, and how a session is extended by it.
+
+The order is `batching`'s. Knows sessions and models, and no messages.
+
+T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+import trio
+
+from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
+from neurogrid.inference.burst import Burst
+from neurogrid.inference.compute_statistics import ComputeStatistics
+from neurogrid.inference.session_table import Session
+from neurogrid.inference.spans import stage_span
+from neurogrid.inference.worker_state import WorkerState
+from neurogrid.model.tensors import is_finite
+from neurogrid.p2p.wire import ErrorCode
+
+__all__ = ["WorkerSteps"]
+
+logger = logging.getLogger(__name__)
+
+# Steps that wait for the torch thread: one of each of hundreds of sessions, and a few of those of 1.0.0.
+MAX_WAITING_STEPS = 1024
+
+
+class WorkerSteps:
+    """The queue before the torch thread.
+
+    Attributes:
+        statistics: of what was computed.
+    """
+
+    def __init__(self, state: WorkerState) -> None:
+        self._state = state
+        self.statistics = ComputeStatistics()
+        self._prefilled_last = True
+        self._burst = Burst()
+        self._chunk: int | None = None
+        self._steps: Batcher[Step, torch.Tensor] = Batcher(
+            self._choose,
+            self._compute,
+            state.run_torch,
+            max_waiting=MAX_WAITING_STEPS,
+            linger=self._burst.delay,
+        )
+
+    async def run(self) -> None:
+        """Compute what comes; runs as long as the worker."""
+        await self._steps.run()
+
+    def withdraw(self, session: Session) -> None:
+        """Compute nothing more for a session that is over."""
+        self._burst.gone(id(session.cache))
+        self._steps.withdraw(lambda step: step.cache is session.cache)
+
+    async def extend(
+        self, session: Session, position: int, hidden_BTD: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the session's layers on new tokens, which must continue it.
+
+        Raises:
+            RequestRefusedError: they do not, are no numbers, are too many, or could not be computed.
+        """
+        num_tokens = hidden_BTD.shape[1]
+        try:
+            session.lock.acquire_nowait()  # `async with` would give way to others first, in vain
+        except trio.WouldBlock:
+            await session.lock.acquire()
+        try:
+            if position != session.length:
+                raise RequestRefusedError(
+                    f"an activation for position {position} came to a session of "
+                    f"{session.length} tokens",
+                    code=ErrorCode.POSITION_MISMATCH,
+                )
+            if position + num_tokens > session.max_length:
+                raise RequestRefusedError(
+                    f"{position + num_tokens} tokens are more than the {session.max_length} "
+                    "that were agreed",
+                    code=ErrorCode.LIMIT_EXCEEDED,
+                )
+            if not await self._is_finite(hidden_BTD):
+                raise RequestRefusedError(
+                    f"{session.origin} gave NaN or infinity", code=ErrorCode.NOT_FINITE
+                )
+            step = Step(
+                session.model, session.start, session.stop, position, hidden_BTD, session.cache
+            )
+            self._burst.came(id(session.cache))
+            with stage_span(step, session.session_id):
+                result_BTD = await self._steps.submit(step)
+            if result_BTD is None:
+                raise RequestRefusedError(
+                    f"session {session.session_id} ended before its turn came",
+                    code=ErrorCode.SESSION_UNKNOWN,
+                )
+            session.length += num_tokens
+            session.last_used = trio.current_time()
+        finally:
+            session.lock.release()
+        return result_BTD
+
+    async def _is_finite(self, hidden_BTD: torch.Tensor) -> bool:
+        """Look at a token here, which takes some microseconds, and at more of them where torch runs."""
+        if hidden_BTD.shape[1] == 1:
+            return is_finite(hidden_BTD)
+        return await self._state.run_torch(is_finite, hidden_BTD)
+
+    def _choose(self, waiting: Sequence[Step]) -> list[Step]:
+        steps = next_steps(waiting, after_prefill=self._prefilled_last)
+        self._prefilled_last = not steps[0].is_decoded
+        # A session that is alone keeps nobody waiting: in one go it gets the bits of the whole model. Those that
+        # are open and do nothing, as finished ones may be for a while, do not count.
+        self._chunk = None if self._burst.num_active <= 1 else self._state.settings.prefill_chunk
+        logger.debug("%d of %d steps that wait run together", len(steps), len(waiting))
+        return steps
+
+    def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:
+        is_decoded, num_tokens = steps[0].is_decoded, sum(step.num_tokens for step in steps)
+        started = time.perf_counter()
+        results = run_steps(steps, chunk=self._chunk)
+        ended = time.perf_counter()
+        if is_decoded:
+            self._burst.step_seconds = ended - started
+        else:
+            num_tokens -= steps[0].num_tokens  # what is left for further chunks
+        call = self.statistics.called(
+            is_decoded=is_decoded,
+            num_rows=len(steps),
+            num_tokens=num_tokens,
+            seconds=ended - started,
+        )
+        for step in steps:
+            waited = started - step.waits_since
+            self.statistics.queue.observe(waited)
+            step.queue_seconds += waited
+            step.waits_since = ended
+            step.calls.append(call)
+        return results

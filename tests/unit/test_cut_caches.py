@@ -1,0 +1,124 @@
+"""What goes on from a cut or copied cache is what goes on from the whole tokens, for every family that allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
+
+from neurogrid.model.cache import StageCache
+from neurogrid.model.miniature import check_splittable
+from neurogrid.model.stage import Row, Stage
+
+FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
+TOLERANCE = 1e-4
+# Their windows of 8 have dropped tokens, or their states have one size: no way back.
+CANNOT_GO_BACK = {"mistral-window", "gemma2", "gemma3", "gpt-oss", "cohere2", "lfm2"}
+# Nor may several tokens go on from them: their code begins anew there, or lengths change what it computes.
+TAKE_NO_CHUNKS = {"jamba", "llama-dynamic", "llama4"}
+NUM_TOKENS, CUT, MORE = 30, 19, 5
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Run:
+    """One stage of all layers, and random hidden states for it."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.checkpoint = Checkpoint(FAMILIES[family](), folder)
+        self.stage: Stage = self.checkpoint.stage(0, self.checkpoint.num_layers)
+        generator = torch.Generator().manual_seed(3)
+        size = self.stage.hidden_size
+        self.hidden_BTD = torch.randn(1, NUM_TOKENS + MORE, size, generator=generator)
+
+    def feed(self, cache: StageCache, sizes: Sequence[int]) -> torch.Tensor:
+        for num_tokens in sizes:
+            position = cache.length
+            result_BTD = self.stage.forward(
+                self.hidden_BTD[:, position : position + num_tokens],
+                start=0,
+                stop=self.stage.num_layers,
+                position=position,
+                cache=cache,
+            )
+        return result_BTD[:, -1]
+
+    def cache(self, *sizes: int) -> StageCache:
+        cache = self.stage.new_cache()
+        self.feed(cache, sizes)
+        return cache
+
+    def expect(self, cache: StageCache) -> None:
+        """Whatever comes next comes as if all had been computed in one go."""
+        length = cache.length
+        for sizes in ((MORE,), (1, MORE - 1)):
+            got = self.feed(cache.copy(length), sizes)
+            expected = self.feed(self.stage.new_cache(), [length + MORE])
+            assert (got - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in TAKE_NO_CHUNKS])
+def test_going_on_from_a_prefix_is_going_on_from_its_tokens(family: str, tmp_path: Path) -> None:
+    run = Run(family, tmp_path)
+    assert check_splittable(run.checkpoint.config).takes_chunks
+    whole = run.cache(NUM_TOKENS - 2, 1, 1)
+    run.expect(whole)
+    copied = whole.copy(NUM_TOKENS)
+    if family in CANNOT_GO_BACK:
+        assert whole.shortest_cut(NUM_TOKENS) == NUM_TOKENS
+        with pytest.raises(ValueError, match="cannot be cut"):
+            whole.cut(CUT)
+        short = run.cache(6)
+        if family != "lfm2":  # the window holds all of them still
+            short.cut(3)
+            run.expect(short)
+    else:
+        assert whole.shortest_cut(NUM_TOKENS) == 0
+        run.expect(whole.copy(CUT))
+        whole.cut(CUT)
+        run.expect(whole)
+        whole.cut(1)
+        run.expect(whole)
+    assert copied.length == NUM_TOKENS
+    run.expect(copied)
+
+
+@pytest.mark.parametrize("family", sorted(TAKE_NO_CHUNKS))
+def test_who_cannot_go_on_says_so(family: str) -> None:
+    assert not check_splittable(FAMILIES[family]()).takes_chunks
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_it_leaves_a_running_batch_to_be_copied(family: str, tmp_path: Path) -> None:
+    """The session whose cache is copied goes on in its batch, and the others notice nothing."""
+    run = Run(family, tmp_path)
+    caches, twins = ([run.cache(n) for n in (9, 12, 7)] for _ in range(2))
+
+    def step(rows: list[StageCache]) -> list[torch.Tensor]:
+        hidden = [run.hidden_BTD[:, c.length : c.length + 1] for c in rows]
+        batch = [Row(h, c.length, c) for h, c in zip(hidden, rows, strict=True)]
+        return run.stage.forward_rows(batch, start=0, stop=run.stage.num_layers)
+
+    step(caches)
+    copied = caches[1].copy(13)
+    step(caches)
+    together = step(caches)
+    for twin, got in zip(twins, together, strict=True):
+        expected = run.feed(twin, [1, 1, 1])
+        assert (got[:, -1] - expected).abs().max() <= TOLERANCE * expected.abs().max()
+    run.expect(copied)
+    if family == "llama":
+        caches[0].cut(4)
+        run.expect(caches[0])
+    # What was cut and what was copied decode with those that stayed.
+    lengths = [cache.length for cache in (copied, *caches)]
+    together = step([copied, *caches])
+    for length, got in zip(lengths, together, strict=True):
+        expected = run.feed(run.stage.new_cache(), [length + 1])
+        assert (got[:, -1] - expected).abs().max() <= TOLERANCE * expected.abs().max()

@@ -1,0 +1,226 @@
+"""Sessions are dropped, cancelled and rebuilt at every step of a running batch, and nobody else notices.
+
+Real stages; the torch thread is a gate that lets one call through when the test says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import trio
+import trio.testing
+from stage_families import MAIN_FAMILIES, Checkpoint
+
+from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.session_table import Session, SessionTable
+from neurogrid.inference.worker_state import WorkerSettings, WorkerState
+from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.model.cache import StageCache
+from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.config import model_config_message
+from neurogrid.p2p.wire import ErrorCode
+
+NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8
+# Relative to the largest element: sums of other shapes have another order.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=["llama", "lfm2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp(request.param)
+    checkpoint = Checkpoint(MAIN_FAMILIES[request.param](), path)
+    files = CheckpointFiles.open(path)
+    message = model_config_message(
+        checkpoint.config, files.config, model_name="m", max_seq_len=128, dtype=torch.float32
+    )
+    model = ServedModel(message, device=torch.device("cpu"))
+    for layer_id in range(model.num_layers):
+        blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
+        model.load(layer_id, memoryview(bytearray(blob)), b"")
+    return model
+
+
+class Worker:
+    """The steps of a worker, and sessions that extend themselves."""
+
+    def __init__(self, model: ServedModel, nursery: trio.Nursery) -> None:
+        self.model = model
+        self.nursery = nursery
+        self.may_run = trio.Semaphore(0)
+        self.calls: list[list[StageCache]] = []
+        settings = WorkerSettings(prefill_chunk=CHUNK)
+        state = SimpleNamespace(settings=settings, run_torch=self._run_torch)
+        self.steps = WorkerSteps(cast(WorkerState, state))
+        self.table = SessionTable(on_drop=self.steps.withdraw)
+        self.guests: list[Guest] = []
+        nursery.start_soon(self.steps.run)
+
+    async def _run_torch(self, function: Callable[..., Any], argument: Any) -> Any:
+        if isinstance(argument, list):
+            self.calls.append([step.cache for step in argument])
+            with trio.CancelScope(shield=True):  # as torch, which cannot be interrupted
+                await self.may_run.acquire()
+        return function(argument)
+
+    async def next_call(self) -> None:
+        """Let the call that is under way end, and the next one begin."""
+        self.may_run.release()
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def open(self, seed: int, prompt: int) -> Guest:
+        guest = Guest(self, seed, prompt)
+        self.guests.append(guest)
+        self.nursery.start_soon(guest.go_on)
+        await trio.testing.wait_all_tasks_blocked()
+        return guest
+
+
+class Guest:
+    """One session: a prompt, then one token after the other, each compared with one go over all of them."""
+
+    def __init__(self, worker: Worker, seed: int, prompt: int) -> None:
+        self.worker, self.prompt = worker, prompt
+        model = worker.model
+        generator = torch.Generator().manual_seed(seed)
+        self.hidden_BTD = torch.randn(1, NUM_TOKENS, model.hidden_size, generator=generator)
+        with torch.inference_mode():
+            self.expected_BTD = self._run(model.new_cache())
+        self.scope = trio.CancelScope()
+        self.error: RequestRefusedError | None = None
+        self.has_ended = False
+        self.restart()
+
+    def _run(self, cache: StageCache) -> torch.Tensor:
+        model = self.worker.model
+        return model.forward(
+            self.hidden_BTD, start=0, stop=model.num_layers, position=0, cache=cache
+        )
+
+    def restart(self) -> None:
+        """Another session for the same tokens, as after a failure."""
+        model = self.worker.model
+        self.session = Session(
+            session_id=id(self),
+            owner="coordinator",
+            model=model,
+            start=0,
+            stop=model.num_layers,
+            max_length=NUM_TOKENS,
+            cache=model.new_cache(),
+        )
+        self.worker.table.add(self.session)
+
+    async def go_on(self) -> None:
+        with self.scope:
+            try:
+                while (position := self.session.length) < NUM_TOKENS:
+                    stop = position + 1 if position else self.prompt
+                    hidden_BTD = self.hidden_BTD[:, position:stop]
+                    got = await self.worker.steps.extend(self.session, position, hidden_BTD)
+                    expected = self.expected_BTD[:, position:stop]
+                    off = (got - expected).abs().max()
+                    assert off <= TOLERANCE * self.expected_BTD.abs().max()
+                    self.prompt = max(self.prompt, stop)
+            except RequestRefusedError as exc:
+                self.error = exc
+        self.has_ended = True
+
+
+def with_worker(scenario: Callable[[Worker], Any], model: ServedModel) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await scenario(Worker(model, nursery))
+            nursery.cancel_scope.cancel()
+
+    # Time stands still: nobody who is open has been quiet for long.
+    trio.run(main, clock=trio.testing.MockClock())
+
+
+@pytest.mark.parametrize("way", ["dropped", "cancelled"])
+@pytest.mark.parametrize("moment", range(9))
+def test_a_session_goes_at_any_moment_and_is_rebuilt_into_the_batch(
+    model: ServedModel, way: str, moment: int
+) -> None:
+    """Its prompt waits, runs in three chunks between the others' steps, or it decodes with them."""
+
+    async def scenario(worker: Worker) -> None:
+        others = [await worker.open(1, 5), await worker.open(2, 9)]
+        for _ in range(4):
+            await worker.next_call()
+        victim = await worker.open(3, PROMPT)
+        for _ in range(moment):
+            await worker.next_call()
+        gone = victim.session.cache
+        num_calls = len(worker.calls)
+        if way == "dropped":
+            worker.table.drop(victim.session)
+        else:
+            victim.scope.cancel()
+            worker.table.drop(victim.session)
+        await worker.next_call()
+        await worker.next_call()
+        # What runs at that moment ends; nothing is begun for it any more.
+        assert not any(gone in caches for caches in worker.calls[num_calls:])
+        assert victim.has_ended
+        if victim.error is not None:
+            assert victim.error.code in (ErrorCode.SESSION_UNKNOWN, ErrorCode.POSITION_MISMATCH)
+        assert [s for s in worker.table if s is victim.session] == []
+
+        # All that it had goes through in one prefill, while the others decode; then it joins them again.
+        victim.scope = trio.CancelScope()
+        victim.restart()
+        worker.nursery.start_soon(victim.go_on)
+        together = 0
+        while not all(guest.has_ended for guest in worker.guests):
+            await worker.next_call()
+            together += len(worker.calls[-1]) == 3
+        assert together > 3
+        assert [guest.session.length for guest in (*others, victim)] == [NUM_TOKENS] * 3
+
+    with_worker(scenario, model)
+
+
+def test_nobody_waits_for_more_than_a_chunk(model: ServedModel) -> None:
+    """While a long prompt runs, those that decode have every second call."""
+
+    async def scenario(worker: Worker) -> None:
+        for seed in (1, 2):
+            await worker.open(seed, 3)
+        for _ in range(4):
+            await worker.next_call()
+        begun = len(worker.calls)
+        long = await worker.open(3, NUM_TOKENS)
+        while not long.has_ended:
+            await worker.next_call()
+        is_long = [long.session.cache in caches for caches in worker.calls[begun:]]
+        assert sum(is_long) == NUM_TOKENS // CHUNK
+        assert not any(one and other for one, other in pairwise(is_long))
+
+    with_worker(scenario, model)
+
+
+def test_who_was_quiet_for_long_is_nobody_to_wait_for(model: ServedModel) -> None:
+    """A prompt runs in one go beside sessions that are open and do nothing, as those do that are kept."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            worker = Worker(model, nursery)
+            quiet = await worker.open(1, NUM_TOKENS)
+            await worker.next_call()
+            assert quiet.has_ended
+            clock.jump(60.0)
+            long = await worker.open(2, NUM_TOKENS)
+            await worker.next_call()
+            assert long.has_ended
+            assert len(worker.calls) == 2
+            nursery.cancel_scope.cancel()
+
+    clock = trio.testing.MockClock()
+    trio.run(main, clock=clock)
