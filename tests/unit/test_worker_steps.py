@@ -17,6 +17,7 @@ import trio.testing
 from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
+from neurogrid.inference import worker_steps
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
@@ -29,6 +30,12 @@ from neurogrid.p2p.wire import ErrorCode
 NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8
 # Relative to the largest element: sums of other shapes have another order.
 TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True)
+def _nobody_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time stands still here."""
+    monkeypatch.setattr(worker_steps, "MAX_LINGER", 0.0)
 
 
 @pytest.fixture(scope="module", params=["llama", "lfm2"])
@@ -55,23 +62,36 @@ class Worker:
         self.nursery = nursery
         self.may_run = trio.Semaphore(0)
         self.calls: list[list[StageCache]] = []
+        self.is_running = False
         settings = WorkerSettings(prefill_chunk=CHUNK)
         state = SimpleNamespace(settings=settings, run_torch=self._run_torch)
         self.steps = WorkerSteps(cast(WorkerState, state))
         self.table = SessionTable(on_drop=self.steps.withdraw)
         self.guests: list[Guest] = []
+        self.may_go = trio.Event()
+        self.may_go.set()
         nursery.start_soon(self.steps.run)
 
     async def _run_torch(self, function: Callable[..., Any], argument: Any) -> Any:
         if isinstance(argument, list):
             self.calls.append([step.cache for step in argument])
             with trio.CancelScope(shield=True):  # as torch, which cannot be interrupted
+                self.is_running = True
                 await self.may_run.acquire()
+                self.is_running = False
         return function(argument)
 
     async def next_call(self) -> None:
         """Let the call that is under way end, and the next one begin."""
         self.may_run.release()
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def gather(self) -> None:
+        """Let everybody come at the same moment: from then on they run together."""
+        self.may_go = trio.Event()
+        while self.is_running:
+            await self.next_call()
+        self.may_go.set()
         await trio.testing.wait_all_tasks_blocked()
 
     async def open(self, seed: int, prompt: int) -> Guest:
@@ -120,9 +140,12 @@ class Guest:
     async def go_on(self) -> None:
         with self.scope:
             try:
-                while (position := self.session.length) < NUM_TOKENS:
+                # An activation of a session that is over is refused before it gets to the steps.
+                while self.session in self.worker.table and self.session.length < NUM_TOKENS:
+                    position = self.session.length
                     stop = position + 1 if position else self.prompt
                     hidden_BTD = self.hidden_BTD[:, position:stop]
+                    await self.worker.may_go.wait()
                     got = await self.worker.steps.extend(self.session, position, hidden_BTD)
                     expected = self.expected_BTD[:, position:stop]
                     off = (got - expected).abs().max()
@@ -136,7 +159,12 @@ class Guest:
 def with_worker(scenario: Callable[[Worker], Any], model: ServedModel) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await scenario(Worker(model, nursery))
+            worker = Worker(model, nursery)
+            try:
+                await scenario(worker)
+            finally:
+                for _ in range(100):  # nobody is left behind the gate
+                    worker.may_run.release()
             nursery.cancel_scope.cancel()
 
     # Time stands still: nobody who is open has been quiet for long.
@@ -157,6 +185,9 @@ def test_a_session_goes_at_any_moment_and_is_rebuilt_into_the_batch(
         victim = await worker.open(3, PROMPT)
         for _ in range(moment):
             await worker.next_call()
+        if moment > 6:  # it decodes: with the others
+            await worker.gather()
+            assert len(worker.calls[-1]) == 3
         gone = victim.session.cache
         num_calls = len(worker.calls)
         if way == "dropped":
@@ -177,6 +208,9 @@ def test_a_session_goes_at_any_moment_and_is_rebuilt_into_the_batch(
         victim.scope = trio.CancelScope()
         victim.restart()
         worker.nursery.start_soon(victim.go_on)
+        for _ in range(3):
+            await worker.next_call()
+        await worker.gather()
         together = 0
         while not all(guest.has_ended for guest in worker.guests):
             await worker.next_call()
