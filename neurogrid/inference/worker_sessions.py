@@ -9,7 +9,8 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import trio
 
@@ -142,72 +143,97 @@ class SessionService:
                 f"{state.assignment.max_length} were agreed",
                 code=ErrorCode.LIMIT_EXCEEDED,
             )
+        prior = self._prior(opened, sender_of(message))
+        if prior is None:
+            session = self._add(opened, sender_of(message), model, None)
+        else:
+            # After what came for it before this.
+            async with prior.lock:
+                self._require_tokens(prior, opened.prior_length)
+                session = self._add(opened, sender_of(message), model, prior)
+                await self._begin_with(session, prior, opened)
+        with self._dropped_on_error(session):
+            await self._links.prepare(session.place)
+        # Who names no prior knows how long it is.
+        ack = SessionAck(opened.session_id, length=session.length if prior else None)
+        await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
+
+    def _add(
+        self, opened: SessionOpen, owner: str, model: ServedModel, prior: Session | None
+    ) -> Session:
+        """Open a session, which has no tokens yet."""
+        assert self._state.assignment is not None
         if self._sessions.has(opened.session_id):
             raise RequestRefusedError(
                 f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
             )
-        prior = self._prior(opened, sender_of(message))
-        self._require_room(model, state.assignment, opened.max_length, prior, opened.keep_prior)
+        self._require_room(
+            model,
+            self._state.assignment,
+            opened.max_length,
+            instead_of=None if opened.keep_prior else prior,
+        )
         session = Session(
             session_id=opened.session_id,
-            owner=sender_of(message),
+            owner=owner,
             model=model,
             start=opened.start_layer,
             stop=opened.stop_layer,
             max_length=opened.max_length,
             cache=model.new_cache(),
-            place=self._place(opened, sender_of(message)),
+            place=self._place(opened, owner),
             wire=opened.wire or dtype_name(model.dtype),
         )
         self._sessions.add(session)
+        self._steps.saw(session)
+        return session
+
+    @contextmanager
+    def _dropped_on_error(self, session: Session) -> Iterator[None]:
         try:
-            if prior is not None:
-                await self._begin_with(session, prior, opened)
-            await self._links.prepare(session.place)
+            yield
         except BaseException:
             self._sessions.drop(session)
             raise
-        # Who names no prior knows how long it is.
-        ack = SessionAck(opened.session_id, length=session.length if prior else None)
-        await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
     def _prior(self, opened: SessionOpen, owner: str) -> Session | None:
         """The session whose tokens a new one begins with, if it names one."""
         if not opened.prior:
             return None
-        prior, length = self._sessions.of(opened.prior, owner), opened.prior_length
+        prior = self._sessions.of(opened.prior, owner)
         layers = (opened.start_layer, opened.stop_layer)
         if prior is None or (prior.start, prior.stop) != layers:
             raise RequestRefusedError(
                 f"session {opened.prior} is not open over layers {layers[0]} to {layers[1] - 1}",
                 code=ErrorCode.SESSION_UNKNOWN,
             )
-        if prior.lock.locked() or prior.cache.is_spoiled:
-            raise RequestRefusedError(
-                f"session {opened.prior} cannot be begun with: an activation is being computed or has failed",
-                code=ErrorCode.POSITION_MISMATCH,
-            )
-        if (
-            length != prior.length
-            and not prior.cache.shortest_cut(prior.length) <= length < prior.length
-        ):
-            raise RequestRefusedError(
-                f"session {opened.prior} has {prior.length} tokens and cannot be cut back to {length}",
-                code=ErrorCode.POSITION_MISMATCH,
-            )
         return prior
+
+    def _require_tokens(self, prior: Session, length: int) -> None:
+        """Check that another session can begin with so many tokens of this one."""
+        if prior not in self._sessions:
+            raise RequestRefusedError(
+                f"session {prior.session_id} is over", code=ErrorCode.SESSION_UNKNOWN
+            )
+        shortest = prior.cache.shortest_cut(prior.length)
+        if prior.cache.is_spoiled or not min(shortest, prior.length) <= length <= prior.length:
+            raise RequestRefusedError(
+                f"session {prior.session_id} has {prior.length} tokens, and no other can begin with {length} "
+                f"of them: {'its computation failed' if prior.cache.is_spoiled else f'{shortest} at least'}",
+                code=ErrorCode.POSITION_MISMATCH,
+            )
 
     async def _begin_with(self, session: Session, prior: Session, opened: SessionOpen) -> None:
         """Give a session the first tokens of another one, or of a copy of it."""
         length = opened.prior_length
-        if opened.keep_prior:
-            async with prior.lock:
+        with self._dropped_on_error(session):
+            if opened.keep_prior:
                 session.cache = await self._state.run_torch(prior.cache.copy, length)
-        else:
-            session.cache = prior.cache
-            self._sessions.drop(prior)
-            if length < prior.length:
-                await self._state.run_torch(session.cache.cut, length)
+            else:
+                session.cache = prior.cache
+                self._sessions.drop(prior)
+                if length < prior.length:
+                    await self._state.run_torch(session.cache.cut, length)
         session.length = length
 
     def _require_room(
@@ -215,12 +241,12 @@ class SessionService:
         model: ServedModel,
         assignment: Assignment,
         max_length: int,
-        prior: Session | None,
-        keep_prior: bool,
+        *,
+        instead_of: Session | None,
     ) -> None:
         """Check that a session fits in the memory that was agreed: short ones take less of it."""
         start, stop = assignment.start, assignment.stop
-        others = [s for s in self._sessions if s is not prior or keep_prior]
+        others = [s for s in self._sessions if s is not instead_of]
         agreed = assignment.max_sessions * model.cache_bytes(start, stop, assignment.max_length)
         taken = sum(model.cache_bytes(s.start, s.stop, s.max_length) for s in others)
         needed = model.cache_bytes(start, stop, max_length)
