@@ -185,7 +185,6 @@ class SessionService:
             wire=opened.wire or dtype_name(model.dtype),
         )
         self._sessions.add(session)
-        self._steps.saw(session)
         return session
 
     @contextmanager

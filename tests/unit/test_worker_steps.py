@@ -17,7 +17,7 @@ import trio.testing
 from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference import worker_steps
+from neurogrid.inference.burst import MAX_GAP
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
@@ -30,12 +30,6 @@ from neurogrid.p2p.wire import ErrorCode
 NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8
 # Relative to the largest element: sums of other shapes have another order.
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def _nobody_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time stands still here."""
-    monkeypatch.setattr(worker_steps, "MAX_LINGER", 0.0)
 
 
 @pytest.fixture(scope="module", params=["llama", "lfm2"])
@@ -57,7 +51,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 class Worker:
     """The steps of a worker, and sessions that extend themselves."""
 
-    def __init__(self, model: ServedModel, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, model: ServedModel, nursery: trio.Nursery, clock: trio.testing.MockClock
+    ) -> None:
+        self.clock = clock
         self.model = model
         self.nursery = nursery
         self.may_run = trio.Semaphore(0)
@@ -84,6 +81,12 @@ class Worker:
     async def next_call(self) -> None:
         """Let the call that is under way end, and the next one begin."""
         self.may_run.release()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let everything happen that can, and bursts end. Nobody is quiet for long meanwhile."""
+        await trio.testing.wait_all_tasks_blocked()
+        self.clock.jump(MAX_GAP)
         await trio.testing.wait_all_tasks_blocked()
 
     async def gather(self) -> None:
@@ -92,13 +95,13 @@ class Worker:
         while self.is_running:
             await self.next_call()
         self.may_go.set()
-        await trio.testing.wait_all_tasks_blocked()
+        await self.settle()
 
     async def open(self, seed: int, prompt: int) -> Guest:
         guest = Guest(self, seed, prompt)
         self.guests.append(guest)
         self.nursery.start_soon(guest.go_on)
-        await trio.testing.wait_all_tasks_blocked()
+        await self.settle()
         return guest
 
 
@@ -159,7 +162,7 @@ class Guest:
 def with_worker(scenario: Callable[[Worker], Any], model: ServedModel) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            worker = Worker(model, nursery)
+            worker = Worker(model, nursery, clock)
             try:
                 await scenario(worker)
             finally:
@@ -167,8 +170,8 @@ def with_worker(scenario: Callable[[Worker], Any], model: ServedModel) -> None:
                     worker.may_run.release()
             nursery.cancel_scope.cancel()
 
-    # Time stands still: nobody who is open has been quiet for long.
-    trio.run(main, clock=trio.testing.MockClock())
+    clock = trio.testing.MockClock()
+    trio.run(main, clock=clock)
 
 
 @pytest.mark.parametrize("way", ["dropped", "cancelled"])
@@ -245,7 +248,7 @@ def test_who_was_quiet_for_long_is_nobody_to_wait_for(model: ServedModel) -> Non
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            worker = Worker(model, nursery)
+            worker = Worker(model, nursery, clock)
             quiet = await worker.open(1, NUM_TOKENS)
             await worker.next_call()
             assert quiet.has_ended
