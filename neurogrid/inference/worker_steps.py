@@ -53,6 +53,11 @@ class WorkerSteps:
             linger=self._burst.delay,
         )
 
+    @property
+    def num_waiting(self) -> int:
+        """Steps whose turn has not come."""
+        return self._steps.num_waiting
+
     async def run(self) -> None:
         """Compute what comes; runs as long as the worker."""
         await self._steps.run()
