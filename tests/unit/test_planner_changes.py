@@ -21,7 +21,6 @@ from neurogrid.inference.planner import (
     Plan,
     PlannedStage,
     explain,
-    keeping,
     make_plan,
     replan,
 )
@@ -128,7 +127,8 @@ def test_running_sessions_keep_their_layers() -> None:
     slow = placed(plan, [peer("a", 560, 25.0), peer("b", 560)])
     assert replan(plan, MODEL, slow).plan.stages != plan.stages
     # Each has room for one more layer than it has: b cannot take all that a should give away.
-    kept = keeping(plan, slow)
+    stages = {stage.peer_id: KeptLayers(stage.start, stage.stop) for stage in plan.stages}
+    kept = [replace(item, kept=stages[item.peer_id]) for item in slow]
     assert kept[0].kept == KeptLayers(0, 4)
     for stage in replan(plan, MODEL, kept).plan.stages:
         before = plan.stage_of(stage.peer_id)

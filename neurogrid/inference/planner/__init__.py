@@ -14,7 +14,7 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
 from neurogrid.inference.planner.explaining import Explanation, PeerReport, explain
 from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
 from neurogrid.inference.planner.planning import make_plan, make_replicas
-from neurogrid.inference.planner.replanning import Replanned, keeping, replan
+from neurogrid.inference.planner.replanning import Replanned, replan
 from neurogrid.inference.planner.world import (
     KeptLayers,
     LayerSize,
@@ -40,7 +40,6 @@ __all__ = [
     "Replanned",
     "Replica",
     "explain",
-    "keeping",
     "make_plan",
     "make_replicas",
     "replan",

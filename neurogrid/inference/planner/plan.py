@@ -34,8 +34,8 @@ class Plan:
     Attributes:
         stages: in order; every layer is in exactly one.
         replicas: of whole stages, on workers that have none.
-        generation: counts the plans of one coordinator. Sessions stay with the generation that they were
-            opened in; a worker keeps the layers of an older one until its last session has ended.
+        generation: counts the plans of one coordinator. Sessions stay with the stages of the generation that they
+            were opened in.
     """
 
     stages: tuple[PlannedStage, ...]

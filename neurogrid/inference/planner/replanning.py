@@ -1,8 +1,8 @@
 """A new plan when peers join, leave or change: as few bytes as possible, and only if it is worth it.
 
 Pure. Sessions that run are not disturbed: they stay with the generation of their plan, whose layers their
-peers keep until they are drained (`keeping` says so to the planner, which then counts on no more room than is
-left beside them).
+peers keep until they are drained (`PeerCapacity.kept` says so to the planner, which then counts on no more room than
+is left beside them).
 
 - A stage without its peer has to be mended: by a replica, which has the bytes; by a spare peer; or by a plan
   from scratch in which peers keep what they hold. Of these, what sends the fewest bytes, then the fastest.
@@ -19,9 +19,9 @@ from neurogrid.inference.planner.plan import Plan, PlannedStage
 from neurogrid.inference.planner.planning import make_plan
 from neurogrid.inference.planner.problem import Problem
 from neurogrid.inference.planner.replicas import place_replicas
-from neurogrid.inference.planner.world import KeptLayers, Links, ModelSize, PeerCapacity
+from neurogrid.inference.planner.world import Links, ModelSize, PeerCapacity
 
-__all__ = ["Replanned", "keeping", "replan"]
+__all__ = ["Replanned", "replan"]
 
 # Speeds are measured anew with some noise; what is gained must stand out from it.
 MIN_GAIN = 0.2
@@ -47,12 +47,6 @@ class Replanned:
     moved_bytes: int
     is_required: bool
     reason: str
-
-
-def keeping(current: Plan, peers: Sequence[PeerCapacity]) -> list[PeerCapacity]:
-    """The peers, each with its stage of `current` to be kept until the sessions there have ended."""
-    stages = {stage.peer_id: KeptLayers(stage.start, stage.stop) for stage in current.stages}
-    return [replace(peer, kept=stages.get(peer.peer_id, peer.kept)) for peer in peers]
 
 
 def replan(
