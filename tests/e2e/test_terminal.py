@@ -37,8 +37,8 @@ def peers(workers: list[WorkerProcess]) -> list[str]:
     return [word for worker in workers for word in ("--peer", worker.address)]
 
 
-def test_a_conversation_on_a_terminal(workers: list[WorkerProcess], model: Path) -> None:
-    args = (*HERE, *peers(workers[:2]), "--model", str(model), "--stages", "2")
+def test_a_conversation_on_a_terminal(model: Path) -> None:
+    args = (*HERE, "--local-workers", "2", "--model", str(model), "--max-tokens", "900")
     with on_terminal("coordinator", "--chat", *args, NO_COLOR="1") as terminal:
         terminal.wait("Ctrl-D ends")
         terminal.wait("you> ")
@@ -53,11 +53,17 @@ def test_a_conversation_on_a_terminal(workers: list[WorkerProcess], model: Path)
         assert re.match(
             r"1 turn, \d+ of 1024 tokens\nlast answer: \d+ tokens", terminal.wait("you> ")
         )
+        # Ctrl-C ended neither the workers nor the line of thought.
+        terminal.type("A class definition\n")
+        terminal.wait("A class definition\n")
+        terminal.wait(" ")
+        terminal.type(CTRL_C)
+        terminal.wait("stopped\n")
         terminal.type(CTRL_D)
         assert terminal.wait_end() == 0
+        assert "lost worker" not in terminal.text
         assert "of no interest\n" not in terminal.text
         assert STYLES.findall(terminal.written) == []
-    assert all(worker.is_alive() for worker in workers)
 
 
 def test_turns_by_a_pipe_and_logs_for_programs(workers: list[WorkerProcess], model: Path) -> None:
