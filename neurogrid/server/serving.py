@@ -1,7 +1,8 @@
 """An ASGI application on TCP ports: Hypercorn's HTTP on listeners of our own.
 
-Hypercorn bounds neither the connections nor the time that a client takes to read what it is sent, and cannot be
-interrupted while it sends. So each connection is handed to it in a wrapper that does.
+Hypercorn bounds neither the connections nor the time that a client takes to read what it is sent, cannot be
+interrupted while it sends, and keeps a connection that its client has closed until it would have timed out. So each
+connection is handed to it in a wrapper that does better.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ SEND_TIMEOUT = 60.0
 IDLE_TIMEOUT = 75
 # Seconds for what is answered when the block is left.
 CLOSE_TIMEOUT = 1.0
+# Seconds for what is left to do once a client has closed its connection.
+FAREWELL_TIMEOUT = 0.2
 BACKLOG = 128
 
 
@@ -86,7 +89,10 @@ async def open_http(
             return
         connections.add(connection)
         try:
-            await TCPServer(wrapped, config, context, ConnectionState({}), cast(Any, connection))
+            with connection.scope:
+                await TCPServer(
+                    wrapped, config, context, ConnectionState({}), cast(Any, connection)
+                )
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as gone:
             logger.debug("a client went away: %s", gone.exceptions[0])
         finally:
@@ -118,14 +124,25 @@ async def open_http(
 
 
 class _Connection:
-    """What Hypercorn reads from and writes to: a stream whose reader may not keep it waiting for ever."""
+    """What Hypercorn reads from and writes to: a stream whose reader may not keep it waiting for ever.
+
+    Attributes:
+        scope: what Hypercorn does with it; cancelled soon after the client has closed it.
+    """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self.socket = stream.socket
+        self.scope = trio.CancelScope()
 
     async def receive_some(self, max_bytes: int) -> bytes | bytearray:
-        return await self.stream.receive_some(max_bytes)
+        data: bytes | bytearray = b""
+        try:
+            data = await self.stream.receive_some(max_bytes)
+        finally:
+            if not data:
+                self.scope.deadline = trio.current_time() + FAREWELL_TIMEOUT
+        return data
 
     async def send_all(self, data: bytes) -> None:
         with trio.move_on_after(SEND_TIMEOUT) as scope:
