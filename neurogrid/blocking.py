@@ -13,16 +13,20 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
+
+import torch
 
 import neurogrid.inference.coordinator
 import neurogrid.inference.worker
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.inference.worker_state import WeightSource
+from neurogrid.model.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
 from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, twin
 from neurogrid.p2p.counters import TrafficCounters
@@ -94,6 +98,21 @@ class Worker(Blocking[AsyncWorker]):
     def held_layers(self) -> tuple[int, ...]:
         """Layers in memory."""
         return self._thread.call_sync(lambda: self._inner.held_layers)
+
+    @property
+    def device(self) -> torch.device:
+        """What it computes on."""
+        return self._inner.device
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Memory of the device, or the limit; what layers held here take counts as free."""
+        return self._thread.call_sync(lambda: self._inner.memory)
+
+    @property
+    def received_bytes(self) -> Mapping[WeightSource, int]:
+        """Weights of the layers that were loaded since the start, by where they came from."""
+        return self._thread.call_sync(lambda: dict(self._inner.received_bytes))
 
     drain = twin(AsyncWorker.drain)
 

@@ -49,8 +49,8 @@ async def open_resource() -> AsyncIterator[Resource]:
         nursery.cancel_scope.cancel()
 
 
-def open_thread() -> TrioThread[Resource]:
-    return TrioThread(open_resource, name="under test")
+def open_thread(close_timeout: float = trio_thread.CLOSE_TIMEOUT) -> TrioThread[Resource]:
+    return TrioThread(open_resource, name="under test", close_timeout=close_timeout)
 
 
 def threads_under_test() -> list[threading.Thread]:
@@ -312,8 +312,7 @@ def test_closing_twice_is_closing() -> None:
         assert thread.close() is None
 
 
-def test_a_blocked_loop_does_not_block_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trio_thread, "CLOSE_TIMEOUT", 0.01)
+def test_a_blocked_loop_does_not_block_the_end() -> None:
     has_begun, goes_on = threading.Event(), threading.Event()
 
     def block() -> None:
@@ -321,7 +320,7 @@ def test_a_blocked_loop_does_not_block_the_end(monkeypatch: pytest.MonkeyPatch) 
         goes_on.wait(DEADLINE)
 
     def use() -> None:
-        with open_thread() as thread:
+        with open_thread(close_timeout=0.01) as thread:
             pool.submit(thread.call_sync, block)
             assert has_begun.wait(DEADLINE)
 
