@@ -112,7 +112,11 @@ LAYERS = (
         frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"}),
     ),
     # The facade without async, which runs in a thread what is below.
-    Layer("neurogrid.blocking", frozenset({"neurogrid.inference", "neurogrid.p2p"})),
+    Layer(
+        "neurogrid.blocking",
+        frozenset({"neurogrid.inference", "neurogrid.model", "neurogrid.p2p"}),
+        frozenset({"torch"}),
+    ),
     # The facade names what is above it, and imports it when it is asked for.
     Layer("neurogrid", frozenset({"neurogrid.inference", "neurogrid.errors", "neurogrid.extras"})),
 )
