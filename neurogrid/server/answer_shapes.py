@@ -15,6 +15,8 @@ from neurogrid.server.writing import Piece, WrittenToken
 
 __all__ = ["ChatShape", "CompletionShape"]
 
+# JSON need not escape them, and clients that split events into lines by Unicode's rules break at them.
+_LINE_ENDS = "\x85\u2028\u2029"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -145,4 +147,7 @@ def _told(text: str, logprob: float) -> dict[str, object]:
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in _LINE_ENDS:
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode()

@@ -5,6 +5,7 @@ That answers are right is shown where there is a real one (tests/e2e/test_server
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +22,13 @@ from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteE
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.sampling import GeneratedToken, SamplingParams
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.server.answer_shapes import ChatShape
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.openai_paths import OPENAI_PATHS
 from neurogrid.server.openai_routes import openai_routes
 from neurogrid.server.request_schemas import MAX_CHOICES
+from neurogrid.server.writing import Piece
 from tests.unit.asgi_client import Answered, ask, run
 
 TEXT = " is an executable statement."
@@ -320,3 +323,12 @@ def test_the_document_names_every_route(model: LoadedModel) -> None:
     routes = openai_routes(Backend(), request_timeout=1.0)
     named = {path.replace(":path", "") for path in (route.path for route in routes)}  # type: ignore[attr-defined]
     assert named == set(OPENAI_PATHS)
+
+
+def test_no_event_has_a_line_end_in_it() -> None:
+    """Not of Unicode's either, which clients may split at."""
+    shape = ChatShape("embedded", with_logprobs=False, with_usage=False)
+    text = "a\n\r\x0b\x1c\x85\u2028\u2029b"
+    event = shape.event(0, Piece(text))
+    assert len(event.decode().splitlines()) == 1
+    assert json.loads(event)["choices"][0]["delta"]["content"] == text
