@@ -135,6 +135,13 @@ def test_the_metadata(built: Built) -> None:
     assert f"## [{neurogrid.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_image_is_built_of_what_is_built_here() -> None:
+    lines = (ROOT / "packaging" / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
+    names = [name for names in copied for name in names if not name.startswith(("--from", "/"))]
+    assert sorted(names) == sorted(SOURCES)
+
+
 def test_the_licence_is_the_standard_text() -> None:
     # As https://www.apache.org/licenses/LICENSE-2.0.txt has it.
     digest = hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()

@@ -18,31 +18,26 @@ from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.tokenizer import Tokenizer
 
 # What has no blocking twin, and why.
-WITHOUT_TWIN = {
-    "Coordinator.fleet": "its workers as the coordinator has them, for what runs beside it",
-    "Coordinator.host": "raw streams are for tasks: neurogrid.p2p.blocking has hosts",
-    "Worker.announcement": "what it tells others of itself, by itself",
-    "Worker.forget": "what it does by itself when a peer is gone",
-    "Worker.load_own": "what `open_worker` does",
-    "Worker.protocol": "as Coordinator.host",
-    "Worker.sessions": "its parts, for what runs beside it",
-    "Worker.start": "what `open_worker` does",
-}
+WITHOUT_TWIN = {"Worker.load_own": "what `open_worker` does"}
 PAIRS = [(neurogrid.Coordinator, blocking.Coordinator), (neurogrid.Worker, blocking.Worker)]
-MEMBERS = [
+METHODS = [
     (ours, theirs, name)
     for ours, theirs in PAIRS
-    for name, _ in inspect.getmembers(ours)
+    for name, member in inspect.getmembers(ours, inspect.isfunction)
+    if inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
     if not name.startswith("_") and f"{ours.__name__}.{name}" not in WITHOUT_TWIN
+]
+PROPERTIES = [
+    (ours, theirs, name)
+    for ours, theirs in PAIRS
+    for name, member in vars(theirs).items()
+    if isinstance(member, property) and (theirs, name) != (blocking.Coordinator, "model")
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "name"), MEMBERS)
-def test_every_member_has_its_twin(ours: type, theirs: type, name: str) -> None:
+@pytest.mark.parametrize(("ours", "theirs", "name"), METHODS)
+def test_every_coroutine_and_generator_has_its_twin(ours: type, theirs: type, name: str) -> None:
     method, twin = getattr(ours, name), getattr(theirs, name)
-    if isinstance(method, property):
-        assert isinstance(twin, property)
-        return
     assert not inspect.iscoroutinefunction(twin)
     ours_signature, theirs_signature = inspect.signature(method), inspect.signature(twin)
     assert theirs_signature.parameters == ours_signature.parameters
@@ -51,6 +46,12 @@ def test_every_member_has_its_twin(ours: type, theirs: type, name: str) -> None:
     )
     assert theirs_signature.return_annotation == gives
     assert inspect.getdoc(twin) == inspect.getdoc(method)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "name"), PROPERTIES)
+def test_properties_are_alike(ours: type, theirs: type, name: str) -> None:
+    gives = [inspect.signature(vars(cls)[name].fget).return_annotation for cls in (ours, theirs)]
+    assert gives[0] == gives[1]
 
 
 def test_nothing_more_is_public_on_the_blocking_side() -> None:
