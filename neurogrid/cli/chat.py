@@ -97,7 +97,8 @@ class Chat:
             elif said.startswith("/") and " " not in said and "/" not in said[1:]:
                 self._screen.say(f"{said} is no command: /help names them")
             else:
-                await self._turn(said)
+                # A text may begin with spaces.
+                await self._turn(line if self._conversation.is_plain else said)
 
     @property
     def _commands(self) -> dict[str, Callable[[], None]]:

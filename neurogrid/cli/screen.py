@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TextIO
 
+from neurogrid.cli.text_rows import in_encoding, last_row, num_cells, printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -74,8 +76,6 @@ class Screen:
             sys.stdout.write(text)
             sys.stdout.flush()
             return
-        from neurogrid.cli.text_rows import last_row, printable
-
         text = printable(text)
         with self._lock:
             sys.stdout.write(text)
@@ -99,16 +99,16 @@ class Screen:
 
     def show(self, text: str) -> None:
         """Write finished lines to stderr."""
+        text = printable(text)
         with self._lock:
-            if self.is_json or not sys.stderr.isatty():
+            if sys.stderr.isatty():
+                text = in_encoding(text, sys.stderr.encoding)
+            row = self._clear_row() if self.is_shared else ""
+            if "console" in vars(self):  # then something may move there, which makes room
+                self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+            else:
                 sys.stderr.write(text + "\n")
                 sys.stderr.flush()
-                return
-            from neurogrid.cli.text_rows import in_encoding, printable
-
-            text = in_encoding(printable(text), sys.stderr.encoding)
-            row = self._clear_row() if self.is_shared else ""
-            self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
             if row:
                 sys.stdout.write(row)
                 sys.stdout.flush()
@@ -143,8 +143,6 @@ class Screen:
 
     def _clear_row(self) -> str:
         """Make the row of the cursor empty; returns what is to be written there again."""
-        from neurogrid.cli.text_rows import last_row, num_cells
-
         width = _width(sys.stdout)
         typed = self._typed
         row = self._row if typed is None else last_row(typed().rpartition("\n")[2], width)

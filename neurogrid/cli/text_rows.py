@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
-
-from rich.cells import get_character_cell_size
 
 __all__ = ["in_encoding", "last_row", "num_cells", "printable"]
 
@@ -39,7 +38,7 @@ def last_row(line: str, width: int) -> str:
     """What of a line without newlines stands on its last row, on a terminal of `width` columns."""
     column, start = 0, 0
     for index, character in enumerate(line):
-        if column + get_character_cell_size(character) > width:
+        if column + _num_cells(character) > width:
             column, start = 0, index
         column = _next_column(column, character, width)
     return line[start:]
@@ -48,4 +47,13 @@ def last_row(line: str, width: int) -> str:
 def _next_column(column: int, character: str, width: int) -> int:
     if character == "\t":
         return min((column // TAB + 1) * TAB, width - 1)
-    return column + get_character_cell_size(character)
+    return column + _num_cells(character)
+
+
+@lru_cache(4096)
+def _num_cells(character: str) -> int:
+    from rich.cells import (
+        get_character_cell_size,
+    )  # here, not above: an error is told without rich, too
+
+    return get_character_cell_size(character)

@@ -147,6 +147,13 @@ def test_a_pipe_gets_the_text_and_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     assert stderr.getvalue() == "lost worker …abc\n"
 
 
+def test_an_error_is_told_without_rich(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    terminal.screen().say("this needs the extra neurogrid[inference]")
+    assert "".join(terminal.rows()) == "this needs the extra neurogrid[inference]"
+
+
 def test_rows() -> None:
     assert last_row("", 4) == ""
     assert last_row("abcd", 4) == "abcd"
