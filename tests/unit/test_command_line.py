@@ -40,7 +40,8 @@ def test_help_fits_a_terminal(parser: argparse.ArgumentParser) -> None:
 def test_every_default_is_shown(parser: argparse.ArgumentParser) -> None:
     silent = []
     for action in options(parser):
-        if action.default in (None, False, [], argparse.SUPPRESS):
+        is_switch = action.nargs == 0
+        if is_switch or action.default in (None, [], argparse.SUPPRESS):
             continue
         shown = f"{action.default:g}" if isinstance(action.default, float) else str(action.default)
         text = parser._get_formatter()._expand_help(action)
