@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
+from neurogrid.errors import CapacityError
 from neurogrid.inference.cache_room import CacheRoom
 from neurogrid.model.cost import LayerCost
 
@@ -57,6 +59,23 @@ def test_short_sessions_take_less_and_nobody_is_overtaken() -> None:
             await _leave(guests, "a", "c", "e")
             await _enter(nursery, guests, ("f", 100), ("g", 100))
             assert guests.inside == ["f", "g"]
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_so_many_wait_and_the_next_is_refused() -> None:
+    async def main() -> None:
+        room = CacheRoom([[FULL]], max_sessions=1, max_length=100, max_waiting=2)
+        guests = Guests(room)
+        async with trio.open_nursery() as nursery:
+            await _enter(nursery, guests, ("a", 100), ("b", 100), ("c", 100))
+            with pytest.raises(CapacityError, match="2 sessions wait for room"):
+                async with room.session(1):
+                    pass
+            await _leave(guests, "a")
+            await _enter(nursery, guests, ("d", 100))
+            assert room.num_waiting == 2
             nursery.cancel_scope.cancel()
 
     trio.run(main)
