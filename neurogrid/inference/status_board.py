@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from neurogrid.inference.events import EventBus, EventKind, Severity
 from neurogrid.inference.link_rates import LinkRates
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import FleetView, MemberView, Progress, WorkerInfo
-from neurogrid.inference.rates import RateWindow
 from neurogrid.inference.request_log import RequestLog
 from neurogrid.inference.status import (
     ClusterStatus,
@@ -28,11 +27,10 @@ from neurogrid.inference.status import (
     Health,
     PeerStatus,
     Phase,
-    Role,
     StageStatus,
-    TransferStatus,
 )
-from neurogrid.p2p.counters import Direction, TrafficCounters
+from neurogrid.inference.worker_records import WorkerRecords
+from neurogrid.p2p.counters import TrafficCounters
 from neurogrid.p2p.identity import short_peer_id
 
 __all__ = ["StatusBoard"]
@@ -41,28 +39,6 @@ MAX_FAILURES: Final = 32
 # Workers that are gone are shown for a while, so that whoever watches sees which.
 SHOW_LOST: Final = 60.0  # seconds
 MAX_LOST: Final = 16
-
-
-@dataclass
-class _Transfer:
-    planned: int
-    rate: RateWindow
-    sent: int = 0
-    cached: int = 0
-    from_workers: int = 0
-
-    def status(self, now: float) -> TransferStatus:
-        rate = self.rate.rate(now)
-        missing = max(self.planned - self.sent - self.cached - self.from_workers, 0)
-        return TransferStatus(
-            planned_bytes=self.planned,
-            sent_bytes=self.sent,
-            cached_bytes=self.cached,
-            from_workers_bytes=self.from_workers,
-            bytes_per_second=rate if missing else 0.0,
-            remaining_seconds=missing / rate if rate and missing else None if missing else 0.0,
-            is_done=not missing,
-        )
 
 
 class StatusBoard(Progress):
@@ -97,9 +73,7 @@ class StatusBoard(Progress):
         self._fleet: FleetView | None = None
         self._counters: TrafficCounters | None = None
         self._link_rates = LinkRates()
-        self._infos: dict[str, WorkerInfo] = {}
-        self._transfers: dict[str, _Transfer] = {}
-        self._health: dict[str, tuple[Health, float]] = {}
+        self._workers = WorkerRecords()
         self._lost: dict[str, PeerStatus] = {}
         self._failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self._requests = RequestLog()
@@ -135,21 +109,16 @@ class StatusBoard(Progress):
         )
 
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
-        self._transfers[peer_id] = _Transfer(num_bytes, RateWindow(seconds=3.0, num_kept=8))
+        self._workers.transfer_planned(peer_id, num_bytes)
 
     def transferred(self, peer_id: str, num_bytes: int) -> None:
-        if transfer := self._transfers.get(peer_id):
-            transfer.sent += num_bytes
-            transfer.rate.add(self._clock(), num_bytes)
+        self._workers.came(peer_id, self._clock(), sent=num_bytes)
 
     def passed_on(self, peer_id: str, num_bytes: int) -> None:
-        if transfer := self._transfers.get(peer_id):
-            transfer.from_workers += num_bytes
-            transfer.rate.add(self._clock(), num_bytes)
+        self._workers.came(peer_id, self._clock(), from_workers=num_bytes)
 
     def already_held(self, peer_id: str, num_bytes: int) -> None:
-        if transfer := self._transfers.get(peer_id):
-            transfer.cached += num_bytes
+        self._workers.already_held(peer_id, num_bytes)
 
     def ready(self) -> None:
         self._phase, self._phase_text = Phase.READY, ""
@@ -168,7 +137,7 @@ class StatusBoard(Progress):
         )
 
     def described(self, worker: WorkerInfo) -> None:
-        self._infos[worker.peer_id] = worker
+        self._workers.described(worker)
 
     def lost(self, peer_id: str, layers: range, reason: str) -> None:
         now, at = self._clock(), self._wall_clock()
@@ -200,9 +169,7 @@ class StatusBoard(Progress):
             )
             while len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
-        self._transfers.pop(peer_id, None)
-        self._infos.pop(peer_id, None)
-        self._health.pop(peer_id, None)
+        self._workers.forget(peer_id)
         self._failures.append(Failure(at, peer_id, layers, reason, action, recovered_at))
         self.events.publish(
             EventKind.WORKER_LOST,
@@ -265,7 +232,8 @@ class StatusBoard(Progress):
             self._link_rates.update(now, self._counters)
         members = self._members()
         peers = {member.peer_id: self._peer(member, now, at) for member in members}
-        self._forget(peers, at)
+        self._workers.keep_only(peers)
+        self._forget_lost(at)
         stages = self._stages(members)
         phase = self._phase
         if phase is Phase.READY and not all(stage.is_ready for stage in stages):
@@ -309,60 +277,7 @@ class StatusBoard(Progress):
         return self._fleet.members if self._fleet is not None else ()
 
     def _peer(self, member: MemberView, now: float, at: float) -> PeerStatus:
-        peer_id, plan = member.peer_id, self._plan
-        info = self._infos.get(peer_id, member.info)
-        number, stage = next(
-            ((n, stage) for n, stage in enumerate(plan.stages, 1) if stage.peer_id == peer_id),
-            (None, None),
-        )
-        replica = plan.replica_of(peer_id)
-        planned = stage or replica
-        assigned = range(planned.start, planned.stop) if planned else member.assigned
-        transfer = self._transfers.get(peer_id)
-        total = self._link_rates.total_bytes
-        return PeerStatus(
-            peer_id=peer_id,
-            name=info.name,
-            device_kind=info.device_kind,
-            protocol_id=info.protocol_id,
-            role=Role.STAGE if stage else Role.REPLICA if assigned else Role.SPARE,
-            stage=number,
-            layers_assigned=assigned,
-            layers_held=member.layers,
-            memory_known=info.memory_known,
-            memory_total_bytes=info.total_bytes or None,
-            memory_free_bytes=info.free_bytes,
-            memory_used_bytes=max(info.total_bytes - info.free_bytes, 0)
-            if info.total_bytes
-            else None,
-            memory_stage_bytes=planned.num_bytes if planned else 0,
-            flops=float(info.flops) if info.flops else None,
-            read_bytes_per_second=info.speed.bytes_per_second if info.speed else None,
-            latency=info.latency,
-            health=(health := self._health_of(member)),
-            since=self._since(peer_id, health, at),
-            num_sessions=member.num_sessions,
-            sent_bytes=total.get((peer_id, Direction.SENT), 0),
-            received_bytes=total.get((peer_id, Direction.RECEIVED), 0),
-            transfer=transfer.status(now) if transfer else None,
-            lost_reason="",
-        )
-
-    def _health_of(self, member: MemberView) -> Health:
-        if member.is_leaving:
-            return Health.LEAVING
-        if member.is_placing:
-            return Health.RECEIVING
-        if member.is_resting:
-            return Health.RESTING
-        return Health.READY
-
-    def _since(self, peer_id: str, health: Health, at: float) -> float:
-        known, since = self._health.get(peer_id, (None, at))
-        if known != health:
-            since = at
-            self._health[peer_id] = (health, at)
-        return since
+        return self._workers.status(member, self._plan, self._link_rates.total_bytes, now, at)
 
     def _stages(self, members: Iterable[MemberView]) -> tuple[StageStatus, ...]:
         found = []
@@ -394,11 +309,7 @@ class StatusBoard(Progress):
                     failure, action=action or failure.action, recovered_at=recovered_at
                 )
 
-    def _forget(self, peers: Container[str], at: float) -> None:
-        kept: tuple[MutableMapping[str, Any], ...] = (self._infos, self._transfers, self._health)
-        for known in kept:
-            for peer_id in [key for key in known if key not in peers]:
-                del known[peer_id]
+    def _forget_lost(self, at: float) -> None:
         for peer_id in [key for key, peer in self._lost.items() if at - peer.since > SHOW_LOST]:
             del self._lost[peer_id]
 
