@@ -14,12 +14,10 @@ from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
     from neurogrid.inference.caching import CacheSettings
-    from neurogrid.inference.coordinator import (
-        Coordinator,
-        CoordinatorSettings,
-        open_coordinator,
-    )
+    from neurogrid.inference.coordinator import Coordinator
+    from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.finding import FindingSettings
+    from neurogrid.inference.opening import open_coordinator
     from neurogrid.inference.reaching import ReachSettings
     from neurogrid.inference.remote_worker import Timeouts
     from neurogrid.inference.sampling import GeneratedToken, SamplingParams
@@ -47,8 +45,8 @@ __all__ = [
 _HOMES = {
     "CacheSettings": "neurogrid.inference.caching",
     "Coordinator": "neurogrid.inference.coordinator",
-    "CoordinatorSettings": "neurogrid.inference.coordinator",
-    "open_coordinator": "neurogrid.inference.coordinator",
+    "CoordinatorSettings": "neurogrid.inference.coordinator_settings",
+    "open_coordinator": "neurogrid.inference.opening",
     "FindingSettings": "neurogrid.inference.finding",
     "ReachSettings": "neurogrid.inference.reaching",
     "Timeouts": "neurogrid.inference.remote_worker",

@@ -21,6 +21,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import torch
 
 import neurogrid.inference.coordinator
+import neurogrid.inference.opening
 import neurogrid.inference.worker
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.planner import PlannedStage
@@ -143,7 +144,7 @@ def _in_thread(
 
 
 open_coordinator = _in_thread(
-    neurogrid.inference.coordinator.open_coordinator, Coordinator, "coordinator"
+    neurogrid.inference.opening.open_coordinator, Coordinator, "coordinator"
 )
 """`neurogrid.open_coordinator` for a `with` block: the same arguments and errors. It gives a `Coordinator`."""
 

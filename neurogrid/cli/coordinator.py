@@ -46,7 +46,8 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
     from neurogrid.cli.show import JoinLine
-    from neurogrid.inference.coordinator import Coordinator, CoordinatorSettings
+    from neurogrid.inference.coordinator import Coordinator
+    from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.loaded_model import LoadedModel
     from neurogrid.inference.progress import Progress
     from neurogrid.inference.sampling import SamplingParams
@@ -429,7 +430,8 @@ async def _open_coordinator(
         check: raises what is wrong with what the model is to do, before anybody is waited for.
         also: is told what the terminal is told.
     """
-    from neurogrid.inference.coordinator import load_model, open_coordinator
+    from neurogrid.inference.opening import open_coordinator
+    from neurogrid.inference.planned_fleet import load_model
     from neurogrid.inference.progress import ProgressTee
 
     trust = existing_trust(options)
@@ -462,7 +464,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
 
     with TerminalProgress(screen) as progress:
         progress.working("reading the model")
-        from neurogrid.inference.coordinator import load_model, open_plan
+        from neurogrid.inference.planned_fleet import load_model, open_plan
 
         settings = _settings(options, where, trust)
         model = await load_model(settings)
@@ -476,7 +478,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
 
 
 def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> CoordinatorSettings:
-    from neurogrid.inference.coordinator import CoordinatorSettings
+    from neurogrid.inference.coordinator_settings import CoordinatorSettings
 
     bootstrap = bootstrap_peers(options)
     how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)

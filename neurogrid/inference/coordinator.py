@@ -1,57 +1,30 @@
-"""The coordinator: has the model, gathers workers, places layers on them, generates.
+"""The coordinator of workers that are ready: it generates.
 
-    async with open_coordinator(CoordinatorSettings(model=path, local_workers=2)) as coordinator:
-        async for token_id in coordinator.generate(prompt_ids, max_tokens=64):
-            ...
-
-Order comes from acknowledgements: a worker's memory is known before the plan, its config acknowledged before
-weights go out, every stage ready before the first token.
+Its model's ends are here, its layers are on the workers. Opened by `open_coordinator` (opening.py).
 
 T = tokens, D = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import torch
-import trio
 
-from neurogrid.errors import ConfigurationError, NeuroGridError
-from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
-from neurogrid.inference.cache_room import MAX_WAITING_SESSIONS, CacheRoom
-from neurogrid.inference.caching import CacheSettings
-from neurogrid.inference.describing import capacities, describe_workers, links
-from neurogrid.inference.ends_queue import Chosen, EndsQueue, open_ends
-from neurogrid.inference.finding import FindingSettings, open_discovery
+from neurogrid.errors import NeuroGridError
+from neurogrid.inference.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.fleet import Fleet
-from neurogrid.inference.fleet_plan import FleetPlanning
-from neurogrid.inference.gathering import open_gathering
 from neurogrid.inference.generation_spans import generation_spans
-from neurogrid.inference.hedging import SlowWatch
-from neurogrid.inference.keeping import keep_workers
-from neurogrid.inference.kept_sessions import Beginning, KeptSessions, open_kept_sessions
+from neurogrid.inference.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.local_stage import LocalLayers, enlist_with_local
-from neurogrid.inference.local_trust import (
-    credentials_of_local_workers,
-    listen_address_beside,
-)
-from neurogrid.inference.local_workers import start_local_workers
-from neurogrid.inference.placing import open_placer
-from neurogrid.inference.planner import Explanation, Plan, PlannedStage, explain
+from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import Progress, WorkerInfo
-from neurogrid.inference.reaching import ReachSettings, open_reach
-from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
-from neurogrid.inference.routing import Routing, RoutingMode
+from neurogrid.inference.routing import Routing
 from neurogrid.inference.sampling import (
     FinishReason,
     GeneratedToken,
@@ -62,110 +35,12 @@ from neurogrid.inference.sampling import (
 )
 from neurogrid.inference.text_generation import TextGeneration
 from neurogrid.inference.token_session import TokenSession
-from neurogrid.inference.watching import watch_workers
-from neurogrid.model.device import device_memory
-from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import TrafficCounters
-from neurogrid.p2p.discovery.dht import Announcement
-from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
-from neurogrid.p2p.host import Host, parse_peer_address
-from neurogrid.p2p.identity import Identity
-from neurogrid.p2p.libp2p_host import open_host
-from neurogrid.p2p.message_forms import sender_of
+from neurogrid.p2p.host import Host
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.tracing import past_span
-from neurogrid.p2p.trust import Admission
-from neurogrid.p2p.wire import (
-    PROTOCOL_V10,
-    PROTOCOL_V11,
-    LayerIds,
-    MessageType,
-    TensorMessage,
-)
 
-__all__ = [
-    "Coordinator",
-    "CoordinatorSettings",
-    "PlannedFleet",
-    "load_model",
-    "open_coordinator",
-    "open_plan",
-]
-
-logger = logging.getLogger(__name__)
-
-# Of the machine's free memory, what local workers get; the rest is the coordinator's own.
-LOCAL_WORKERS_FRACTION = 0.8
-GIB = 1024**3
-
-
-@dataclass(frozen=True)
-class CoordinatorSettings:
-    """What a coordinator was started with.
-
-    Attributes:
-        model: a checkpoint directory; None for the embedded model.
-        model_name: what the model is called; None for the directory's name.
-        peers: workers to dial, as full multiaddrs.
-        bootstrap: other peers to dial; workers among them are used, but not waited for.
-        finding: how workers are found that nobody named.
-        reach: how this host is reached, and reaches others, where neither can simply be dialled.
-        min_peers: workers to wait for; None for as many as `peers` and local workers, or one that is found.
-        local_workers: processes to start on this machine.
-        local_layers: how many layers the coordinator computes itself: `none`, exactly so many, the first, or `auto`
-            for as many as it takes where the workers cannot hold the model (or it has a GPU that makes it much
-            faster). With workers started here `auto` is `none`: they have this machine's memory.
-        stages: that many stages; None for the fewest that fit (one a local worker).
-        wait: seconds to wait for the workers.
-        listen: multiaddrs to listen on.
-        listen_fallback: where to listen if one of them is taken; empty makes that an error.
-        identity_file: where the key pair lives; None for a new identity each time.
-        admission: who is served and used; None for whoever reaches a listen address.
-        cache: where the hashes of the model's files are kept; None for nowhere.
-        skip_weight_transfer: workers must hold their layers already.
-        max_seq_len: tokens of the longest session.
-        max_sessions: sessions at once that memory is set aside for on the workers.
-        max_waiting: sessions that may wait for a place in that memory; more are refused.
-        peer_memory_bytes: assumed for workers that do not tell.
-        dtype: to compute in; None for the checkpoint's own.
-        routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
-        wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
-        timeouts: deadlines towards workers.
-        patience: seconds that a generation waits for a way around a worker that failed.
-        with_replicas: workers that are left over get layers too, to stand by.
-        prefix_reuse: finished sessions stay open for a while, for those that begin with the same tokens.
-        protocol_versions: protocol ids to speak; None for all.
-    """
-
-    model: Path | None = None
-    model_name: str | None = None
-    peers: tuple[str, ...] = ()
-    bootstrap: tuple[str, ...] = ()
-    finding: FindingSettings = field(default_factory=FindingSettings)
-    reach: ReachSettings = field(default_factory=ReachSettings)
-    min_peers: int | None = None
-    local_workers: int = 0
-    local_layers: LocalLayers = "auto"
-    stages: int | None = None
-    wait: float = 60.0
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
-    listen_fallback: tuple[str, ...] = ()
-    identity_file: Path | None = None
-    admission: Admission | None = None
-    cache: CacheSettings | None = None
-    skip_weight_transfer: bool = False
-    max_seq_len: int = 4096
-    max_sessions: int = 1
-    max_waiting: int = MAX_WAITING_SESSIONS
-    peer_memory_bytes: int = 8 * GIB
-    dtype: str | None = None
-    routing: RoutingMode = "chain"
-    wire_dtype: str | None = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    patience: float = 120.0
-    with_replicas: bool = True
-    prefix_reuse: bool = True
-    protocol_versions: tuple[str, ...] | None = None
+__all__ = ["Coordinator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,286 +231,3 @@ class Coordinator(TextGeneration):
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.session_rerouted, number),
         )
-
-
-@dataclass(frozen=True)
-class PlannedFleet:
-    """Workers that are connected, and a plan for them; nothing has been sent. Made by `open_plan`.
-
-    Attributes:
-        why_local: why the coordinator computes layers itself, or does not.
-    """
-
-    protocol: Protocol
-    model: LoadedModel
-    fleet: Fleet
-    why_local: str
-
-    @property
-    def plan(self) -> Plan:
-        """Who is to hold what."""
-        return self.fleet.plan
-
-    @property
-    def infos(self) -> tuple[WorkerInfo, ...]:
-        """What the workers said of themselves."""
-        return tuple(self.fleet.infos.values())
-
-    def explain(self, *, max_sessions: int, ends_seconds: float = 0.0) -> Explanation:
-        """Why the plan is as it is, with the links as they were measured."""
-        size = self.model.size(num_sessions=max_sessions, ends_seconds=ends_seconds)
-        peers = capacities(self.infos, len(self.model.costs))
-        return explain(self.plan, size, peers, links(self.infos))
-
-
-@asynccontextmanager
-async def open_coordinator(
-    settings: CoordinatorSettings,
-    *,
-    model: LoadedModel | None = None,
-    progress: Progress | None = None,
-) -> AsyncIterator[Coordinator]:
-    """Load the model, gather workers, place the layers; ready when the block is entered.
-
-    Args, and what may be raised before anything is sent: as for `open_plan`.
-
-    Raises:
-        NoRouteError: a worker was lost while it got its layers.
-    """
-    progress = progress or Progress()
-    async with AsyncExitStack() as stack:
-        planned = await stack.enter_async_context(
-            open_plan(settings, model=model, progress=progress)
-        )
-        model, fleet, protocol = planned.model, planned.fleet, planned.protocol
-        await fleet.start()
-        nursery = await stack.enter_async_context(trio.open_nursery())
-        nursery.start_soon(fleet.mend)
-        nursery.start_soon(watch_workers, fleet, progress)
-        stack.callback(nursery.cancel_scope.cancel)
-        ends = await stack.enter_async_context(
-            open_ends(model.ends, shares_forward=model.traits.row_bounds is not None)
-        )
-        # For each layer, so that it holds for every plan.
-        room = CacheRoom(
-            [[cost] for cost in model.costs],
-            max_sessions=settings.max_sessions,
-            max_length=model.max_seq_len,
-            max_waiting=settings.max_waiting,
-        )
-        kept = await stack.enter_async_context(
-            open_kept_sessions(
-                room,
-                fleet,
-                shortest_cut=model.ends.shortest_cut,
-                replays=model.replays,
-                is_enabled=settings.prefix_reuse and model.traits.takes_chunks,
-            )
-        )
-        watch = SlowWatch(fleet)
-        nursery.start_soon(watch.run)
-        routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
-        yield Coordinator(
-            protocol,
-            model,
-            fleet,
-            routing,
-            ends,
-            kept,
-            patience=settings.patience,
-            progress=progress,
-        )
-
-
-@asynccontextmanager
-async def open_plan(
-    settings: CoordinatorSettings,
-    *,
-    model: LoadedModel | None = None,
-    progress: Progress | None = None,
-) -> AsyncIterator[PlannedFleet]:
-    """Load the model, gather workers and plan; nothing is sent to them.
-
-    What was asked for is checked before anybody is waited for.
-
-    Args:
-        model: what `load_model(settings)` gave, for those who want to look at it first.
-
-    Raises:
-        ConfigurationError: what was asked for cannot be right.
-        ModelError: the model cannot be loaded or split.
-        CapacityError: the layers do not fit the workers.
-        NoRouteError: too few workers, or one did not say what it has.
-    """
-    progress = progress or Progress()
-    min_peers = _num_awaited(settings)
-    async with AsyncExitStack() as stack:
-        stack.enter_context(unwrap_errors())
-        model = model or await load_model(settings)
-        progress.model_read(model.name, len(model.costs))
-        has_own = isinstance(settings.local_layers, int)
-        num_stages = settings.stages or (
-            settings.local_workers + has_own if settings.local_workers else None
-        )
-        if num_stages is not None and num_stages > len(model.costs):
-            raise ConfigurationError(
-                f"{num_stages} stages (--stages, or one for each local worker) are more than the "
-                f"{len(model.costs)} layers of {model.name}: ask for at most {len(model.costs)}"
-            )
-        if isinstance(settings.local_layers, int) and not (
-            1 <= settings.local_layers <= len(model.costs)
-        ):
-            raise ConfigurationError(
-                f"--local-layers {settings.local_layers}: {model.name} has {len(model.costs)} layers"
-            )
-        identity = Identity.load(settings.identity_file) if settings.identity_file else None
-        host = await stack.enter_async_context(
-            open_host(
-                listen=settings.listen,
-                listen_fallback=settings.listen_fallback,
-                identity=identity,
-                admission=settings.admission,
-                keep_alive=settings.reach.keep_alive,
-            )
-        )
-        reach = await open_reach(host, settings.reach)
-        progress.listening(host.peer_id, host.addresses)
-        versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
-        protocol = Protocol(host, role="coordinator", versions=versions)
-        authorise(protocol, COORDINATOR_TAKES)
-        local: list[str] = []
-        if settings.local_workers:
-            many = settings.local_workers > 1
-            progress.working(f"starting {settings.local_workers} worker{'s' if many else ''} here")
-            memory = device_memory(torch.device("cpu"))
-            credentials = stack.enter_context(
-                credentials_of_local_workers(
-                    settings.local_workers, settings.admission, host.peer_id
-                )
-            )
-            local += await stack.enter_async_context(
-                start_local_workers(
-                    settings.local_workers,
-                    memory_bytes=int(memory.free_bytes * LOCAL_WORKERS_FRACTION),
-                    max_seq_len=settings.max_seq_len,
-                    listen=listen_address_beside(settings.listen, settings.admission),
-                    credentials=credentials,
-                )
-            )
-        announcement = Announcement("coordinator", model=model.name[:MAX_MODEL_CHARS])
-        discovery = await stack.enter_async_context(
-            open_discovery(
-                host,
-                settings.finding,
-                announcement=lambda: announcement,
-                admission=settings.admission,
-                reach=reach,
-            )
-        )
-        named = [*settings.peers, *local, *settings.bootstrap]
-        gathering = await stack.enter_async_context(
-            open_gathering(
-                protocol,
-                discovery,
-                addresses=named,
-                timeouts=settings.timeouts,
-                progress=progress,
-            )
-        )
-        placer = await open_placer(
-            model,
-            host,
-            max_sessions=settings.max_sessions,
-            skip_weight_transfer=settings.skip_weight_transfer,
-            cache=settings.cache,
-        )
-        planning = FleetPlanning(
-            model.size(num_sessions=settings.max_sessions),
-            num_stages=num_stages,
-            with_replicas=settings.with_replicas,
-        )
-        fleet = Fleet(
-            planning,
-            placer,
-            partial(
-                describe_workers,
-                model=model,
-                assumed_bytes=settings.peer_memory_bytes,
-                alike={parse_peer_address(address)[1] for address in local},
-            ),
-            progress,
-        )
-        progress.formed(fleet, protocol.counters)
-        workers = await gathering.enough(min_peers, settings.wait)
-        keep = await stack.enter_async_context(keep_workers(protocol, discovery, named))
-
-        def join(worker: RemoteWorker) -> None:
-            keep(worker.peer_id)
-            fleet.join(worker)
-
-        for worker in workers:
-            keep(worker.peer_id)
-        gathering.tell(on_worker=join, on_lost=fleet.lost)
-
-        def on_layer_status(message: TensorMessage) -> None:
-            """A worker that says unasked that it holds nothing is about to end (sessions.md, "Announcements")."""
-            if not message.request_id and not LayerIds.decode(message.data).ids:
-                fleet.leave(sender_of(message))
-
-        protocol.on_message(MessageType.LAYER_STATUS, on_layer_status)
-        progress.working("asking the workers what they have")
-        is_shared = settings.local_layers == "auto" and settings.local_workers
-        why_local = await enlist_with_local(
-            stack,
-            fleet,
-            workers,
-            model,
-            host.identity,
-            local_layers="none" if is_shared else settings.local_layers,
-            max_sessions=settings.max_sessions,
-            timeouts=settings.timeouts,
-        )
-        logger.info("%s", why_local)
-        yield PlannedFleet(protocol, model, fleet, why_local)
-
-
-async def load_model(settings: CoordinatorSettings) -> LoadedModel:
-    """Read the model that `settings` name, if the rest of them can be right.
-
-    Raises:
-        ConfigurationError: there is no such directory, or what was asked for cannot be right.
-        ModelError: a file is missing or broken, or the architecture cannot be split.
-    """
-    _num_awaited(settings)  # for its errors: they take no time, loading does
-    return await trio.to_thread.run_sync(
-        lambda: LoadedModel.load(
-            settings.model or embedded_model_path(),
-            name=settings.model_name,
-            max_seq_len=settings.max_seq_len,
-            dtype=settings.dtype,
-        )
-    )
-
-
-def _num_awaited(settings: CoordinatorSettings) -> int:
-    """How many workers to wait for; refuses what cannot come true however long one waits."""
-    for address in settings.bootstrap:
-        parse_peer_address(address)
-    named = {parse_peer_address(address)[1] for address in settings.peers}
-    num_awaited = settings.min_peers
-    if num_awaited is None:
-        num_awaited = len(named) + settings.local_workers or int(settings.finding.is_looking)
-    has_own = isinstance(settings.local_layers, int)
-    can_be_alone = has_own or (settings.min_peers == 0 and settings.local_layers == "auto")
-    if num_awaited < 1 and not can_be_alone:
-        raise ConfigurationError(
-            "there is no worker to run on: name some with --peer, start some here with "
-            "--local-workers, wait for some to be found or to dial in with --min-peers, or compute here "
-            "alone with --min-peers 0"
-        )
-    if settings.stages is not None and settings.stages > num_awaited + has_own:
-        raise ConfigurationError(
-            f"--stages {settings.stages} takes as many workers, and {num_awaited} will be waited "
-            f"for: name more with --peer, or say --min-peers {settings.stages}"
-        )
-    return num_awaited

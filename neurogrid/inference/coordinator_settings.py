@@ -1,0 +1,88 @@
+"""What a coordinator can be told when it is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neurogrid.inference.cache_room import MAX_WAITING_SESSIONS
+from neurogrid.inference.caching import CacheSettings
+from neurogrid.inference.finding import FindingSettings
+from neurogrid.inference.local_stage import LocalLayers
+from neurogrid.inference.reaching import ReachSettings
+from neurogrid.inference.remote_worker import Timeouts
+from neurogrid.inference.routing import RoutingMode
+from neurogrid.p2p.trust import Admission
+
+__all__ = ["CoordinatorSettings"]
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    """What a coordinator was started with.
+
+    Attributes:
+        model: a checkpoint directory; None for the embedded model.
+        model_name: what the model is called; None for the directory's name.
+        peers: workers to dial, as full multiaddrs.
+        bootstrap: other peers to dial; workers among them are used, but not waited for.
+        finding: how workers are found that nobody named.
+        reach: how this host is reached, and reaches others, where neither can simply be dialled.
+        min_peers: workers to wait for; None for as many as `peers` and local workers, or one that is found.
+        local_workers: processes to start on this machine.
+        local_layers: how many layers the coordinator computes itself: `none`, exactly so many, the first, or `auto`
+            for as many as it takes where the workers cannot hold the model (or it has a GPU that makes it much
+            faster). With workers started here `auto` is `none`: they have this machine's memory.
+        stages: that many stages; None for the fewest that fit (one a local worker).
+        wait: seconds to wait for the workers.
+        listen: multiaddrs to listen on.
+        listen_fallback: where to listen if one of them is taken; empty makes that an error.
+        identity_file: where the key pair lives; None for a new identity each time.
+        admission: who is served and used; None for whoever reaches a listen address.
+        cache: where the hashes of the model's files are kept; None for nowhere.
+        skip_weight_transfer: workers must hold their layers already.
+        max_seq_len: tokens of the longest session.
+        max_sessions: sessions at once that memory is set aside for on the workers.
+        max_waiting: sessions that may wait for a place in that memory; more are refused.
+        peer_memory_bytes: assumed for workers that do not tell.
+        dtype: to compute in; None for the checkpoint's own.
+        routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
+        wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
+        timeouts: deadlines towards workers.
+        patience: seconds that a generation waits for a way around a worker that failed.
+        with_replicas: workers that are left over get layers too, to stand by.
+        prefix_reuse: finished sessions stay open for a while, for those that begin with the same tokens.
+        protocol_versions: protocol ids to speak; None for all.
+    """
+
+    model: Path | None = None
+    model_name: str | None = None
+    peers: tuple[str, ...] = ()
+    bootstrap: tuple[str, ...] = ()
+    finding: FindingSettings = field(default_factory=FindingSettings)
+    reach: ReachSettings = field(default_factory=ReachSettings)
+    min_peers: int | None = None
+    local_workers: int = 0
+    local_layers: LocalLayers = "auto"
+    stages: int | None = None
+    wait: float = 60.0
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
+    listen_fallback: tuple[str, ...] = ()
+    identity_file: Path | None = None
+    admission: Admission | None = None
+    cache: CacheSettings | None = None
+    skip_weight_transfer: bool = False
+    max_seq_len: int = 4096
+    max_sessions: int = 1
+    max_waiting: int = MAX_WAITING_SESSIONS
+    peer_memory_bytes: int = 8 * GIB
+    dtype: str | None = None
+    routing: RoutingMode = "chain"
+    wire_dtype: str | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    patience: float = 120.0
+    with_replicas: bool = True
+    prefix_reuse: bool = True
+    protocol_versions: tuple[str, ...] | None = None

@@ -1,0 +1,86 @@
+"""Opens a coordinator: plans, places, and puts together what a generation goes through.
+
+async with open_coordinator(CoordinatorSettings(model=path, local_workers=2)) as coordinator:
+    async for token_id in coordinator.generate(prompt_ids, max_tokens=64):
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import trio
+
+from neurogrid.inference.cache_room import CacheRoom
+from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.coordinator_settings import CoordinatorSettings
+from neurogrid.inference.ends_queue import open_ends
+from neurogrid.inference.hedging import SlowWatch
+from neurogrid.inference.kept_sessions import open_kept_sessions
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.planned_fleet import open_plan
+from neurogrid.inference.progress import Progress
+from neurogrid.inference.routing import Routing
+from neurogrid.inference.watching import watch_workers
+
+__all__ = ["open_coordinator"]
+
+
+@asynccontextmanager
+async def open_coordinator(
+    settings: CoordinatorSettings,
+    *,
+    model: LoadedModel | None = None,
+    progress: Progress | None = None,
+) -> AsyncIterator[Coordinator]:
+    """Load the model, gather workers, place the layers; ready when the block is entered.
+
+    Args, and what may be raised before anything is sent: as for `open_plan`.
+
+    Raises:
+        NoRouteError: a worker was lost while it got its layers.
+    """
+    progress = progress or Progress()
+    async with AsyncExitStack() as stack:
+        planned = await stack.enter_async_context(
+            open_plan(settings, model=model, progress=progress)
+        )
+        model, fleet, protocol = planned.model, planned.fleet, planned.protocol
+        await fleet.start()
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        nursery.start_soon(fleet.mend)
+        nursery.start_soon(watch_workers, fleet, progress)
+        stack.callback(nursery.cancel_scope.cancel)
+        ends = await stack.enter_async_context(
+            open_ends(model.ends, shares_forward=model.traits.row_bounds is not None)
+        )
+        # For each layer, so that it holds for every plan.
+        room = CacheRoom(
+            [[cost] for cost in model.costs],
+            max_sessions=settings.max_sessions,
+            max_length=model.max_seq_len,
+            max_waiting=settings.max_waiting,
+        )
+        kept = await stack.enter_async_context(
+            open_kept_sessions(
+                room,
+                fleet,
+                shortest_cut=model.ends.shortest_cut,
+                replays=model.replays,
+                is_enabled=settings.prefix_reuse and model.traits.takes_chunks,
+            )
+        )
+        watch = SlowWatch(fleet)
+        nursery.start_soon(watch.run)
+        routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
+        yield Coordinator(
+            protocol,
+            model,
+            fleet,
+            routing,
+            ends,
+            kept,
+            patience=settings.patience,
+            progress=progress,
+        )

@@ -1,0 +1,286 @@
+"""From settings to workers that are connected and a plan for them; nothing is sent yet.
+
+Order comes from acknowledgements: a worker's memory is known before the plan, its config acknowledged before weights go
+out, every stage ready before the first token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import trio
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
+from neurogrid.inference.coordinator_settings import CoordinatorSettings
+from neurogrid.inference.describing import capacities, describe_workers, links
+from neurogrid.inference.finding import open_discovery
+from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.fleet_plan import FleetPlanning
+from neurogrid.inference.gathering import open_gathering
+from neurogrid.inference.keeping import keep_workers
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.local_stage import enlist_with_local
+from neurogrid.inference.local_trust import (
+    credentials_of_local_workers,
+    listen_address_beside,
+)
+from neurogrid.inference.local_workers import start_local_workers
+from neurogrid.inference.placing import open_placer
+from neurogrid.inference.planner import Explanation, Plan, explain
+from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.inference.reaching import open_reach
+from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.model.device import device_memory
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.p2p.discovery.dht import Announcement
+from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
+from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.message_forms import sender_of
+from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.wire import (
+    PROTOCOL_V10,
+    PROTOCOL_V11,
+    LayerIds,
+    MessageType,
+    TensorMessage,
+)
+
+__all__ = ["PlannedFleet", "load_model", "open_plan"]
+
+logger = logging.getLogger(__name__)
+
+# Of the machine's free memory, what local workers get; the rest is the coordinator's own.
+LOCAL_WORKERS_FRACTION = 0.8
+
+
+@dataclass(frozen=True)
+class PlannedFleet:
+    """Workers that are connected, and a plan for them; nothing has been sent. Made by `open_plan`.
+
+    Attributes:
+        why_local: why the coordinator computes layers itself, or does not.
+    """
+
+    protocol: Protocol
+    model: LoadedModel
+    fleet: Fleet
+    why_local: str
+
+    @property
+    def plan(self) -> Plan:
+        """Who is to hold what."""
+        return self.fleet.plan
+
+    @property
+    def infos(self) -> tuple[WorkerInfo, ...]:
+        """What the workers said of themselves."""
+        return tuple(self.fleet.infos.values())
+
+    def explain(self, *, max_sessions: int, ends_seconds: float = 0.0) -> Explanation:
+        """Why the plan is as it is, with the links as they were measured."""
+        size = self.model.size(num_sessions=max_sessions, ends_seconds=ends_seconds)
+        peers = capacities(self.infos, len(self.model.costs))
+        return explain(self.plan, size, peers, links(self.infos))
+
+
+@asynccontextmanager
+async def open_plan(
+    settings: CoordinatorSettings,
+    *,
+    model: LoadedModel | None = None,
+    progress: Progress | None = None,
+) -> AsyncIterator[PlannedFleet]:
+    """Load the model, gather workers and plan; nothing is sent to them.
+
+    What was asked for is checked before anybody is waited for.
+
+    Args:
+        model: what `load_model(settings)` gave, for those who want to look at it first.
+
+    Raises:
+        ConfigurationError: what was asked for cannot be right.
+        ModelError: the model cannot be loaded or split.
+        CapacityError: the layers do not fit the workers.
+        NoRouteError: too few workers, or one did not say what it has.
+    """
+    progress = progress or Progress()
+    min_peers = _num_awaited(settings)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(unwrap_errors())
+        model = model or await load_model(settings)
+        progress.model_read(model.name, len(model.costs))
+        has_own = isinstance(settings.local_layers, int)
+        num_stages = settings.stages or (
+            settings.local_workers + has_own if settings.local_workers else None
+        )
+        if num_stages is not None and num_stages > len(model.costs):
+            raise ConfigurationError(
+                f"{num_stages} stages (--stages, or one for each local worker) are more than the "
+                f"{len(model.costs)} layers of {model.name}: ask for at most {len(model.costs)}"
+            )
+        if isinstance(settings.local_layers, int) and not (
+            1 <= settings.local_layers <= len(model.costs)
+        ):
+            raise ConfigurationError(
+                f"--local-layers {settings.local_layers}: {model.name} has {len(model.costs)} layers"
+            )
+        identity = Identity.load(settings.identity_file) if settings.identity_file else None
+        host = await stack.enter_async_context(
+            open_host(
+                listen=settings.listen,
+                listen_fallback=settings.listen_fallback,
+                identity=identity,
+                admission=settings.admission,
+                keep_alive=settings.reach.keep_alive,
+            )
+        )
+        reach = await open_reach(host, settings.reach)
+        progress.listening(host.peer_id, host.addresses)
+        versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
+        protocol = Protocol(host, role="coordinator", versions=versions)
+        authorise(protocol, COORDINATOR_TAKES)
+        local: list[str] = []
+        if settings.local_workers:
+            many = settings.local_workers > 1
+            progress.working(f"starting {settings.local_workers} worker{'s' if many else ''} here")
+            memory = device_memory(torch.device("cpu"))
+            credentials = stack.enter_context(
+                credentials_of_local_workers(
+                    settings.local_workers, settings.admission, host.peer_id
+                )
+            )
+            local += await stack.enter_async_context(
+                start_local_workers(
+                    settings.local_workers,
+                    memory_bytes=int(memory.free_bytes * LOCAL_WORKERS_FRACTION),
+                    max_seq_len=settings.max_seq_len,
+                    listen=listen_address_beside(settings.listen, settings.admission),
+                    credentials=credentials,
+                )
+            )
+        announcement = Announcement("coordinator", model=model.name[:MAX_MODEL_CHARS])
+        discovery = await stack.enter_async_context(
+            open_discovery(
+                host,
+                settings.finding,
+                announcement=lambda: announcement,
+                admission=settings.admission,
+                reach=reach,
+            )
+        )
+        named = [*settings.peers, *local, *settings.bootstrap]
+        gathering = await stack.enter_async_context(
+            open_gathering(
+                protocol,
+                discovery,
+                addresses=named,
+                timeouts=settings.timeouts,
+                progress=progress,
+            )
+        )
+        placer = await open_placer(
+            model,
+            host,
+            max_sessions=settings.max_sessions,
+            skip_weight_transfer=settings.skip_weight_transfer,
+            cache=settings.cache,
+        )
+        planning = FleetPlanning(
+            model.size(num_sessions=settings.max_sessions),
+            num_stages=num_stages,
+            with_replicas=settings.with_replicas,
+        )
+        fleet = Fleet(
+            planning,
+            placer,
+            partial(
+                describe_workers,
+                model=model,
+                assumed_bytes=settings.peer_memory_bytes,
+                alike={parse_peer_address(address)[1] for address in local},
+            ),
+            progress,
+        )
+        progress.formed(fleet, protocol.counters)
+        workers = await gathering.enough(min_peers, settings.wait)
+        keep = await stack.enter_async_context(keep_workers(protocol, discovery, named))
+
+        def join(worker: RemoteWorker) -> None:
+            keep(worker.peer_id)
+            fleet.join(worker)
+
+        for worker in workers:
+            keep(worker.peer_id)
+        gathering.tell(on_worker=join, on_lost=fleet.lost)
+
+        def on_layer_status(message: TensorMessage) -> None:
+            """A worker that says unasked that it holds nothing is about to end (sessions.md, "Announcements")."""
+            if not message.request_id and not LayerIds.decode(message.data).ids:
+                fleet.leave(sender_of(message))
+
+        protocol.on_message(MessageType.LAYER_STATUS, on_layer_status)
+        progress.working("asking the workers what they have")
+        is_shared = settings.local_layers == "auto" and settings.local_workers
+        why_local = await enlist_with_local(
+            stack,
+            fleet,
+            workers,
+            model,
+            host.identity,
+            local_layers="none" if is_shared else settings.local_layers,
+            max_sessions=settings.max_sessions,
+            timeouts=settings.timeouts,
+        )
+        logger.info("%s", why_local)
+        yield PlannedFleet(protocol, model, fleet, why_local)
+
+
+async def load_model(settings: CoordinatorSettings) -> LoadedModel:
+    """Read the model that `settings` name, if the rest of them can be right.
+
+    Raises:
+        ConfigurationError: there is no such directory, or what was asked for cannot be right.
+        ModelError: a file is missing or broken, or the architecture cannot be split.
+    """
+    _num_awaited(settings)  # for its errors: they take no time, loading does
+    return await trio.to_thread.run_sync(
+        lambda: LoadedModel.load(
+            settings.model or embedded_model_path(),
+            name=settings.model_name,
+            max_seq_len=settings.max_seq_len,
+            dtype=settings.dtype,
+        )
+    )
+
+
+def _num_awaited(settings: CoordinatorSettings) -> int:
+    """How many workers to wait for; refuses what cannot come true however long one waits."""
+    for address in settings.bootstrap:
+        parse_peer_address(address)
+    named = {parse_peer_address(address)[1] for address in settings.peers}
+    num_awaited = settings.min_peers
+    if num_awaited is None:
+        num_awaited = len(named) + settings.local_workers or int(settings.finding.is_looking)
+    has_own = isinstance(settings.local_layers, int)
+    can_be_alone = has_own or (settings.min_peers == 0 and settings.local_layers == "auto")
+    if num_awaited < 1 and not can_be_alone:
+        raise ConfigurationError(
+            "there is no worker to run on: name some with --peer, start some here with "
+            "--local-workers, wait for some to be found or to dial in with --min-peers, or compute here "
+            "alone with --min-peers 0"
+        )
+    if settings.stages is not None and settings.stages > num_awaited + has_own:
+        raise ConfigurationError(
+            f"--stages {settings.stages} takes as many workers, and {num_awaited} will be waited "
+            f"for: name more with --peer, or say --min-peers {settings.stages}"
+        )
+    return num_awaited
