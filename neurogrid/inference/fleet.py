@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -77,7 +78,8 @@ class Fleet(Roster):
         self.describe = describe
         self._assigner = Assigner(self, placer, progress)
         self._joining: list[RemoteWorker] = []
-        self._replicating: trio.CancelScope | None = None
+        # What is brought to members though nothing is missing; it gives way to what is.
+        self._extra: trio.CancelScope | None = None
         self._has_joined = False
         self._drifts: dict[str, float] = {}
 
@@ -161,16 +163,12 @@ class Fleet(Roster):
                     member.is_preparing = True
                     nursery.start_soon(self._prepare, member)
                 if self.holes():
-                    if self._replicating is not None:
-                        self._replicating.cancel()
+                    if self._extra is not None:
+                        self._extra.cancel()
                     await self._fill_holes()
-                elif self._is_to_improve():
-                    await self._improve()
-                elif self.planning.with_replicas and self._replicating is None:
-                    spare = self._next_replica()
-                    if spare is not None:
-                        self._replicating = trio.CancelScope()
-                        nursery.start_soon(self._replicate, *spare, self._replicating)
+                elif self._extra is None and (bring := self._next_extra()) is not None:
+                    self._extra = trio.CancelScope()
+                    nursery.start_soon(self._bring_extra, bring, self._extra)
                 with trio.move_on_after(self._seconds_to_wait()):
                     await changed.wait()
 
@@ -232,10 +230,25 @@ class Fleet(Roster):
             self._progress.mended(self.plan)
         self.changed()
 
+    def _next_extra(self) -> Callable[[], Awaitable[None]] | None:
+        """What members could be brought: the layers of a better plan, or those of a replica."""
+        if self._is_to_improve():
+            return self._improve
+        spare = self._next_replica() if self.planning.with_replicas else None
+        return partial(self._replicate, *spare) if spare is not None else None
+
+    async def _bring_extra(
+        self, bring: Callable[[], Awaitable[None]], scope: trio.CancelScope
+    ) -> None:
+        try:
+            with scope:
+                await bring()
+        finally:
+            self._extra = None
+            self.changed()
+
     def _is_to_improve(self) -> bool:
         """Whether somebody came, or became faster or slower, since the plan was last thought over."""
-        if self._replicating is not None:
-            return False
         seen = {m.peer_id: m.times.layer_seconds for m in self.members if m.times.layer_seconds}
         found = drifts(list(self.infos.values()), seen, self.planning.size)
         # A factor that wavers is no news.
@@ -282,8 +295,7 @@ class Fleet(Roster):
             logger.warning("cannot place another plan: %s", exc)
             return
         for failure in failures:
-            logger.warning("%s", failure)
-            self._rest(failure)
+            logger.warning("the plan stays as it is: %s", failure)
         if not failures:
             logger.info("a better plan is in place for new sessions")
             self._use(plan)
@@ -317,20 +329,16 @@ class Fleet(Roster):
                 return self._members[replica.peer_id], range(replica.start, replica.stop)
         return None
 
-    async def _replicate(self, member: Member, layers: range, scope: trio.CancelScope) -> None:
+    async def _replicate(self, member: Member, layers: range) -> None:
         try:
-            with scope:
-                await self._assigner.layers(member, layers, patience=MEND_PATIENCE)
-                self._progress.replicated(member.peer_id, layers)
+            await self._assigner.layers(member, layers, patience=MEND_PATIENCE)
+            self._progress.replicated(member.peer_id, layers)
         except NoRouteError as exc:
             logger.warning("no replica of %s: %s", name_range(layers), exc)
             self._rest(exc)
         except ModelError as exc:
             logger.warning("no replica of %s: %s", name_range(layers), exc)
             member.rest(math.inf)
-        finally:
-            self._replicating = None
-            self.changed()
 
     def _seconds_to_wait(self) -> float:
         """Until a member that rests may be asked again, or speeds are looked at."""
