@@ -336,9 +336,8 @@ class TrioThread(Generic[T]):
             self._calls.discard(call)
 
     def _interrupt(self, call: _Call[Any]) -> None:
-        is_elsewhere = (
-            threading.get_ident() != self._thread.ident
-        )  # or a finaliser that the loop ran
+        # Not where the loop itself ran a finaliser, which drops an iteration.
+        is_elsewhere = threading.get_ident() != self._thread.ident
         if self.is_here and self._soon(partial(call.cancel, None)) and is_elsewhere:
             # The task should not outlive its call; but where something blocks the loop, it does.
             with contextlib.suppress(TimeoutError):
