@@ -8,7 +8,7 @@ that one who reads slowly holds up nobody but himself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
@@ -56,13 +56,20 @@ class Usage:
     def __init__(self, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.num_new_tokens = 0
+        self._reused: dict[tuple[int, ...], int] = {}
 
-    def as_json(self) -> dict[str, int]:
+    def reused(self, prompt: Sequence[int], num_tokens: int) -> None:
+        """Of a prompt so many tokens were not computed; where several answers tell, the least counts."""
+        key = tuple(prompt)
+        self._reused[key] = min(num_tokens, self._reused.get(key, num_tokens))
+
+    def as_json(self) -> dict[str, object]:
         """As OpenAI's API has it."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_new_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_new_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._reused.values())},
         }
 
 
@@ -157,10 +164,14 @@ class Answer:
             num_logprobs=self._request.num_logprobs,
             ignore_eos=self._request.ignore_eos,
         )
+        is_first = True
         async with aclosing(generating) as tokens:
             async for token in tokens:
                 piece = writer.push(token)
                 self._usage.num_new_tokens += 1
+                if is_first:
+                    self._usage.reused(choice.prompt, token.num_reused)
+                    is_first = False
                 if echo:  # not before the first token: until then an error is a status
                     piece, echo = replace(piece, text=echo + piece.text), ""
                 if not piece.is_empty:

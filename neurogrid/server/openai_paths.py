@@ -17,7 +17,12 @@ _STRING: Schema = {"type": "string"}
 _NUMBER: Schema = {"type": "number"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _FINISH_REASON: Schema = {"type": "string", "enum": ["stop", "length"]}
-_USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
+_USAGE = _object(
+    prompt_tokens=_COUNT,
+    completion_tokens=_COUNT,
+    total_tokens=_COUNT,
+    prompt_tokens_details=_object(cached_tokens=_COUNT),
+)
 _MODEL = _object(
     id=_STRING,
     object={"type": "string", "enum": ["model"]},
