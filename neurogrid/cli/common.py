@@ -92,7 +92,10 @@ def positive_int(text: str) -> int:
 
 def whole_number(text: str) -> int:
     """An argparse type: a whole number from 0 to 2^31 - 1."""
-    return 0 if text.strip() == "0" else positive_int(text)
+    value = _whole(text)
+    if not 0 <= value <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MAX_COUNT}")
+    return value
 
 
 def positive_float(text: str) -> float:

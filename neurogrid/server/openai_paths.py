@@ -23,6 +23,8 @@ _USAGE = _object(
     total_tokens=_COUNT,
     prompt_tokens_details=_object(cached_tokens=_COUNT),
 )
+# One of a stream: its data is an object as text, or [DONE].
+_EVENT: Schema = {"type": "object", "properties": {"data": _STRING}, "required": ["data"]}
 _MODEL = _object(
     id=_STRING,
     object={"type": "string", "enum": ["model"]},
@@ -73,7 +75,7 @@ def _answer(kind: str, choice: Schema) -> dict[str, object]:
         usage=_USAGE,
     )
     answer = json_answer(whole, "The answers; with `stream`, events that end with [DONE].")
-    answer["content"]["text/event-stream"] = {"schema": _STRING}
+    answer["content"]["text/event-stream"] = {"schema": _EVENT}
     return answer
 
 

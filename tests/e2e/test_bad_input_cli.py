@@ -59,7 +59,7 @@ PROMPT = ("--prompt", "x")
         ([*PROMPT, "--peer", NOBODY.replace("tcp", "udp")], "--peer: .* has no TCP port: expected"),
         ([*PROMPT, "--bootstrap", "here"], "--bootstrap: 'here' is not a multiaddr"),
         ([*PROMPT, "--stages", "two"], "--stages: 'two' is no whole number"),
-        ([*PROMPT, "--min-peers", "0"], "--min-peers: 0 is not between 1 and"),
+        ([*PROMPT, "--min-peers", "-1"], "--min-peers: -1 is not between 0 and"),
         ([*PROMPT, "--wait", "nan"], "--wait: nan is not above zero"),
         ([*PROMPT, "--peer-vram-gb", "1e300"], "--peer-vram-gb: 1e300 is not .* at most"),
         ([*PROMPT, "--p2p-port", "99999"], "--p2p-port: 99999 is no port: 0 to 65535"),
