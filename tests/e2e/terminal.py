@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import runpy
+import signal
 import struct
 import sys
 import termios
@@ -116,6 +117,8 @@ def on_terminal(
 
 def _run_on(terminal: str, command: str, args: Sequence[str], environment: dict[str, str]) -> None:
     os.setsid()
+    # A shell gives it back to what it starts in the foreground, whoever ignores it here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The first terminal that the leader of a session opens is the one that controls it.
     file = os.open(terminal, os.O_RDWR)
     for descriptor in (0, 1, 2):
