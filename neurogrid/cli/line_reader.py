@@ -25,8 +25,8 @@ T = TypeVar("T")
 MAX_LINE_BYTES: Final = 1024 * 1024
 MAX_HISTORY: Final = 1000
 READ_SIZE: Final = 65536
-# An index of termios' attributes, and what stands for "no key".
-CONTROL_KEYS, NO_KEY = 6, b"\x00"
+# Indices of termios' attributes, and what stands for "no key".
+LOCAL_MODES, CONTROL_KEYS, NO_KEY = 3, 6, b"\x00"
 
 
 async def in_leavable_thread(call: Callable[[], T]) -> T:
@@ -110,11 +110,18 @@ def open_lines(screen: Screen) -> Iterator[LineReader]:
         readline.parse_and_bind("bind ^C ed-kill-line")
     else:
         readline.parse_and_bind('"\\C-c": kill-whole-line')
-    before = termios.tcgetattr(sys.stdin.fileno())
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    changed = termios.tcgetattr(file)
+    # What is typed while nobody reads stays what it is for the next line: made into lines by the terminal, a Ctrl-D
+    # would be lost on the way.
+    changed[LOCAL_MODES] &= ~termios.ICANON
+    changed[CONTROL_KEYS][termios.VMIN], changed[CONTROL_KEYS][termios.VTIME] = 1, 0
+    termios.tcsetattr(file, termios.TCSANOW, changed)
     try:
         yield reader
     finally:
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, before)
+        termios.tcsetattr(file, termios.TCSANOW, before)
 
 
 @contextmanager

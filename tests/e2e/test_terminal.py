@@ -37,9 +37,6 @@ def peers(workers: list[WorkerProcess]) -> list[str]:
     return [word for worker in workers for word in ("--peer", worker.address)]
 
 
-@pytest.mark.skip(
-    reason="waits for ever in some runs on an idle machine: whether Ctrl-C is lost is not known yet"
-)
 def test_a_conversation_on_a_terminal(model: Path) -> None:
     args = (*HERE, "--local-workers", "2", "--model", str(model), "--max-tokens", "900")
     with on_terminal("coordinator", "--chat", *args, NO_COLOR="1") as terminal:
