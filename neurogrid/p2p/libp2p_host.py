@@ -68,6 +68,7 @@ from neurogrid.p2p.quic import QuicTransport, prefer_tcp
 from neurogrid.p2p.security import security_options
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.trust.admission import Admission
+from neurogrid.p2p.upgrades import close_failed_upgrades
 
 __all__ = ["Libp2pHost", "check_listen_address", "open_host"]
 
@@ -312,6 +313,7 @@ async def open_host(
     )
     install_link(libp2p.get_network(), link_limits(keep_alive))
     bound_inbound_connections(libp2p.get_network())
+    close_failed_upgrades(libp2p.get_network())
     end_inbound_tasks(libp2p.get_network())
     _dial_on_request(libp2p.get_network())
     prefer_tcp(libp2p.get_network())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 
 import pytest
@@ -24,6 +25,28 @@ def test_the_address_that_answers_is_used() -> None:
                 assert client.connected_peers == {peer}
 
     trio.run(main)
+
+
+def test_a_dial_that_is_given_up_closes_its_socket_at_once() -> None:
+    async def main() -> None:
+        with trio.fail_after(DEADLINE), socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.settimeout(DEADLINE)
+            async with open_host() as server, open_host() as client, trio.open_nursery() as nursery:
+                place = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}"
+                nursery.start_soon(client.connect, f"{place}/p2p/{server.peer_id}")
+                accepted, _ = await trio.to_thread.run_sync(silent.accept)
+                nursery.cancel_scope.cancel()
+            # Not when the garbage is collected: the peer sees the end now.
+            with accepted:
+                accepted.settimeout(1.0)
+                while await trio.to_thread.run_sync(accepted.recv, 4096):
+                    pass
+
+    gc.disable()
+    try:
+        trio.run(main)
+    finally:
+        gc.enable()
 
 
 def test_when_none_answers_each_is_named() -> None:
