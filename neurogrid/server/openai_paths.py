@@ -79,7 +79,7 @@ def _answer(kind: str, choice: Schema) -> dict[str, object]:
     return answer
 
 
-_REFUSED = (400, 404, 408, 413, 415, 429, 503, 504)
+_REFUSED = (400, 404, 408, 413, 415, 422, 429, 503, 504)
 
 OPENAI_PATHS: Paths = {
     "/v1/models": {

@@ -38,7 +38,9 @@ _ERROR: Schema = {
     },
 }
 _ERRORS = {
-    400: "The request cannot be right; `param` names the field.",
+    400: "No JSON, or a field is missing, of the wrong type, out of its range or not supported: `param` names it. Also "
+    "`context_length_exceeded`, there are more tokens than a session has room for, and `chat_template`, the model's "
+    "template refuses these messages.",
     401: "The API key is missing, or is not one of this server's.",
     403: "The Host header names neither an address nor this machine.",
     404: "There is no such thing here.",
@@ -46,6 +48,8 @@ _ERRORS = {
     408: "The body did not come in time.",
     413: "The body is too long.",
     415: "The body is not JSON.",
+    422: "Each field is right by itself, and yet this cannot be: fields that contradict each other, or tokens that the "
+    "model does not have. `param` names the field.",
     429: "Too many wait already; Retry-After says when to come again.",
     500: "A failure, or a bug of the server.",
     503: "Not ready, or some layers are on no worker.",

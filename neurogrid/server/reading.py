@@ -1,4 +1,10 @@
-"""From the JSON of a request to what is to be generated. Everything that can be wrong with it is found here."""
+"""From the JSON of a request to what is to be generated. Everything that can be wrong with it is found here.
+
+What is wrong with a field by itself has status 400. Where each field is right, and together they cannot be, or the
+model has no such token, it is 422. Two of these are 400 all the same, as OpenAI's API answers them, whose clients look
+for that: a text that is too long (`context_length_exceeded`), and a conversation that the model's template refuses
+(`chat_template`).
+"""
 
 from __future__ import annotations
 
@@ -88,7 +94,7 @@ async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRe
     """The request of `/v1/chat/completions`.
 
     Raises:
-        APIError: 400 or 404, with the field.
+        APIError: 400, 404 or 422, with the field.
     """
     _check(body, CHAT_REQUEST, model)
     messages = [_message(message) for message in body["messages"]]
@@ -103,7 +109,7 @@ async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRe
     if body.get("logprobs"):
         num_logprobs = int(body.get("top_logprobs") or 0)
     elif body.get("top_logprobs"):
-        raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        raise _impossible("top_logprobs needs logprobs to be true", "top_logprobs")
     max_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
     return _request(body, model, [prompt], [""], "messages", max_tokens, num_logprobs)
 
@@ -112,7 +118,7 @@ async def read_completion(body: Mapping[str, Any], model: LoadedModel) -> Comple
     """The request of `/v1/completions`.
 
     Raises:
-        APIError: 400 or 404, with the field.
+        APIError: 400, 404 or 422, with the field.
     """
     _check(body, COMPLETION_REQUEST, model)
     given = body["prompt"]
@@ -190,10 +196,8 @@ def _request(
 ) -> CompletionRequest:
     num_each = int(body.get("n") or 1)
     if num_each * len(prompts) > MAX_CHOICES:
-        raise APIError(
-            400,
-            f"{len(prompts)} prompts and n = {num_each} make more than {MAX_CHOICES} answers",
-            param="n",
+        raise _impossible(
+            f"{len(prompts)} prompts and n = {num_each} make more than {MAX_CHOICES} answers", "n"
         )
     sampling = _sampling(body, model)
     seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
@@ -220,9 +224,9 @@ def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: flo
     try:
         model.check_prompt(prompt)
     except ConfigurationError as exc:
-        is_long = len(prompt) >= model.max_seq_len
-        code = "context_length_exceeded" if is_long else "invalid_value"
-        raise APIError(400, str(exc), param=param, code=code) from exc
+        if len(prompt) < model.max_seq_len:
+            raise _impossible(str(exc), param) from exc
+        raise APIError(400, str(exc), param=param, code="context_length_exceeded") from exc
     free = model.max_seq_len - len(prompt)
     if max_tokens is not None and max_tokens > free:
         raise APIError(
@@ -235,6 +239,10 @@ def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: flo
     return free if max_tokens is None else int(max_tokens)
 
 
+def _impossible(message: str, param: str) -> APIError:
+    return APIError(422, message, param=param, code="invalid_value")
+
+
 def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
     """What the request says, where it says nothing what the model's makers recommend, or what OpenAI's API has."""
     given = {name: value for name, value in body.items() if value is not None}
@@ -245,10 +253,9 @@ def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
     }
     for token_id in biases:
         if token_id >= model.ends.vocab_size:
-            raise APIError(
-                400,
+            raise _impossible(
                 f"the model has tokens 0 to {model.ends.vocab_size - 1}, and not {token_id}",
-                param="logit_bias",
+                "logit_bias",
             )
     seed = given.get("seed")
     return SamplingParams(
