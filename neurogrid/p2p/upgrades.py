@@ -8,6 +8,7 @@ nothing as there are places, and nobody can be dialled any more.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -44,8 +45,6 @@ def close_failed_upgrades(swarm: Any) -> None:
 
 
 async def _close(raw_conn: Any) -> None:
-    with trio.CancelScope(shield=True):
-        try:
-            await raw_conn.close()
-        except (BaseLibp2pError, OSError):
-            pass  # it is gone already
+    # It may be gone already.
+    with trio.CancelScope(shield=True), suppress(BaseLibp2pError, OSError):
+        await raw_conn.close()
