@@ -16,7 +16,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
@@ -56,9 +56,9 @@ def show_calls() -> None:
     told.session_queued(1, 3)
     told.session_opened(1)
 
-    def enter(context: Callable[[], object]) -> Callable[[], None]:
+    def enter(context: Callable[[], AbstractContextManager[object]]) -> Callable[[], None]:
         def call() -> None:
-            with context():  # type: ignore[attr-defined]
+            with context():
                 pass
 
         return call
@@ -122,7 +122,7 @@ async def seconds_per_token(coordinator: Coordinator, num_tokens: int) -> float:
 
 async def compare(
     coordinator: Coordinator,
-    others: dict[str, Callable[[], object]],
+    others: dict[str, Callable[[], AbstractContextManager[object]]],
     *,
     num_rounds: int,
     num_tokens: int,
@@ -135,7 +135,7 @@ async def compare(
         if number:  # the first one warms up
             own.append(base)
         for name, context in others.items():
-            with context():  # type: ignore[attr-defined]
+            with context():
                 other = await seconds_per_token(coordinator, num_tokens)
             if number:
                 ratios[name].append(base / other)

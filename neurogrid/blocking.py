@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from functools import partial
@@ -29,7 +28,7 @@ from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.worker_state import WeightSource
 from neurogrid.model.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
-from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, twin
+from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, shown_as, twin
 from neurogrid.p2p.counters import TrafficCounters
 
 __all__ = ["Coordinator", "Worker", "fail_after", "open_coordinator", "open_worker"]
@@ -136,11 +135,7 @@ def _in_thread(
         ) as thread:
             yield face(thread, thread.resource)
 
-    # For readers of the signature: what is the same but for what the block gives.
-    open_in_thread.__signature__ = inspect.signature(opener).replace(  # type: ignore[attr-defined]
-        return_annotation=f"AbstractContextManager[{name.capitalize()}]"
-    )
-    return open_in_thread
+    return shown_as(open_in_thread, opener, gives=f"AbstractContextManager[{name.capitalize()}]")
 
 
 open_coordinator = _in_thread(

@@ -265,7 +265,7 @@ def run_command(
         return ExitStatus.FAILURE
     except BrokenPipeError:
         return ExitStatus.FAILURE  # whoever read our stdout has gone
-    except Exception as exc:
+    except Exception as exc:  # nobody is above: what is left is a bug, and is told as one
         if isinstance(exc, ModuleNotFoundError) and (missing := missing_extra(exc)):
             screen.say(f"{name}: {missing}", level=logging.ERROR)
             return ExitStatus.USAGE

@@ -92,8 +92,9 @@ class _PrintCompletion(argparse.Action):
             parser.error(str(missing_extra(exc)))
 
         kinds = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE}
-        for action in parser._actions:
+        actions: list[Any] = parser._actions  # shtab is told by an attribute that argparse has not
+        for action in actions:
             if action.metavar in kinds:
-                action.complete = kinds[str(action.metavar)]  # type: ignore[attr-defined]
+                action.complete = kinds[action.metavar]
         print(shtab.complete(parser, shell=values))
         parser.exit()

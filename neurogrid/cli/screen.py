@@ -6,6 +6,7 @@ row, and the row is written again below. On a pipe stdout gets the text and noth
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -37,9 +38,9 @@ class Screen:
         self._lock = threading.RLock()
         self._row = ""
         self._typed: Callable[[], str] | None = None
-        if sys.stdout.isatty():
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
             # What the terminal's encoding has not is shown as ?; a pipe gets the text or an error.
-            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+            sys.stdout.reconfigure(errors="replace")
 
     @property
     def is_json(self) -> bool:

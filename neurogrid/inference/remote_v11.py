@@ -94,7 +94,7 @@ class RemoteWorkerV11(RemoteWorker):
                     async with trio.open_nursery() as nursery:
                         for _ in range(LAYERS_IN_FLIGHT):
                             nursery.start_soon(self._bring, layers, held, placement, reports)
-            except BaseException:
+            except BaseException:  # also where another worker failed, and this is cancelled
                 spread.lost(self.peer_id)
                 raise
             await ready.wait(timeout=self.timeouts.layer)

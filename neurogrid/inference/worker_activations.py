@@ -91,9 +91,9 @@ class WorkerActivations:
                 raise
             logger.debug("%s is gone: %s", session.owner, exc)
         except Exception:
+            # A bug, or the device. The Error that would be sent goes to the predecessor, who can do nothing with it.
             if session.source == session.owner:
                 raise
-            # The predecessor could do nothing with the Error that would otherwise be sent to it.
             logger.exception("an activation of %s failed", session.source)
             error = RequestRefusedError("internal error", code=ErrorCode.COMPUTE_FAILED)
             await self._tell_owner(session, message.request_id, error)

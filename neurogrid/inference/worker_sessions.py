@@ -90,7 +90,7 @@ class SessionService:
         if coordinator is None or not self._sessions:
             return
         none_left = TensorMessage(msg_type=MessageType.LAYER_STATUS, data=LayerIds(()).encode())
-        with suppress(TransportError):
+        with suppress(TransportError):  # the coordinator is gone, and its sessions go with it
             await self._state.protocol.send(coordinator, none_left)
             while len(self._sessions):
                 await trio.sleep(DRAIN_INTERVAL)
@@ -191,7 +191,7 @@ class SessionService:
     def _dropped_on_error(self, session: Session) -> Iterator[None]:
         try:
             yield
-        except BaseException:
+        except BaseException:  # also where its opener was cancelled
             self._sessions.drop(session)
             raise
 

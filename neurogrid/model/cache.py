@@ -20,7 +20,7 @@ object keeps the lengths. A forward of its own brings them back first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -241,8 +241,8 @@ class StageCache(DynamicCache):
         return bool(super().has_previous_state(layer_idx, *args, **kwargs))
 
 
-def _tensors(values: object) -> Iterator[torch.Tensor]:
-    for value in values if not isinstance(values, dict) else values.values():  # type: ignore[attr-defined]
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (dict, list, tuple)):

@@ -63,13 +63,13 @@ def quiet_transformers() -> Iterator[None]:
     verbosity = transformers_logging.get_verbosity()
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if had_bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            transformers_logging.enable_progress_bar()
 
 
 def hollow(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -158,7 +158,7 @@ def place_module(module: nn.Module, device: torch.device) -> nn.Module:
     if device.type != "cuda":
         return module.to(device)
     # The memory is of the stream that computes with it later, so that it is not reused too early when it is freed.
-    computing, copying = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    computing, copying = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     pinned_bytes = 0
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.device == device:

@@ -52,7 +52,7 @@ def rows_masked(lengths: Sequence[int]) -> Iterator[None]:
 
 def _register() -> None:
     """Put our functions before transformers', once for the process."""
-    functions: Any = AttentionMaskInterface()  # type: ignore[no-untyped-call]
+    functions: Any = AttentionMaskInterface()
     with _registering:
         for name in {"sdpa", "eager"} - _registered:
             AttentionMaskInterface.register(name, _before(functions[name], name))

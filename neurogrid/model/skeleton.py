@@ -65,6 +65,11 @@ class _Pass:
         self.num_results = 0
         self.capturing = False
 
+    def given(self) -> torch.Tensor:
+        """`hidden_BTD`, in a pass that runs."""
+        assert self.hidden_BTD is not None, "a pass began without what enters it"
+        return self.hidden_BTD
+
     def dress(self, hidden_BTD: torch.Tensor) -> Any:
         """`hidden_BTD` in the shape that a real layer returns."""
         if self.num_results == 0:
@@ -106,10 +111,10 @@ class _Slot(_Placeholder):
             raise _PassEnded
         if self.layer_id < shared.start:
             if self.is_last and shared.start == shared.stop:
-                return shared.dress(shared.hidden_BTD)  # type: ignore[arg-type]
+                return shared.dress(shared.given())
             return shared.dress(hidden_states)
         if self.layer_id == shared.start:
-            hidden_states = shared.hidden_BTD  # type: ignore[assignment]
+            hidden_states = shared.given()
         result = self.__dict__["layer"](hidden_states, *args, **kwargs)
         if self.layer_id == shared.stop - 1:
             shared.result = result

@@ -173,7 +173,7 @@ class Stage:
             try:
                 result_BTD = self._skeleton.run_layers(hidden_BTD, start, stop, position, cache)
                 cache.commit(start, stop, num_tokens)
-            except BaseException as exc:
+            except BaseException as exc:  # some layers have their new states, and some not
                 cache.spoil(f"{type(exc).__name__}: {exc}")
                 raise
         return result_BTD

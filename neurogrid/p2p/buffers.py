@@ -132,6 +132,6 @@ def _of_torch(tensor: _TorchTensor) -> TensorBuffer:
     if not num_bytes:
         return TensorBuffer(dtype, shape, b"")
     # torch has no buffer protocol, and its way through NumPy lacks bfloat16.
-    memory = (ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr())
-    memory.owner = tensor  # type: ignore[attr-defined]
+    memory: Any = (ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # an attribute of our own: as long as the bytes are seen, they are there
     return TensorBuffer(dtype, shape, memoryview(memory).cast("B"))

@@ -97,7 +97,7 @@ class Dispatcher:
             refuse(refusal(message, exc))
         except NeuroGridError:
             raise
-        except Exception:
+        except Exception:  # the handler is its user's: what it raises is not the connection's
             logger.exception("the handler of %s failed", name_of(message))
             refuse(_failure(message, "internal error"))
         finally:
@@ -163,7 +163,7 @@ class Dispatcher:
                 logger.debug("%s of %s: not answered: %s", name_of(message), message.from_peer, exc)
                 if message.request_id:
                     refuse(_failure(message, "another peer did not do its part"))
-            except Exception:
+            except Exception:  # as in `dispatch`
                 logger.exception("the handler of %s failed", name_of(message))
                 refuse(_failure(message, "internal error"))
 

@@ -344,7 +344,7 @@ async def serve_stream(stream: Stream, handler: StreamHandler) -> None:
     """Run the handler of an inbound stream: what it raises is logged, and resets this stream alone."""
     try:
         await handler(stream)
-    except Exception:
+    except Exception:  # the handler is its user's: what it raises is not the connection's
         logger.exception(
             "the handler of a %s stream from %s failed", stream.protocol_id, stream.peer_id
         )

@@ -132,8 +132,10 @@ def is_async(handler: Callable[..., object]) -> bool:
 
 async def _awaitable(step: _Subscriber | Awaitable[None], message: TensorMessage) -> None:
     if isinstance(step, _Subscriber):
-        step = step.handler(message)  # type: ignore[assignment]
-    await step  # type: ignore[misc]
+        left = step.handler(message)
+        assert left is not None, "an async handler gives a coroutine"
+        step = left
+    await step
 
 
 async def _raise(refusal: RequestRefusedError) -> None:

@@ -112,7 +112,7 @@ def train_tokenizer(
         pair=f"{BOS} $A {BOS} $B",
         special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
     )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
@@ -330,7 +330,7 @@ def generation_config(
         entries["max_new_tokens"] = max_new_tokens
     if temperature > 0:
         entries |= {"do_sample": True, "temperature": temperature, "top_k": top_k}
-    return GenerationConfig(**entries)  # type: ignore[no-untyped-call]
+    return GenerationConfig(**entries)
 
 
 @torch.no_grad()
@@ -340,13 +340,14 @@ def generate_text(
     """Prompt and continuation by the checkpoint at ``path`` in bfloat16; greedy at temperature 0,
     otherwise sampled among the 40 most likely."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16, local_files_only=True)
+    # Not typed: to transformers' own annotation of `generate` this is no model that generates.
+    model: Any = LlamaForCausalLM.from_pretrained(path, dtype=torch.bfloat16, local_files_only=True)
     torch.manual_seed(seed)
     inputs = tokenizer(prompt, return_tensors="pt")
     config = generation_config(
         tokenizer, max_new_tokens=max_tokens, temperature=temperature, top_k=40
     )
-    output = model.generate(**inputs, generation_config=config)  # type: ignore[misc]
+    output = model.generate(**inputs, generation_config=config)
     text: str = tokenizer.decode(output[0], skip_special_tokens=True)
     return text
 
@@ -368,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     recipe = Recipe(steps=arguments.steps)
     train(
         recipe,

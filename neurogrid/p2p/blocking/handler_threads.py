@@ -77,9 +77,9 @@ class HandlerThreads:
 
     async def _run(self, call: partial[R]) -> R:
         name = _name(call.func)
+        run_sync: Any = trio.to_thread.run_sync  # its stubs lack two of the arguments
         # Abandoned when the host is left: a handler that hangs must not hold the loop. `stop` waits for it.
-        # The stubs that come with libp2p know neither argument.
-        return await trio.to_thread.run_sync(  # type: ignore[call-arg]
+        result: R = await run_sync(
             self._call,
             name,
             call,
@@ -87,6 +87,7 @@ class HandlerThreads:
             abandon_on_cancel=True,
             limiter=self._limiter,
         )
+        return result
 
     def _call(self, name: str, call: partial[R]) -> R:
         # A message to ourselves comes in the context of the call that sent it.

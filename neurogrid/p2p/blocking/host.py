@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import (
@@ -19,7 +18,7 @@ import neurogrid.p2p.libp2p_host
 from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p.blocking.handler_threads import HandlerThreads
 from neurogrid.p2p.blocking.trio_thread import TrioThread
-from neurogrid.p2p.blocking.twins import Blocking, twin
+from neurogrid.p2p.blocking.twins import Blocking, shown_as, twin
 from neurogrid.p2p.identity import Identity
 
 __all__ = ["AsyncHost", "HANDLERS_TIMEOUT", "Host", "in_thread", "open_host"]
@@ -91,11 +90,7 @@ def in_thread(
         with _handlers_end(handlers, thread), thread:
             yield Host(thread, thread.resource, handlers)
 
-    # For readers of the signature: what is the same but for what the block gives.
-    open_in_thread.__signature__ = inspect.signature(opener).replace(  # type: ignore[attr-defined]
-        return_annotation="AbstractContextManager[Host]"
-    )
-    return open_in_thread
+    return shown_as(open_in_thread, opener, gives="AbstractContextManager[Host]")
 
 
 @contextmanager
@@ -103,7 +98,7 @@ def _handlers_end(handlers: HandlerThreads, thread: TrioThread[AsyncHost]) -> It
     """Leave no handler behind, or say which: after the block, when the loop has ended."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # told, not raised: the error of the block is the one to see
         for name in _stop(handlers, thread):
             logger.error("the handler %s still runs after its host was closed", name)
         raise

@@ -100,7 +100,7 @@ class _Call(Generic[R]):
 
     def fail(self, error: BaseException) -> None:
         """End the call with an error, if it has not ended."""
-        with contextlib.suppress(InvalidStateError):
+        with contextlib.suppress(InvalidStateError):  # it has: by its result, or an error before
             self.future.set_exception(error)
 
 

@@ -18,13 +18,14 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from neurogrid.p2p.blocking.trio_thread import TrioThread
 
-__all__ = ["Blocking", "iterating_twin", "sync_twin", "twin"]
+__all__ = ["Blocking", "iterating_twin", "shown_as", "sync_twin", "twin"]
 
 T = TypeVar("T")
 # Covariant, so that the twin of a method that a class has from its base fits the class.
 T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Blocking(Generic[T_co]):
@@ -70,8 +71,14 @@ def iterating_twin(
         bound: Callable[P, AsyncGenerator[R, None]] = getattr(self._inner, method.__name__)
         return self._thread.iterate(partial(bound, *args, **kwargs))
 
-    # For readers of the signature: what is the same but for what it gives.
-    signature = inspect.signature(method)
-    gives = re.sub(r"^AsyncGenerator\[(.*), None\]$", r"Iterator[\1]", signature.return_annotation)
-    call.__signature__ = signature.replace(return_annotation=gives)  # type: ignore[attr-defined]
-    return call
+    given = inspect.signature(method).return_annotation
+    return shown_as(
+        call, method, gives=re.sub(r"^AsyncGenerator\[(.*), None\]$", r"Iterator[\1]", given)
+    )
+
+
+def shown_as(function: F, like: Callable[..., Any], *, gives: str) -> F:
+    """`function`, with the signature of `like` for its readers, but for what it gives."""
+    shown: Any = function  # `inspect` reads the attribute, which types do not know
+    shown.__signature__ = inspect.signature(like).replace(return_annotation=gives)
+    return function

@@ -91,7 +91,7 @@ class AddressBook(PeerStore):
     def addrs(self, peer_id: ID) -> list[Multiaddr]:
         """What others, or failing that the peer itself, said; empty, and no error, when nothing was."""
         for said in (super().addrs, self._identified.addrs):
-            with suppress(PeerStoreError):
+            with suppress(PeerStoreError):  # so it tells that it knows none
                 if addresses := said(peer_id):
                     return addresses[:MAX_PEER_ADDRESSES]
         return []
@@ -149,7 +149,7 @@ class KademliaNetwork:
         async def serve(stream: INetStream) -> None:
             try:
                 await handler(stream)
-            except Exception:
+            except Exception:  # as py-libp2p's server has it; this question alone ends
                 logger.exception("a question to the DHT failed")
                 await stream.reset()
 

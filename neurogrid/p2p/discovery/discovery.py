@@ -166,7 +166,7 @@ class Discovery:
         self._services[name] = None
         try:
             self._services[name] = await self._nursery.start(_hold, service)
-        except BaseException:
+        except BaseException:  # also cancelled: it does not run, and may be set up again
             del self._services[name]
             raise
         return cast(T, self._services[name])

@@ -153,7 +153,7 @@ class LinkConnection(IMuxedConn):
             self._buffers.close()
             with trio.move_on_after(self._limits.close_timeout) as scope:
                 scope.shield = True
-                with suppress(*_BROKEN):
+                with suppress(*_BROKEN):  # it is over either way
                     await self._pipe.close()
             self._said_goodbye.set()
             self.event_started.set()
@@ -312,7 +312,7 @@ class LinkConnection(IMuxedConn):
             self._end(f"the connection broke: {_describe(exc)}")
         if self._is_closing:
             # To close with bytes unread would make the kernel reset the connection, and our last bytes with it.
-            with suppress(RemoteProtocolError, *_BROKEN):
+            with suppress(RemoteProtocolError, *_BROKEN):  # whatever came is not read any more
                 await self._pipe.drain()
         self._end("the peer closed the connection")
 

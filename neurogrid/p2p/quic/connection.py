@@ -110,7 +110,7 @@ class QuicMuxedConn(IMuxedConn):
     # ------------------------------------------------------------------ what the swarm asks for
 
     @property
-    def peer_id(self) -> ID:  # type: ignore[override]
+    def peer_id(self) -> ID:  # type: ignore[override]  # libp2p has a variable; the handshake tells it
         """Whom it leads to."""
         peer_id = self.core.peer_id
         assert peer_id is not None, "the handshake is not complete"

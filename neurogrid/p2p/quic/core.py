@@ -212,6 +212,7 @@ class Core(QuicConnection):
         except BaseException as exc:
             if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
                 raise
+            logger.debug("a datagram was malformed", exc_info=True)
             self.fail(QuicErrorCode.INTERNAL_ERROR, f"a datagram was malformed: {exc!r}")
         del self._network_paths[_MAX_PATHS:]
 
@@ -263,7 +264,7 @@ class Core(QuicConnection):
 
 
 def _with_sender(stream: QuicStream) -> QuicStream:
-    sender: Any = stream.sender
-    if not isinstance(sender, StreamSender):
-        stream.sender = StreamSender(sender)  # type: ignore[assignment]
+    stream_: Any = stream  # qh3 says that it has a sender of its own class
+    if not isinstance(stream_.sender, StreamSender):
+        stream_.sender = StreamSender(stream_.sender)
     return stream

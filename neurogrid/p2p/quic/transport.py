@@ -6,7 +6,7 @@ What it makes are connections that bring their own security and streams, which t
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import Any, cast
 
 import trio
 from libp2p.abc import IListener, IMuxedConn, IRawConnection, ITransport
@@ -73,14 +73,14 @@ class QuicTransport(ITransport):
         try:
             connection = endpoint.dial(udp.peer_address, ID.from_base58(str(peer_id)))
             await connection.handshake_over.wait()
-        except BaseException:
+        except BaseException:  # also cancelled: nobody else has the endpoint
             endpoint.close()
             raise
         if not connection.is_established:
             endpoint.close()
             raise OpenConnectionError(connection.reason)
-        connection_: Any = connection  # a muxed connection, which the swarm recognises
-        return connection_  # type: ignore[no-any-return]
+        # The swarm recognises a muxed connection, and takes it as it is.
+        return cast(IRawConnection, connection)
 
     def create_listener(self, handler_function: THandler) -> IListener:
         """A listener that hands its connections to `handler_function`."""

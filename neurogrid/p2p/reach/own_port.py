@@ -58,7 +58,7 @@ async def dial_from_own_port(host: Libp2pHost, address: str) -> bool:
             try:
                 connection = await swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer_id))
                 await connection.event_started.wait()
-            except BaseException:
+            except BaseException:  # also cancelled: nobody else has the connection
                 await raw.close()
                 raise
     except trio.TooSlowError as exc:

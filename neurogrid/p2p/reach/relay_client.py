@@ -350,7 +350,7 @@ class RelayClient:
             connection = await swarm.upgrade_outbound_raw_conn(raw, target)
             await connection.event_started.wait()
             self._relayed[peer_id] = raw
-        except BaseException:
+        except BaseException:  # also cancelled: nobody else has the stream
             await stream.reset()
             raise
 

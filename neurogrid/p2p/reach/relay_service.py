@@ -186,7 +186,7 @@ class RelayService:
             await send_message(
                 stream, HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=self._limit)
             )
-        except BaseException:
+        except BaseException:  # also cancelled: nobody else has the stream
             await target.reset()
             raise
         return target
@@ -254,7 +254,7 @@ class RelayService:
         except (TransportError, RemoteProtocolError) as exc:
             await target.reset()
             raise _Refused(Status.CONNECTION_FAILED, f"{target_id}: {exc}") from exc
-        except BaseException:
+        except BaseException:  # also cancelled: nobody else has the stream
             await target.reset()
             raise
         return target

@@ -237,7 +237,7 @@ class BlobCache:
                 while view:
                     view = view[os.write(file, view) :]
             os.replace(name, path)
-        except BaseException:
+        except BaseException:  # an interrupt, too, leaves no half file
             Path(name).unlink(missing_ok=True)
             raise
         finally:

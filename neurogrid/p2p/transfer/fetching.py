@@ -188,7 +188,7 @@ class Fetcher:
                 if exc.code == ErrorCode.DEADLINE_EXCEEDED:
                     raise ResponseTimeout(f"{peer_id} stopped sending: {exc}") from exc
                 raise RemoteProtocolError(str(exc), code=exc.code) from exc
-            except BaseException:
+            except BaseException:  # cancelled, or this side's: the sender should not go on
                 reason = "the receiver stopped"
                 self._tell(
                     request,

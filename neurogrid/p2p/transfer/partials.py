@@ -113,7 +113,7 @@ class PartialTable:
                 if shared.partial is None:
                     shared.partial = await self._run(lambda: store.open(info))
                 await self._finish_if_full(shared)
-        except BaseException:
+        except BaseException:  # also cancelled: else it would stay open
             self.close(shared)
             raise
         return shared

@@ -142,7 +142,7 @@ async def send_blob(
                 await sending.run(missing, acknowledged, ack_timeout)
         except (PeerRefusedError, PeerUnreachableError, StreamBrokenError):
             raise  # the peer knows, or is gone
-        except BaseException as exc:
+        except BaseException as exc:  # cancelled, or this side's: the receiver should not wait
             error = RequestRefusedError("the sender stopped", code=ErrorCode.DEADLINE_EXCEEDED)
             if isinstance(exc, RemoteProtocolError):
                 error = RequestRefusedError(str(exc), code=exc.code)

@@ -545,7 +545,7 @@ class Gate:
 
 async def _say_no(stream: Stream, refused: RefusedError) -> None:
     """Say why, and give it time to arrive before the connection is closed."""
-    with trio.move_on_after(GOODBYE_TIMEOUT), suppress(TransportError):
+    with trio.move_on_after(GOODBYE_TIMEOUT), suppress(TransportError):  # it need not listen
         await write_frames(stream, Verdict(refused.reason, str(refused)))
         await stream.send_eof()
         while await stream.receive_some():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.join_token import JoinToken
