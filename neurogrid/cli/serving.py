@@ -189,6 +189,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
             *page_routes(),
         ],
         access=Access(where.keys, frozenset({where.host}), where.cors_origins),
+        statistics=metrics.http,
     )
     async with open_http(app, host=where.host, port=where.port) as url:
         logger.info("the page is at %s/", url)

@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from neurogrid.server.body import WholeBodies
+from neurogrid.server.counting import CountedRequests
 from neurogrid.server.errors import (
     APIError,
     answer_api_error,
@@ -24,6 +25,7 @@ from neurogrid.server.errors import (
 )
 from neurogrid.server.guard import Access, Guard
 from neurogrid.server.tracing import TraceParents
+from neurogrid.telemetry.http_metrics import HttpStatistics
 
 __all__ = ["make_app"]
 
@@ -33,6 +35,7 @@ def make_app(
     *,
     open_routes: Sequence[BaseRoute] = (),
     access: Access | None = None,
+    statistics: HttpStatistics | None = None,
 ) -> Starlette:
     """The application.
 
@@ -40,6 +43,7 @@ def make_app(
         routes: served to whoever has a key, or to everybody where there are no keys.
         open_routes: served without a key.
         access: who is served; None for everybody who reaches the port by address.
+        statistics: told of every request.
     """
     access = access or Access()
     middleware = [
@@ -56,8 +60,11 @@ def make_app(
             expose_headers=["Retry-After"],
         )
         middleware.insert(0, cors)
+    all_routes = [*open_routes, *routes]
+    if statistics is not None:
+        middleware.insert(0, Middleware(CountedRequests, statistics=statistics, routes=all_routes))
     return Starlette(
-        routes=[*open_routes, *routes],
+        routes=all_routes,
         middleware=middleware,
         exception_handlers={
             APIError: answer_api_error,

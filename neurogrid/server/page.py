@@ -10,6 +10,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -47,22 +48,33 @@ _HEADERS: Final = {
 
 def page_routes() -> list[BaseRoute]:
     """The page and its files. None of them needs a key."""
-    routes: list[BaseRoute] = []
-    for file in sorted(files("neurogrid.server").joinpath("static").iterdir(), key=str):
+    found = {}
+    for file in files("neurogrid.server").joinpath("static").iterdir():
         suffix = file.name[file.name.rfind(".") :]
         if suffix in _TYPES:
-            path = "/" if file.name == "index.html" else f"/static/{file.name}"
-            routes.append(_file(path, file.read_bytes(), _TYPES[suffix]))
-    return routes
+            found[file.name] = _File(file.read_bytes(), _TYPES[suffix])
+    index = found.pop("index.html")
+
+    async def page(request: Request) -> Response:
+        return index.answer(request)
+
+    async def static(request: Request) -> Response:
+        file = found.get(request.path_params["file"])
+        if file is None:
+            raise HTTPException(404)
+        return file.answer(request)
+
+    return [Route("/", page), Route("/static/{file}", static)]
 
 
-def _file(path: str, content: bytes, media_type: str) -> Route:
-    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {**_HEADERS, "ETag": etag}
+class _File:
+    def __init__(self, content: bytes, media_type: str) -> None:
+        self._content = content
+        self._media_type = media_type
+        self._etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
-    async def answer(request: Request) -> Response:
-        if request.headers.get("if-none-match") == etag:
+    def answer(self, request: Request) -> Response:
+        headers = {**_HEADERS, "ETag": self._etag}
+        if request.headers.get("if-none-match") == self._etag:
             return Response(status_code=304, headers=headers)
-        return Response(content, media_type=media_type, headers=headers)
-
-    return Route(path, answer)
+        return Response(self._content, media_type=self._media_type, headers=headers)

@@ -25,6 +25,7 @@ from neurogrid.p2p.counters import TrafficCounters
 from neurogrid.p2p.identity import short_peer_id
 from neurogrid.telemetry.build_metrics import BUILD_METRICS, BuildSource
 from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics
+from neurogrid.telemetry.http_metrics import HTTP_METRICS, HttpStatistics
 from neurogrid.telemetry.metric import MetricSpec, Reading, make_registry
 from neurogrid.telemetry.traffic_metrics import MAX_PEERS, TRAFFIC_METRICS, TrafficSource
 
@@ -153,11 +154,13 @@ class CoordinatorMetrics:
     Attributes:
         progress: is to be told what the coordinator does.
         statistics: of its generations.
+        http: of the server in front of it; to be told by that.
         registry: what is scraped.
     """
 
     def __init__(self, board: StatusBoard | None = None) -> None:
         self.statistics = CoordinatorStatistics()
+        self.http = HttpStatistics()
         own = _Formed(self)
         if board is None:
             board = StatusBoard()
@@ -172,6 +175,7 @@ class CoordinatorMetrics:
             {
                 BuildSource("coordinator"): BUILD_METRICS,
                 self._read: COORDINATOR_METRICS,
+                self.http.read: HTTP_METRICS,
                 traffic: TRAFFIC_METRICS,
             }
         )

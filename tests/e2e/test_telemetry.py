@@ -167,6 +167,9 @@ def test_metrics_of_a_generation_and_of_a_kill(cluster: Cluster) -> None:
     assert growth("neurogrid_time_between_tokens_seconds_count") == MAX_TOKENS - 1
     assert growth("neurogrid_time_between_tokens_seconds_bucket", le="+Inf") == MAX_TOKENS - 1
     assert growth("neurogrid_p2p_bytes_total", direction="sent") > 0
+    route = {"route": "/v1/completions"}
+    assert growth("neurogrid_http_requests_total", **route, method="POST", status="200") == 1
+    assert growth("neurogrid_http_request_duration_seconds_count", **route) == 1
     assert value(after, "neurogrid_workers", health="ready") == 2
     assert value(after, "neurogrid_layers_ready") == value(after, "neurogrid_layers") == 8
     assert value(after, "neurogrid_kv_cache_limit_bytes") > 0
