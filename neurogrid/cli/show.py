@@ -14,6 +14,7 @@ from rich.status import Status
 
 from neurogrid.cli.screen import Screen
 from neurogrid.cli.transfer_view import TransferView, format_bytes
+from neurogrid.inference.drift import how_fast
 from neurogrid.inference.placing import name_range
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
@@ -200,11 +201,21 @@ class TerminalProgress(JoinLine):
         self._say(f"placing {', '.join(map(name_range, missing))} anew", event="mending")
 
     def mended(self, plan: Plan) -> None:
-        where = ", ".join(
-            f"{stage.start}-{stage.stop - 1} on {short_peer_id(stage.peer_id)}"
-            for stage in plan.stages
+        self._say(f"all layers are placed again: {_where(plan)}", event="mended")
+
+    def drifted(self, peer_id: str, slowness: float) -> None:
+        self._say(
+            f"worker {short_peer_id(peer_id)} {how_fast(slowness)}",
+            event="drifted",
+            peer_id=peer_id,
+            slowness=slowness,
         )
-        self._say(f"all layers are placed again: {where}", event="mended")
+
+    def improved(self, plan: Plan) -> None:
+        self._say(
+            f"a better plan is in place for new sessions: {_where(plan)}",
+            event="improved",
+        )
 
     def replicated(self, peer_id: str, layers: range) -> None:
         self._say(
@@ -222,3 +233,9 @@ class TerminalProgress(JoinLine):
         if self._transfers is not None:
             self._transfers.stop()
             self._transfers = None
+
+
+def _where(plan: Plan) -> str:
+    return ", ".join(
+        f"{stage.start}-{stage.stop - 1} on {short_peer_id(stage.peer_id)}" for stage in plan.stages
+    )

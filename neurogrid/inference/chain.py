@@ -93,7 +93,7 @@ class Chain:
         (item,) = self.stages
         started = time.perf_counter()
         try:
-            result_BTD = await item.worker.forward(
+            result_BTD, nanos = await item.worker.forward(
                 session_id,
                 hidden_BTD,
                 start=item.stage.start,
@@ -103,14 +103,11 @@ class Chain:
             )
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
             raise await self._blame(0, exc) from exc
-        self._note_times(hidden_BTD.shape[1], [time.perf_counter() - started])
+        seconds = time.perf_counter() - started
+        computed = None if nanos is None else nanos / 1e9
+        num_layers = item.stage.stop - item.stage.start
+        item.times.observe(hidden_BTD.shape[1], num_layers, seconds, computed=computed)
         return result_BTD
-
-    def _note_times(self, num_tokens: int, seconds: Sequence[float]) -> None:
-        """What each stage took for a step, if all have told."""
-        if len(seconds) == len(self.stages):
-            for item, taken in zip(self.stages, seconds, strict=True):
-                item.times.observe(num_tokens, item.stage.stop - item.stage.start, taken)
 
     async def _forward_through(
         self, session_id: int, hidden_BTD: torch.Tensor, position: int
@@ -149,7 +146,10 @@ class Chain:
             except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 index = self._peer_ids.index(waiter.ended_by)
                 raise await self._blame(index, exc) from exc
-        self._note_times(hidden_BTD.shape[1], [nanos / 1e9 for nanos in answer.stage_nanos])
+        if len(answer.stage_nanos) == len(self.stages):  # all have told
+            for item, nanos in zip(self.stages, answer.stage_nanos, strict=True):
+                seconds, num_layers = nanos / 1e9, item.stage.stop - item.stage.start
+                item.times.observe(hidden_BTD.shape[1], num_layers, seconds, computed=seconds)
         return unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
 
     async def _send_first(self, message: TensorMessage) -> None:

@@ -125,7 +125,7 @@ async def _ask(
 
 
 def capacities(infos: Sequence[WorkerInfo], num_layers: int) -> list[PeerCapacity]:
-    """The workers as the planner takes them; speeds of like devices evened out."""
+    """The workers as the planner takes them; speeds of like devices evened out, but for what was seen of them."""
     speeds: dict[str, list[PeerSpeed]] = {}
     for info in infos:
         if info.speed:
@@ -134,7 +134,9 @@ def capacities(infos: Sequence[WorkerInfo], num_layers: int) -> list[PeerCapacit
         PeerCapacity(
             info.peer_id,
             info.free_bytes,
-            speed=_evened(info.speed, speeds[info.name]) if info.speed else None,
+            speed=_slower(_evened(info.speed, speeds[info.name]), info.slowness)
+            if info.speed
+            else None,
             held=frozenset(layer for layer in info.model_layers if layer < num_layers),
         )
         for info in infos
@@ -163,6 +165,10 @@ def _evened(speed: PeerSpeed, alike: Sequence[PeerSpeed]) -> PeerSpeed:
     typical = _typical(alike)
     ratio = speed.bytes_per_second / typical.bytes_per_second
     return typical if 1 / SAME_SPEED <= ratio <= SAME_SPEED else speed
+
+
+def _slower(speed: PeerSpeed, factor: float) -> PeerSpeed:
+    return PeerSpeed(speed.bytes_per_second / factor, speed.layer_seconds * factor)
 
 
 def _typical(speeds: Sequence[PeerSpeed]) -> PeerSpeed:

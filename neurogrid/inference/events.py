@@ -39,6 +39,7 @@ class EventKind(StrEnum):
     MENDING = "mending"
     MENDED = "mended"
     REPLICATED = "replicated"
+    DRIFTED = "drifted"
     SESSION_REROUTED = "session_rerouted"
     SESSION_FAILED = "session_failed"
     DROPPED = "dropped"

@@ -34,7 +34,8 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.inference.assigning import Assigner
-from neurogrid.inference.drift import drifts, with_drifts
+from neurogrid.inference.describing import capacities
+from neurogrid.inference.drift import DriftWatch, drifts, with_drifts
 from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.member import Member
 from neurogrid.inference.placing import RECONNECT_TIMEOUT, WORKER_FAILURES, Placer, name_range
@@ -53,6 +54,8 @@ RETRY_DELAY = 5.0
 MEND_PATIENCE = 3.0
 # Between looks at how fast the members are. Seconds.
 DRIFT_INTERVAL = 15.0
+# After a better plan could not be put in place for want of room beside running sessions, or was given up. Seconds.
+IMPROVE_DELAY = 30.0
 
 
 class Fleet(Roster):
@@ -80,8 +83,10 @@ class Fleet(Roster):
         self._joining: list[RemoteWorker] = []
         # What is brought to members though nothing is missing; it gives way to what is.
         self._extra: trio.CancelScope | None = None
-        self._has_joined = False
-        self._drifts: dict[str, float] = {}
+        # Trio's times at which a better plan is looked for, and at which the speeds are.
+        self._improve_at = math.inf
+        self._look_at = 0.0
+        self._drifts = DriftWatch()
 
     # ------------------------------------------------------------------ the beginning
 
@@ -139,11 +144,12 @@ class Fleet(Roster):
     def _usable(self) -> list[WorkerInfo]:
         """What the members have that may get a stage now."""
         now = trio.current_time()
-        return [
+        infos = [
             member.current_info
             for member in self.members
             if not (member.is_leaving or member.is_cut or member.rests_until > now)
         ]
+        return with_drifts(infos, self._drifts.known)
 
     # ------------------------------------------------------------------ mending
 
@@ -157,6 +163,7 @@ class Fleet(Roster):
         async with trio.open_nursery() as nursery:
             while True:
                 changed = self.change
+                self._look_for_drift()
                 for worker in self._take_joining():
                     nursery.start_soon(self._welcome, worker)
                 for member in self._unprepared():
@@ -183,7 +190,8 @@ class Fleet(Roster):
             logger.warning("%s", exc)
             return
         self._progress.joined(info)
-        self._has_joined = True
+        self._drifts.forget(info.peer_id)
+        self._improve_at = trio.current_time()
         self.add(Member(worker, info))
 
     def _unprepared(self) -> list[Member]:
@@ -232,7 +240,7 @@ class Fleet(Roster):
 
     def _next_extra(self) -> Callable[[], Awaitable[None]] | None:
         """What members could be brought: the layers of a better plan, or those of a replica."""
-        if self._is_to_improve():
+        if self._improve_at <= trio.current_time():
             return self._improve
         spare = self._next_replica() if self.planning.with_replicas else None
         return partial(self._replicate, *spare) if spare is not None else None
@@ -247,33 +255,48 @@ class Fleet(Roster):
             self._extra = None
             self.changed()
 
-    def _is_to_improve(self) -> bool:
-        """Whether somebody came, or became faster or slower, since the plan was last thought over."""
-        seen = {m.peer_id: m.times.layer_seconds for m in self.members if m.times.layer_seconds}
-        found = drifts(list(self.infos.values()), seen, self.planning.size)
-        # A factor that wavers is no news.
-        is_news = found.keys() != self._drifts.keys()
-        if is_news:
-            self._drifts = found
-        has_joined, self._has_joined = self._has_joined, False
-        return is_news or has_joined
+    def _look_for_drift(self) -> None:
+        """Find out, now and then, whether members are slower or faster than they are taken for."""
+        now = trio.current_time()
+        if now < self._look_at:
+            return
+        self._look_at = now + DRIFT_INTERVAL
+        peers = capacities(list(self.infos.values()), len(self.planning.size.layers))
+        speeds = {peer.peer_id: peer.speed for peer in peers if peer.speed}
+        found = drifts(
+            speeds, {m.peer_id: m.times.recent for m in self.members}, self.planning.size
+        )
+        for peer_id in found:
+            self._members[peer_id].times.forget_recent()  # each look at steps of its own
+        for peer_id in self._drifts.look(found):
+            self._progress.drifted(peer_id, self._drifts.known.get(peer_id, 1.0))
+            self._improve_at = now
 
     async def _improve(self) -> None:
         """Take a plan for new sessions that is worth its bytes, if there is one; sessions that run stay as they are."""
-        infos = with_drifts(self._usable(), self._drifts)
+        self._improve_at, is_decided = math.inf, False
+        try:
+            is_decided = await self._take_better_plan()
+        finally:
+            if not is_decided:
+                self._improve_at = min(self._improve_at, trio.current_time() + IMPROVE_DELAY)
+
+    async def _take_better_plan(self) -> bool:
+        """Returns False where there is one, and sessions that run leave no room for it yet."""
+        infos = self._usable()
         in_use = {m.peer_id: m.layers for m in self.members if m.num_sessions}
         try:
             plan = self.planning.better(self.plan, infos, kept=in_use)
+            if plan is None:
+                return not in_use or self.planning.better(self.plan, infos, kept={}) is None
         except (CapacityError, ConfigurationError) as exc:
             logger.debug("no other plan: %s", exc)
-            return
-        if plan is None:
-            return
+            return True
         moves = []
         for stage in plan.stages:
             member, layers = self.member(stage.peer_id), range(stage.start, stage.stop)
             if member is None:
-                return
+                return True
             if member.holds(layers):
                 continue
             # With what it holds, and what lies between: its sessions go on then.
@@ -286,20 +309,21 @@ class Fleet(Roster):
                     logger.debug(
                         "no room for another plan beside the sessions of %s", stage.peer_id
                     )
-                    return
+                    return False
                 grown = layers
             moves.append(replace(stage, start=grown.start, stop=grown.stop))
         try:
             failures = await self._assigner.stages(moves, patience=MEND_PATIENCE)
         except ModelError as exc:
             logger.warning("cannot place another plan: %s", exc)
-            return
+            return True
         for failure in failures:
             logger.warning("the plan stays as it is: %s", failure)
         if not failures:
-            logger.info("a better plan is in place for new sessions")
-            self._use(plan)
+            self.plan = plan
+            self._progress.improved(plan)
         self.changed()
+        return True
 
     def _rest(self, failure: NoRouteError) -> None:
         """A worker did not take its layers: it is gone, or is left alone for a while."""
@@ -341,7 +365,7 @@ class Fleet(Roster):
             member.rest(math.inf)
 
     def _seconds_to_wait(self) -> float:
-        """Until a member that rests may be asked again, or speeds are looked at."""
+        """Until a member that rests may be asked again, speeds are looked at, or a better plan is looked for."""
         now = trio.current_time()
-        resting = [m.rests_until - now for m in self.members if m.rests_until > now]
-        return min([*resting, DRIFT_INTERVAL])
+        times = [self._look_at, self._improve_at, *(m.rests_until for m in self.members)]
+        return min((at for at in times if at > now), default=now) - now

@@ -87,7 +87,7 @@ class LocalWorker(RemoteWorkerV11):
         stop: int,
         position: int,
         wire: str = "",
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, int | None]:
         owner = self.protocol.host.peer_id
         try:
             return await self._sessions.extend(session_id, owner, hidden_BTD, position=position)

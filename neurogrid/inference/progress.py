@@ -33,6 +33,7 @@ class WorkerInfo:
         total_bytes: of its device's memory, or of what it lends of it; 0 where it did not say.
         device_kind: `cpu`, `cuda` or another; empty where it did not say.
         flops: floating point operations a second, as it measured itself; 0 where it did not say.
+        slowness: how many times slower than `speed` it is in fact, compared with the others (`drift`).
     """
 
     peer_id: str
@@ -47,6 +48,7 @@ class WorkerInfo:
     total_bytes: int = 0
     device_kind: str = ""
     flops: int = 0
+    slowness: float = 1.0
 
 
 class MemberView(Protocol):
@@ -140,6 +142,12 @@ class Progress:
 
     def mended(self, plan: Plan) -> None:
         """Every layer is on a worker again."""
+
+    def drifted(self, peer_id: str, slowness: float) -> None:
+        """A worker computes so many times slower than it said, compared with the others; 1: no longer."""
+
+    def improved(self, plan: Plan) -> None:
+        """A better plan is in place; new sessions use it."""
 
     def replicated(self, peer_id: str, layers: range) -> None:
         """A worker that was left over holds these layers, too."""

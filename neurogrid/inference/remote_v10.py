@@ -126,7 +126,7 @@ class RemoteWorkerV10(RemoteWorker):
         stop: int,
         position: int,
         wire: str = "",
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, int | None]:
         dtype, shape = hidden_BTD.dtype, tuple(hidden_BTD.shape)
         data = bytes(tensor_to_bytes(hidden_BTD.to(torch.float16)))
         for layer_id in range(start, stop):
@@ -148,7 +148,7 @@ class RemoteWorkerV10(RemoteWorker):
                     code=ErrorCode.SHAPE_MISMATCH,
                 )
             data = bytes(reply.data)
-        return tensor_from_bytes(data, torch.float16, shape).to(dtype)
+        return tensor_from_bytes(data, torch.float16, shape).to(dtype), None
 
 
 def _encode_chunk(blob: LayerBlob, index: int) -> bytes:

@@ -196,7 +196,7 @@ class RemoteWorkerV11(RemoteWorker):
         stop: int,
         position: int,
         wire: str = "",
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, int | None]:
         asked = pack(
             hidden_BTD,
             session_id=session_id,
@@ -212,7 +212,8 @@ class RemoteWorkerV11(RemoteWorker):
             self.peer_id, message, MessageType.RESPONSE, timeout=self.timeouts.step
         )
         answer = check_answer(reply.envelope, asked, start=start, stop=stop, peer_id=self.peer_id)
-        return unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
+        result_BTD = unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
+        return result_BTD, answer.stage_nanos[0] if len(answer.stage_nanos) == 1 else None
 
     async def _request(
         self, msg_type: MessageType, data: bytes, answer: MessageType, *, timeout: float

@@ -211,5 +211,9 @@ class RemoteWorker(ABC):
         stop: int,
         position: int,
         wire: str = "",
-    ) -> torch.Tensor:
-        """Send [1, T, D] through layers [start, stop) of the session, opened with `wire`; returns [1, T, D]."""
+    ) -> tuple[torch.Tensor, int | None]:
+        """Send [1, T, D] through layers [start, stop) of the session, opened with `wire`.
+
+        Returns:
+            [1, T, D], and the nanoseconds that it took there; None from one that does not tell.
+        """

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from neurogrid.inference.drift import how_fast
 from neurogrid.inference.events import EventBus, EventKind, Severity
 from neurogrid.inference.link_rates import LinkRates
 from neurogrid.inference.planner import Plan
@@ -186,13 +187,20 @@ class StatusBoard(Progress):
 
     def mended(self, plan: Plan) -> None:
         self._phase_text = ""
-        where = ", ".join(
-            f"{_layers(range(stage.start, stage.stop))} on {short_peer_id(stage.peer_id)}"
-            for stage in plan.stages
-        )
+        where = _where(plan)
         self._settle(f"placed anew: {where}", self._wall_clock())
         text = f"All layers are placed again: {where}"
         self.events.publish(EventKind.MENDED, text, severity=Severity.GOOD)
+
+    def drifted(self, peer_id: str, slowness: float) -> None:
+        text = f"Worker {short_peer_id(peer_id)} {how_fast(slowness)}"
+        is_slow = slowness > 1
+        severity = Severity.WARNING if is_slow else Severity.GOOD
+        self.events.publish(EventKind.DRIFTED, text, severity=severity, peer_id=peer_id)
+
+    def improved(self, plan: Plan) -> None:
+        text = f"A better plan is in place for new generations: {_where(plan)}"
+        self.events.publish(EventKind.PLANNED, text, severity=Severity.GOOD)
 
     def replicated(self, peer_id: str, layers: range) -> None:
         text = f"Worker {short_peer_id(peer_id)} stands by with {_layers(layers)}"
@@ -321,6 +329,13 @@ def _covers(held: range, wanted: range) -> bool:
 def _layers(layers: range) -> str:
     first, last = layers.start, layers.stop - 1
     return f"layer {first}" if first == last else f"layers {first} to {last}"
+
+
+def _where(plan: Plan) -> str:
+    return ", ".join(
+        f"{_layers(range(stage.start, stage.stop))} on {short_peer_id(stage.peer_id)}"
+        for stage in plan.stages
+    )
 
 
 def _sentence(text: str) -> str:

@@ -9,8 +9,8 @@ Units: seconds; one "layer" is one token through one layer.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Final
 
 __all__ = ["StepTimes"]
@@ -22,9 +22,8 @@ DEVIATION_GAIN: Final = 1 / 4
 NUM_DEVIATIONS: Final = 4
 # Steps without which nothing is expected: the first ones choose kernels and fill pools.
 MIN_STEPS: Final = 4
-# Latest decode steps of which the typical one is taken, and the fewest that make it known.
-NUM_RECENT: Final = 64
-MIN_RECENT: Final = 16
+# Latest decode steps that are kept one by one.
+NUM_RECENT: Final = 512
 
 
 @dataclass(slots=True)
@@ -59,14 +58,22 @@ class StepTimes:
         self.is_slow = False
         self._decode = _Smoothed()
         self._prefill = _Smoothed()
-        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=NUM_RECENT)
 
-    def observe(self, num_tokens: int, num_layers: int, seconds: float) -> None:
-        """A step of so many tokens through so many layers took that long."""
+    def observe(
+        self, num_tokens: int, num_layers: int, seconds: float, *, computed: float | None = None
+    ) -> None:
+        """A step of so many tokens through so many layers took that long.
+
+        Args:
+            computed: seconds of these in which the worker was at it, as it says: without the way there and back, and
+                without other sessions' turns; None where it does not say.
+        """
         each = seconds / (num_tokens * num_layers)
         if num_tokens == 1:
             self._decode.add(each)
-            self._recent.append(each)
+            if computed is not None:
+                self._recent.append((num_layers, computed))
         else:
             self._prefill.add(each)
 
@@ -84,9 +91,9 @@ class StepTimes:
         return num_layers * (one + num_tokens * each)
 
     @property
-    def layer_seconds(self) -> float | None:
-        """What a decoded token takes for a layer of late, everything included; None as long as that is not known."""
-        return median(self._recent) if len(self._recent) >= MIN_RECENT else None
+    def recent(self) -> Sequence[tuple[int, float]]:
+        """Of decoded tokens of late: through how many layers, and the seconds that the worker was at it."""
+        return tuple(self._recent)
 
     def forget_recent(self) -> None:
         """Judge anew: what was seen so far is of another time."""

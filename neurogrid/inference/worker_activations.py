@@ -48,8 +48,11 @@ class WorkerActivations:
 
     async def extend(
         self, session_id: int, owner: str, hidden_BTD: torch.Tensor, *, position: int
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, int]:
         """Extend a session of a coordinator in this process, which need not send what it has in memory.
+
+        Returns:
+            the result, and the nanoseconds that it took.
 
         Raises:
             RequestRefusedError: as an activation would be.
@@ -59,7 +62,7 @@ class WorkerActivations:
             raise RequestRefusedError(
                 f"session {session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
             )
-        return await self._steps.extend(session, position, hidden_BTD)
+        return await self._extend(session, position, hidden_BTD, time.perf_counter_ns())
 
     async def serve(self, message: TensorMessage) -> None:
         """The handler of activations."""
@@ -74,10 +77,10 @@ class WorkerActivations:
             return
         try:
             hidden_BTD = self._check(session, message.envelope)
-            result_BTD = await self._steps.extend(session, message.envelope.position, hidden_BTD)
+            position = message.envelope.position
+            result_BTD, taken = await self._extend(session, position, hidden_BTD, came)
             # Without a route somebody waits for just this, though the session be over.
             if session.place is None or session in self._sessions:
-                taken = time.perf_counter_ns() - came
                 await self._pass_on(session, message, message.envelope, result_BTD, taken)
         except RequestRefusedError as exc:
             if session.place is not None and session not in self._sessions:
@@ -97,6 +100,14 @@ class WorkerActivations:
             logger.exception("an activation of %s failed", session.source)
             error = RequestRefusedError("internal error", code=ErrorCode.COMPUTE_FAILED)
             await self._tell_owner(session, message.request_id, error)
+
+    async def _extend(
+        self, session: Session, position: int, hidden_BTD: torch.Tensor, came: int
+    ) -> tuple[torch.Tensor, int]:
+        """The result, and what it took since `came`, in nanoseconds, but for the turns of others."""
+        result_BTD, waited = await self._steps.extend(session, position, hidden_BTD)
+        taken = time.perf_counter_ns() - came - int(waited * 1e9)
+        return result_BTD, max(taken, 0)
 
     async def link_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         """The stream to a peer ended: tell the coordinators whose activations may be lost in it."""

@@ -76,7 +76,7 @@ class WorkerCachesV10:
         hidden_BTD = tensor_from_bytes(
             message.data, torch.float16, (1, num_tokens, model.hidden_size)
         )
-        result_BTD = await self._steps.extend(session, position, hidden_BTD)
+        result_BTD, _ = await self._steps.extend(session, position, hidden_BTD)
         return bytes(tensor_to_bytes(result_BTD.to(torch.float16)))
 
     def _require_room(self, model: ServedModel, key: tuple[str, int]) -> None:

@@ -69,8 +69,11 @@ class WorkerSteps:
 
     async def extend(
         self, session: Session, position: int, hidden_BTD: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, float]:
         """Run the session's layers on new tokens, which must continue it.
+
+        Returns:
+            the result, and the seconds for which it waited for its turns.
 
         Raises:
             RequestRefusedError: they do not, are no numbers, are too many, or could not be computed.
@@ -112,7 +115,7 @@ class WorkerSteps:
             session.last_used = trio.current_time()
         finally:
             session.lock.release()
-        return result_BTD
+        return result_BTD, step.queue_seconds
 
     async def _is_finite(self, hidden_BTD: torch.Tensor) -> bool:
         """Look at a token here, which takes some microseconds, and at more of them where torch runs."""

@@ -154,6 +154,22 @@ def test_a_transfer_has_a_rate_and_an_end(
     assert (done.is_done, done.remaining_seconds, done.from_workers_bytes) == (True, 0.0, 400)
 
 
+def test_a_better_plan_and_why_are_told_and_nobody_is_kept_waiting(
+    board: StatusBoard, fleet: FakeFleet
+) -> None:
+    board.drifted("second", 3.14)
+    board.improved(fleet.plan)
+    board.drifted("second", 1.0)
+    status = board.status()
+    assert status.phase is Phase.READY
+    drift, plan, end = status.events[-3:]
+    assert (drift.kind, drift.severity, drift.peer_id) == ("drifted", "warning", "second")
+    assert "second computes 3.1 times slower than it said" in drift.text
+    assert (plan.kind, plan.severity) == ("planned", "good")
+    assert "layers 0 to 3 on …first, layers 4 to 7 on …second" in plan.text
+    assert (end.severity, end.text[-34:]) == ("good", " computes as fast as it said again")
+
+
 def test_nobody_is_told_of_a_transfer_to_who_is_gone(board: StatusBoard) -> None:
     board.transferred("nobody", 5)
     board.already_held("nobody", 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.inference.step_times import MIN_RECENT, MIN_STEPS, NUM_RECENT, StepTimes
+from neurogrid.inference.step_times import MIN_STEPS, NUM_RECENT, StepTimes
 
 SECONDS = st.floats(1e-5, 10.0)
 
@@ -20,7 +20,6 @@ def seen(*steps: float, num_layers: int = 4) -> StepTimes:
 def test_nothing_is_expected_of_who_was_hardly_seen() -> None:
     assert StepTimes().expected(1, 4) is None
     assert seen(*[0.1] * (MIN_STEPS - 1)).expected(1, 4) is None
-    assert StepTimes().layer_seconds is None
 
 
 def test_steady_steps_leave_little_room_and_unsteady_ones_more() -> None:
@@ -62,17 +61,18 @@ def test_fewer_layers_take_less() -> None:
     assert abs(whole - 2 * half) < 1e-9
 
 
-def test_the_typical_step_is_that_of_late() -> None:
-    times = seen(*[0.1] * 100)
-    assert times.layer_seconds == 0.1 / 4
-    for _ in range(NUM_RECENT):
-        times.observe(1, 4, 0.4)
-    assert times.layer_seconds == 0.4 / 4
+def test_the_latest_tokens_are_kept_as_the_worker_told_them() -> None:
+    times = seen(0.1, 0.1)
+    times.observe(100, 4, 1.0, computed=0.9)
+    assert times.recent == ()
+    for number in range(NUM_RECENT + 2):
+        times.observe(1, 4, 0.4, computed=number / 1000)
+    assert times.recent == tuple((4, number / 1000) for number in range(2, NUM_RECENT + 2))
     times.forget_recent()
-    assert times.layer_seconds is None
+    assert times.recent == ()
 
 
-@given(st.lists(SECONDS, min_size=MIN_RECENT, max_size=100), st.integers(1, 64))
+@given(st.lists(SECONDS, min_size=16, max_size=100), st.integers(1, 64))
 def test_the_bound_is_finite_and_not_below_what_a_steady_worker_takes(
     steps: list[float], num_tokens: int
 ) -> None:

@@ -149,7 +149,7 @@ class Guest:
                     stop = position + 1 if position else self.prompt
                     hidden_BTD = self.hidden_BTD[:, position:stop]
                     await self.worker.may_go.wait()
-                    got = await self.worker.steps.extend(self.session, position, hidden_BTD)
+                    got, _ = await self.worker.steps.extend(self.session, position, hidden_BTD)
                     expected = self.expected_BTD[:, position:stop]
                     off = (got - expected).abs().max()
                     assert off <= TOLERANCE * self.expected_BTD.abs().max()

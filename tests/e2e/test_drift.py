@@ -1,0 +1,125 @@
+"""A worker that becomes slower for good gets fewer layers, and no session is disturbed by that."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+
+import pytest
+import torch
+import trio
+from transformers import AutoModelForCausalLM
+
+from neurogrid import open_coordinator
+from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.progress import Progress
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.wire import MessageType
+from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker
+from tests.e2e.test_recovery import by_stage, settings, weight_bytes
+
+PROMPT = "A function definition"
+# A process that gets a fifth of the time, in turns as cgroups deal them out. Seconds.
+RUNS, STOPS = 0.02, 0.08
+# Tokens of the session that runs, after the new plan is in place.
+NUM_MORE = 8
+MAX_LENGTH = 1024
+
+
+class Told(Progress):
+    """What a coordinator says of drift, in order."""
+
+    def __init__(self) -> None:
+        self.drifts: list[tuple[str, float]] = []
+        self.num_improved = 0
+
+    def drifted(self, peer_id: str, slowness: float) -> None:
+        self.drifts.append((peer_id, slowness))
+
+    def improved(self, plan: object) -> None:
+        self.num_improved += 1
+
+
+async def throttle(worker: WorkerProcess) -> None:
+    """Give a worker a fifth of the time until cancelled."""
+    try:
+        while True:
+            worker.process.send_signal(signal.SIGSTOP)
+            await trio.sleep(STOPS)
+            worker.process.send_signal(signal.SIGCONT)
+            await trio.sleep(RUNS)
+    finally:
+        worker.process.send_signal(signal.SIGCONT)
+
+
+async def write(coordinator: Coordinator, until: int, told: Told) -> list[list[int]]:
+    """The tokens of sessions one after the other until a better plan was put in place so often, and a few more."""
+    prompt = coordinator.model.tokenizer.encode(PROMPT)
+    sessions: list[list[int]] = []
+    while told.num_improved < until:
+        sessions.append([])
+        num_more = 0
+        max_tokens = MAX_LENGTH - len(prompt)
+        generating = coordinator.generate_tokens(prompt, max_tokens=max_tokens, ignore_eos=True)
+        async with aclosing(generating) as tokens:
+            async for token in tokens:
+                sessions[-1].append(token.token_id)
+                num_more += told.num_improved >= until
+                if num_more == NUM_MORE:
+                    break
+    return sessions
+
+
+def num_opened(coordinator: Coordinator) -> int:
+    opened = coordinator.counters.total(Direction.SENT, msg_type=MessageType.SESSION_OPEN)
+    return opened.num_messages
+
+
+def num_layers(coordinator: Coordinator, peer_id: str) -> int:
+    """Layers that the plan for new sessions has of a worker."""
+    return sum(s.stop - s.start for s in coordinator.stages if s.peer_id == peer_id)
+
+
+def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurogrid.inference.fleet.DRIFT_INTERVAL", 1.0)
+
+    async def main() -> tuple[list[int], list[list[int]]]:
+        told = Told()
+        chosen = settings(workers, max_seq_len=MAX_LENGTH, prefix_reuse=False)
+        async with open_coordinator(chosen, progress=told) as coordinator:
+            slow = by_stage(coordinator, workers)[-1]
+            before = num_layers(coordinator, slow.peer_id)
+            with trio.fail_after(DEADLINE):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(throttle, slow)
+                    sessions = await write(coordinator, 1, told)
+                    nursery.cancel_scope.cancel()
+            ((peer_id, slowness), *_) = told.drifts
+            assert peer_id == slow.peer_id
+            assert slowness > 2
+            assert 0 < num_layers(coordinator, slow.peer_id) < before
+            # None was opened anew: each on two workers.
+            assert num_opened(coordinator) == 2 * len(sessions)
+            # A new one goes by the new plan.
+            with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+                hops = {m.peer_id: len(layers) for m, layers in selection.hops}
+            assert hops[slow.peer_id] == num_layers(coordinator, slow.peer_id)
+            sent = weight_bytes(coordinator)
+            with trio.fail_after(DEADLINE):
+                sessions += await write(coordinator, 2, told)
+            assert (slow.peer_id, 1.0) in told.drifts
+            assert num_layers(coordinator, slow.peer_id) == before
+            assert weight_bytes(coordinator) == sent
+            return coordinator.model.tokenizer.encode(PROMPT), sessions
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(2)]
+        prompt, sessions = trio.run(main)
+    whole = AutoModelForCausalLM.from_pretrained(embedded_model_path(), dtype=torch.float32)
+    whole.generation_config.eos_token_id = None
+    expected = reference_tokens(whole, prompt, max(map(len, sessions)))
+    assert all(tokens == expected[: len(tokens)] for tokens in sessions)
