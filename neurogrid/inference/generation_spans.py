@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from neurogrid.p2p.tracing import Attributes, without_details
@@ -40,12 +39,7 @@ class GenerationSpans:
     def __enter__(self) -> GenerationSpans:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         pass
 
     def step(self, position: int, num_tokens: int) -> AbstractContextManager[None]:
@@ -82,12 +76,7 @@ class _Recorded(GenerationSpans):
         self._num_steps = 0
         self._reason = "closed"
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         from opentelemetry.trace import StatusCode
 
         if self._decode is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 import trio
 
@@ -102,12 +101,7 @@ class Selection:
             member.num_sessions += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for member, _ in self.hops:
             member.num_sessions -= 1
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -91,12 +90,7 @@ class TokenSession:
     async def __aenter__(self) -> TokenSession:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._ends.forget(id(self))
         if error is None or isinstance(error, GeneratorExit | trio.Cancelled):
             self._keep()

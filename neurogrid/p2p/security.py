@@ -12,15 +12,12 @@ Source: the Noise and TLS handshake specifications of libp2p.
 
 from __future__ import annotations
 
-import secrets
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.x509.oid import NameOID
 from google.protobuf.message import DecodeError
 from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
 from libp2p.crypto.keys import KeyPair
@@ -35,13 +32,10 @@ from libp2p.security.tls.exceptions import TLSHandshakeFailure
 from libp2p.security.tls.transport import PROTOCOL_ID as TLS
 from libp2p.security.tls.transport import IdentityConfig, TLSTransport
 
+from neurogrid.p2p.certificate_template import certificate_template
 from neurogrid.p2p.identity import Identity
 
 __all__ = ["security_options"]
-
-# The certificate lives as long as its process, and a peer's clock may be wrong either way.
-_CLOCK_SKEW = timedelta(days=1)
-_VALIDITY = timedelta(days=36_500)
 
 
 def security_options(identity: Identity) -> dict[TProtocol, ISecureTransport]:
@@ -57,9 +51,9 @@ class _TLSTransport(TLSTransport):
     """Stock TLS, with certificates that every libp2p accepts."""
 
     def __init__(self, key_pair: KeyPair) -> None:
-        super().__init__(
-            key_pair, identity_config=IdentityConfig(cert_template=_certificate_template())
-        )
+        # The libp2p extension is put in last: after nothing else, it is the first one.
+        template = certificate_template()
+        super().__init__(key_pair, identity_config=IdentityConfig(cert_template=template))
         self._contexts: dict[bool, ssl.SSLContext] = {}
 
     def create_ssl_context(self, server_side: bool = False) -> ssl.SSLContext:
@@ -79,20 +73,6 @@ class _TLSTransport(TLSTransport):
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
         with _map_exceptions():
             return await super().secure_outbound(conn, peer_id)
-
-
-def _certificate_template() -> x509.CertificateBuilder:
-    """All of a certificate but its key and the libp2p extension, which so becomes the first one."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "libp2p")])
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .serial_number(secrets.randbits(63) + 1)
-        .subject_name(name)
-        .issuer_name(name)
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + _VALIDITY)
-    )
 
 
 @contextmanager

@@ -7,17 +7,12 @@ was not: the peer has a prefix of the write, and the connection and its other st
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import trio
-from libp2p.abc import IMuxedStream
-from libp2p.stream_muxer.exceptions import (
-    MuxedStreamClosed,
-    MuxedStreamEOF,
-    MuxedStreamReset,
-)
+from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamReset
 
+from neurogrid.p2p.link.muxed_stream import MuxedStream
 from neurogrid.p2p.link.stream_state import Outgoing, StreamState
 
 if TYPE_CHECKING:
@@ -26,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LinkStream"]
 
 
-class LinkStream(IMuxedStream):
+class LinkStream(MuxedStream):
     """Made by `LinkConnection.open_stream` and `accept_stream`.
 
     One task may read at a time; any number may write, one write after the other.
@@ -64,20 +59,6 @@ class LinkStream(IMuxedStream):
         return self.state.reset_by_peer
 
     # ------------------------------------------------------------------ reading
-
-    async def read(self, n: int | None = None) -> bytes:
-        """As `receive_some`, but that the end is an exception, as py-libp2p has it.
-
-        Raises:
-            MuxedStreamEOF: the peer has finished, and all was read.
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-        """
-        if n == 0:
-            return b""
-        data = await self.receive_some(None if n is None or n < 0 else n)
-        if not data:
-            raise MuxedStreamEOF("the peer has finished sending")
-        return data
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return what arrived in one piece, at least a byte and at most `max_bytes`; `b""` at the end.
@@ -323,25 +304,6 @@ class LinkStream(IMuxedStream):
 
     # ------------------------------------------------------------------ the rest of the interface
 
-    def set_deadline(self, ttl: int) -> None:
-        """Not offered: callers set deadlines with cancel scopes.
-
-        Raises:
-            NotImplementedError: always, as in py-libp2p's own Yamux.
-        """
-        raise NotImplementedError("use trio's cancel scopes")
-
     def get_remote_address(self) -> tuple[str, int] | None:
         """The peer's host and port."""
         return self._connection.get_remote_address()
-
-    async def __aenter__(self) -> LinkStream:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()

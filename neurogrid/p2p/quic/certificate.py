@@ -10,8 +10,7 @@ Source: the TLS handshake specification of libp2p.
 
 from __future__ import annotations
 
-import secrets
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
 from cryptography import x509
@@ -24,12 +23,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from cryptography.x509.oid import ExtensionOID, NameOID, ObjectIdentifier
+from cryptography.x509.oid import ExtensionOID, ObjectIdentifier
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.peer.id import ID
 
 from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.certificate_template import certificate_template
 
 __all__ = ["make_certificate", "peer_id_of"]
 
@@ -42,10 +42,6 @@ _HARMLESS: Final = frozenset(
 # Ours takes 400 B; with an RSA key of 8192 bits as the identity it would be 3 KiB.
 _MAX_CERTIFICATE: Final = 16 * 1024
 
-# The certificate lives as long as its process, and a peer's clock may be wrong either way.
-_CLOCK_SKEW = timedelta(days=1)
-_VALIDITY = timedelta(days=36_500)
-
 # The only two tags of DER that the extension holds.
 _OCTET_STRING: Final = 0x04
 _SEQUENCE: Final = 0x30
@@ -56,15 +52,8 @@ def make_certificate(identity: KeyPair) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     signature = identity.private_key.sign(_SIGNED_PREFIX + spki)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "libp2p")])
-    now = datetime.now(UTC)
     certificate = (
-        x509.CertificateBuilder()
-        .serial_number(secrets.randbits(63) + 1)
-        .subject_name(name)
-        .issuer_name(name)
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + _VALIDITY)
+        certificate_template()
         .public_key(key.public_key())
         .add_extension(
             x509.UnrecognizedExtension(

@@ -7,18 +7,13 @@ hands over no more: the peer has a prefix of it, and the connection and its othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import trio
-from libp2p.abc import IMuxedStream
-from libp2p.stream_muxer.exceptions import (
-    MuxedStreamClosed,
-    MuxedStreamEOF,
-    MuxedStreamReset,
-)
+from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamReset
 
 from neurogrid.p2p.link.inbox import Inbox
+from neurogrid.p2p.link.muxed_stream import MuxedStream
 from neurogrid.p2p.quic.window import StreamWindow
 
 if TYPE_CHECKING:
@@ -31,7 +26,7 @@ __all__ = ["QuicMuxedStream"]
 STOPPED_BYTES = 64 * 1024
 
 
-class QuicMuxedStream(IMuxedStream):
+class QuicMuxedStream(MuxedStream):
     """Made by `QuicMuxedConn.open_stream` and `accept_stream`. One task may read at a time, and one write.
 
     Attributes:
@@ -65,20 +60,6 @@ class QuicMuxedStream(IMuxedStream):
         self._writable = trio.Event()
 
     # ------------------------------------------------------------------ reading
-
-    async def read(self, n: int | None = None) -> bytes:
-        """As `receive_some`, but that the end is an exception, as py-libp2p has it.
-
-        Raises:
-            MuxedStreamEOF: the peer has finished, and all was read.
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-        """
-        if n == 0:
-            return b""
-        data = await self.receive_some(None if n is None or n < 0 else n)
-        if not data:
-            raise MuxedStreamEOF("the peer has finished sending")
-        return data
 
     async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
         """Call `take` with what comes until it returns False; returns False at the end. Raises as `receive_some`."""
@@ -306,25 +287,6 @@ class QuicMuxedStream(IMuxedStream):
 
     # ------------------------------------------------------------------ the rest of the interface
 
-    def set_deadline(self, ttl: int) -> None:
-        """Not offered: callers set deadlines with cancel scopes.
-
-        Raises:
-            NotImplementedError: always, as in py-libp2p's own Yamux.
-        """
-        raise NotImplementedError("use trio's cancel scopes")
-
     def get_remote_address(self) -> tuple[str, int] | None:
         """The peer's host and port."""
         return self._connection.get_remote_address()
-
-    async def __aenter__(self) -> QuicMuxedStream:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        await self.close()

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError, StreamBrokenError
 from neurogrid.p2p.stream import Stream
 
-__all__ = ["MAX_MESSAGE", "receive_message", "send_message"]
+__all__ = ["MAX_MESSAGE", "receive_exactly", "receive_message", "send_message"]
 
 # Bytes. A peer id, a few addresses, a signed voucher; the specification of DCUtR asks for this bound.
 MAX_MESSAGE: Final = 4096
@@ -46,7 +46,7 @@ async def receive_message(stream: Stream, kind: type[M], *, max_bytes: int = MAX
     """
     length = shift = 0
     for _ in range(_MAX_LENGTH_BYTES):
-        (byte,) = await _receive_exactly(stream, 1)
+        (byte,) = await receive_exactly(stream, 1)
         length |= (byte & 0x7F) << shift
         shift += 7
         if not byte & 0x80:
@@ -57,7 +57,7 @@ async def receive_message(stream: Stream, kind: type[M], *, max_bytes: int = MAX
         raise RemoteProtocolError(
             f"{stream.peer_id} announces a message of {length} B, and {max_bytes} B are the most"
         )
-    body = await _receive_exactly(stream, length)
+    body = await receive_exactly(stream, length)
     message = kind()
     try:
         message.ParseFromString(body)
@@ -68,7 +68,12 @@ async def receive_message(stream: Stream, kind: type[M], *, max_bytes: int = MAX
     return message
 
 
-async def _receive_exactly(stream: Stream, num_bytes: int) -> bytes:
+async def receive_exactly(stream: Stream, num_bytes: int) -> bytes:
+    """Receive `num_bytes`, and nothing of what follows; the caller sets the deadline.
+
+    Raises:
+        StreamBrokenError: the stream ended before.
+    """
     received = b""
     while len(received) < num_bytes:
         data = await stream.receive_some(num_bytes - len(received))

@@ -12,6 +12,7 @@ import trio
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p.host import Host
+from neurogrid.p2p.reach.framing import receive_exactly
 from neurogrid.p2p.stream import Stream
 
 __all__ = ["PING_PROTOCOL", "answer_pings", "ping"]
@@ -34,7 +35,7 @@ async def ping(host: Host, peer_id: str) -> float:
         payload = os.urandom(PING_BYTES)
         started_at = trio.current_time()
         await stream.send_all(payload)
-        if await _receive_exactly(stream) != payload:
+        if await receive_exactly(stream, PING_BYTES) != payload:
             raise StreamBrokenError(f"{peer_id} answers a ping with other bytes")
         return trio.current_time() - started_at
     finally:
@@ -46,18 +47,8 @@ async def answer_pings(stream: Stream) -> None:
     with trio.move_on_after(IDLE_TIMEOUT) as scope:
         try:
             while True:
-                await stream.send_all(await _receive_exactly(stream))
+                await stream.send_all(await receive_exactly(stream, PING_BYTES))
                 scope.deadline = trio.current_time() + IDLE_TIMEOUT
         except StreamBrokenError:
             pass  # the usual end
     await stream.aclose()
-
-
-async def _receive_exactly(stream: Stream) -> bytes:
-    received = b""
-    while len(received) < PING_BYTES:
-        data = await stream.receive_some(PING_BYTES - len(received))
-        if not data:
-            raise StreamBrokenError(f"{stream.peer_id} has ended the stream of pings")
-        received += data
-    return received

@@ -118,25 +118,7 @@ class Fetcher:
         max_bytes: int,
         offer_timeout: float,
     ) -> FetchedBlob:
-        """Get a blob from the first of `peers` that has it, and what that one fails to send from the next.
-
-        Args:
-            peers: connected peers, by their ids.
-            blob_id: 32 bytes.
-            store: where it goes; None for memory.
-            max_bytes: the largest blob that is taken.
-            offer_timeout: seconds for a peer's answer; it may have to hash the blob first.
-
-        Raises:
-            PeerRefusedError: the only peer does not have it (BLOB_UNKNOWN), or ended the transfer.
-            TransportError: the only peer cannot be reached, or stopped.
-            RemoteProtocolError: the only peer sent something else; the text names the chunk.
-            BlobUnavailableError: several were asked, and none gave all of it.
-            CapacityError: there is no room for it here.
-            LocalProtocolError: no peer was named.
-
-        Cancelled, the peer is told; what came is kept for a while.
-        """
+        """`Transfers.fetch_blob`, with nothing left to a default: the same arguments, result and errors."""
         if not peers:
             raise LocalProtocolError("a blob is fetched from at least one peer")
         if store is None:

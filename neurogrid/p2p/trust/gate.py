@@ -394,14 +394,7 @@ class Gate:
         except NotAdmittedError as exc:
             self._note(peer_id, peer, exc)  # at once: it closes the connection now
             raise
-        try:
-            shown = Credentials.decode(await read_frame(stream))
-            admitted = self._admission.judge(peer_id, shown)
-        except RemoteProtocolError as exc:
-            refused = _as_refused(exc)
-            self._note(peer_id, peer, refused)
-            await _say_no(stream, refused)
-            raise refused from exc
+        admitted = await self._judge(stream, peer)
         peer.shown = edition
         peer.take(admitted)
         await write_frames(stream, Verdict(issued=admitted.issued))
@@ -411,12 +404,8 @@ class Gate:
         """The other side."""
         peer_id = stream.peer_id
         try:
-            shown = Credentials.decode(await read_frame(stream))
-            admitted = self._admission.judge(peer_id, shown)
-        except RemoteProtocolError as exc:
-            refused = _as_refused(exc)
-            self._note(peer_id, peer, refused)
-            await _say_no(stream, refused)
+            admitted = await self._judge(stream, peer)
+        except RefusedError:
             peer.settled.set()
             await self._disconnect(peer_id, peer)
             return
@@ -435,6 +424,21 @@ class Gate:
         peer.take(admitted)
         await stream.aclose()
         self._settle(peer_id, peer)
+
+    async def _judge(self, stream: Stream, peer: _Peer) -> Admitted:
+        """Read what the peer shows, and decide; a peer that is refused is told why.
+
+        Raises:
+            RefusedError: it is not admitted, for what it showed.
+        """
+        try:
+            shown = Credentials.decode(await read_frame(stream))
+            return self._admission.judge(stream.peer_id, shown)
+        except RemoteProtocolError as exc:
+            refused = _as_refused(exc)
+            self._note(stream.peer_id, peer, refused)
+            await _say_no(stream, refused)
+            raise refused from exc
 
     async def _read_verdict(self, stream: Stream) -> bool:
         """Read what the peer says of us; whether it gave us a new certificate.
