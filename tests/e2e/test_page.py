@@ -186,6 +186,9 @@ def test_it_shows_the_cluster(watched: Watched, cluster: Cluster) -> None:
 
 def test_it_streams_an_answer(watched: Watched) -> None:
     page = watched.page
+    page.locator("#settings-button").click()
+    page.locator("#temperature").fill("0")  # what follows is known
+    page.keyboard.press("Escape")
     ask(page, "A function definition")
     sync_api.expect(page.locator("#composer")).to_have_class(re.compile("is-busy"))
     first = wait_text(page, 20)
