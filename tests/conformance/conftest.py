@@ -1,9 +1,15 @@
-"""Fixtures: the network, in memory, on libp2p over TCP, and over QUIC; the version; the kind of handler."""
+"""Fixtures: the network, in memory, on libp2p over TCP, and over QUIC; the version; the kind of handler; a cluster
+and two peers."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from neurogrid.p2p import Identity
+from neurogrid.p2p.trust import Cluster
+from tests.conformance.admission import Scene
 from tests.conformance.networks import Runner
 
 
@@ -20,3 +26,18 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["sync", "async"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(Cluster.create(tmp_path / "cluster"))
+
+
+@pytest.fixture
+def ours() -> Identity:
+    return Identity.generate()
+
+
+@pytest.fixture
+def theirs() -> Identity:
+    return Identity.generate()

@@ -60,6 +60,26 @@ async def stream_pair(one: Host, other: Host) -> AsyncIterator[tuple[Stream, Str
     await accepted[0].aclose()
 
 
+async def check_both_ways(streams: tuple[Stream, Stream], num_bytes: int) -> None:
+    """Assert that both ends of a stream can send at once."""
+    data = [secrets.token_bytes(num_bytes) for _ in streams]
+    received: dict[int, bytes] = {}
+
+    async def send(side: int) -> None:
+        await streams[side].send_all(data[side])
+        await streams[side].send_eof()
+
+    async def receive(side: int) -> None:
+        received[side] = await receive_all(streams[side])
+
+    async with trio.open_nursery() as nursery:
+        for side in range(2):
+            nursery.start_soon(send, side)
+            nursery.start_soon(receive, side)
+    assert digest(received[1]) == digest(data[0])
+    assert digest(received[0]) == digest(data[1])
+
+
 async def receive_all(stream: Stream) -> bytes:
     received = bytearray()
     await receive_into(received, stream)

@@ -13,6 +13,7 @@ from neurogrid.p2p import Stream
 from tests.conformance.networks import Network, Runner, two_hosts, until
 from tests.conformance.streams import (
     ECHO,
+    check_both_ways,
     check_echo,
     digest,
     receive_all,
@@ -114,22 +115,7 @@ def test_bytes_come_back_as_they_were(over: Runner, num_bytes: int) -> None:
 def test_both_sides_send_at_once(over: Runner, num_bytes: int) -> None:
     async def scenario(network: Network) -> None:
         async with two_hosts(network) as (one, other), stream_pair(one, other) as streams:
-            data = [secrets.token_bytes(num_bytes) for _ in streams]
-            received: dict[int, bytes] = {}
-
-            async def send(side: int) -> None:
-                await streams[side].send_all(data[side])
-                await streams[side].send_eof()
-
-            async def receive(side: int) -> None:
-                received[side] = await receive_all(streams[side])
-
-            async with trio.open_nursery() as nursery:
-                for side in range(2):
-                    nursery.start_soon(send, side)
-                    nursery.start_soon(receive, side)
-            assert digest(received[1]) == digest(data[0])
-            assert digest(received[0]) == digest(data[1])
+            await check_both_ways(streams, num_bytes)
 
     over.run(scenario)
 

@@ -1,0 +1,228 @@
+"""Who listens at which address, who is dialled over QUIC, and who gets in."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+from libp2p.peer.id import ID
+
+from neurogrid.errors import ConfigurationError, PeerUnreachableError
+from neurogrid.p2p import Identity, open_host
+from neurogrid.p2p.quic import QuicLimits
+from neurogrid.p2p.quic.core import Configurations, Core
+from tests.conformance.networks import until
+from tests.conformance.streams import ECHO, check_echo, echo
+from tests.e2e.quic.hosts import (
+    QUIC,
+    TCP,
+    core_of,
+    endpoint_of,
+    limits_of_hosts,
+    run,
+    two_hosts,
+)
+
+# Addresses
+
+
+def test_a_host_listens_and_is_dialled_at_its_quic_address() -> None:
+    async def scenario() -> None:
+        async with two_hosts() as (one, other):
+            assert "/udp/" in other.addresses[0]
+            assert "/quic-v1/p2p/" in other.addresses[0]
+            assert one.connected_peers == {other.peer_id}
+            one.set_stream_handler(ECHO, echo)
+            other.set_stream_handler(ECHO, echo)
+            await check_echo(one, other)
+            await check_echo(other, one)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("listen", ["/ip4/0.0.0.0/udp/0/quic-v1", "/ip6/::1/udp/0/quic-v1"])
+def test_other_interfaces_are_listened_on(listen: str) -> None:
+    async def scenario() -> None:
+        async with open_host(listen=[QUIC]) as one, open_host(listen=[listen]) as other:
+            assert all("/quic-v1/p2p/" in address for address in other.addresses)
+            (port,) = {address.split("/")[4] for address in other.addresses}
+            host = "ip6/::1" if "ip6" in listen else "ip4/127.0.0.1"
+            await one.connect(f"/{host}/udp/{port}/quic-v1/p2p/{other.peer_id}")
+            other.set_stream_handler(ECHO, echo)
+            await check_echo(one, other)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["/ip4/127.0.0.1/udp/0", "/ip4/127.0.0.1/udp/0/quic", "/ip4/127.0.0.1/tcp/0/quic-v1"],
+)
+def test_no_other_form_is_listened_on(address: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConfigurationError):
+            async with open_host(listen=[address]):
+                pass
+
+    run(scenario)
+
+
+def test_a_port_that_is_taken_is_reported() -> None:
+    async def scenario() -> None:
+        async with open_host(listen=[QUIC]) as host:
+            with pytest.raises(ConfigurationError, match="in use"):
+                async with open_host(listen=[host.addresses[0].partition("/p2p/")[0]]):
+                    pass
+
+    run(scenario)
+
+
+def test_tcp_is_dialled_when_both_are_known() -> None:
+    async def scenario() -> None:
+        async with open_host(listen=[TCP, QUIC]) as one, open_host(listen=[TCP, QUIC]) as other:
+            assert len(other.addresses) == 2
+            swarm: Any = one.libp2p.get_network()
+            remote = ID.from_base58(other.peer_id)
+            swarm.peerstore.add_addrs(remote, other.libp2p.get_addrs(), 600)
+            (connection,) = await swarm.dial_peer(remote)
+            assert "/tcp/" in str(connection.get_transport_addresses()[0])
+            other.set_stream_handler(ECHO, echo)
+            await check_echo(one, other)
+
+    run(scenario)
+
+
+def test_quic_is_dialled_when_tcp_does_not_get_through() -> None:
+    async def scenario() -> None:
+        async with open_host(listen=[QUIC]) as one, open_host(listen=[TCP, QUIC]) as other:
+            swarm: Any = one.libp2p.get_network()
+            remote = ID.from_base58(other.peer_id)
+            async with open_host(listen=[TCP]) as gone:
+                nobody = gone.libp2p.get_transport_addrs()
+            quic = [a for a in other.libp2p.get_transport_addrs() if "quic-v1" in str(a)]
+            swarm.peerstore.add_addrs(remote, [*nobody, *quic], 600)
+            (connection,) = await swarm.dial_peer(remote)
+            assert "/quic-v1" in str(connection.get_transport_addresses()[0])
+
+    run(scenario)
+
+
+def test_quic_is_dialled_when_it_is_asked_for() -> None:
+    async def scenario() -> None:
+        async with open_host(listen=[TCP, QUIC]) as one, open_host(listen=[TCP, QUIC]) as other:
+            (quic,) = (address for address in other.addresses if "quic-v1" in address)
+            await one.connect(quic)
+            assert core_of(one, other).peer_id == ID.from_base58(other.peer_id)
+
+    run(scenario)
+
+
+# Who is there
+
+
+def test_another_peer_than_the_one_dialled_is_refused() -> None:
+    async def scenario() -> None:
+        async with open_host(listen=[QUIC]) as one, open_host(listen=[QUIC]) as other:
+            place = other.addresses[0].partition("/p2p/")[0]
+            wrong = Identity.generate().peer_id
+            with pytest.raises(PeerUnreachableError, match="another peer lives there"):
+                await one.connect(f"{place}/p2p/{wrong}")
+            assert not one.connected_peers
+            assert not other.connected_peers
+
+    run(scenario)
+
+
+def test_nobody_there_is_told_at_once() -> None:
+    async def scenario() -> None:
+        async with open_host(listen=[QUIC]) as one:
+            async with open_host(listen=[QUIC]) as gone:
+                address = gone.addresses[0]
+            with pytest.raises(PeerUnreachableError, match="refused"):
+                await one.connect(address)
+
+    run(scenario)
+
+
+def test_who_must_prove_its_address_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_of_hosts(monkeypatch, replace(QuicLimits(), free_handshakes=0))
+
+    async def scenario() -> None:
+        async with two_hosts() as (one, other):
+            assert core_of(one, other)._retry_count == 1
+            other.set_stream_handler(ECHO, echo)
+            await check_echo(one, other)
+
+    run(scenario)
+
+
+def test_handshakes_that_nobody_completes_are_bounded_and_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = replace(
+        QuicLimits(), free_handshakes=4, max_handshakes=4, max_connections=8, handshake_timeout=2.0
+    )
+    limits_of_hosts(monkeypatch, limits)
+
+    async def scenario() -> None:
+        async with open_host(listen=[QUIC]) as one, open_host(listen=[QUIC]) as other:
+            host, port = other.addresses[0].split("/")[2], int(other.addresses[0].split("/")[4])
+            configurations = Configurations(Identity.generate().key_pair, limits)
+            with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as flood:
+                for _ in range(50):
+                    core = Core(
+                        configurations.get(is_client=True, address=host),
+                        limits,
+                        forget=lambda number: None,
+                    )
+                    core.connect((host, port), 0.0)
+                    for datagram, _ in core.produce(0.0):
+                        await flood.sendto(datagram, (host, port))
+                await trio.sleep(0.5)
+                assert len(endpoint_of(other)._connections) == 4
+                await until(lambda: not endpoint_of(other)._connections)
+                assert not endpoint_of(other)._by_cid
+                await one.connect(other.addresses[0])
+
+    run(scenario)
+
+
+def test_noise_is_ignored_without_an_answer() -> None:
+    async def scenario() -> None:
+        async with two_hosts() as (one, other):
+            host, port = other.addresses[0].split("/")[2], int(other.addresses[0].split("/")[4])
+            with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as stranger:
+                for length in (0, 1, 5, 8, 9, 20, 1199, 1200, 1472):
+                    for first in (0x00, 0x40, 0xC0, 0xFF):
+                        noise = bytes([first]) + secrets.token_bytes(length)
+                        await stranger.sendto(noise[:length], (host, port))
+                        version_1 = bytes([first]) + b"\0\0\0\x01\x08" + noise + bytes(1200)
+                        await stranger.sendto(version_1[:1400], (host, port))
+                other.set_stream_handler(ECHO, echo)
+                await check_echo(one, other)
+                with trio.move_on_after(0.5):
+                    await stranger.recvfrom(2000)
+                    raise AssertionError("noise was answered")
+
+    run(scenario)
+
+
+def test_a_peer_that_is_dialled_and_says_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits_of_hosts(monkeypatch, replace(QuicLimits(), handshake_timeout=1.0))
+
+    async def scenario() -> None:
+        with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as mute:
+            await mute.bind(("127.0.0.1", 0))
+            port = mute.getsockname()[1]
+            async with open_host(listen=[QUIC]) as one:
+                with pytest.raises(PeerUnreachableError, match="too long"):
+                    await one.connect(
+                        f"/ip4/127.0.0.1/udp/{port}/quic-v1/p2p/{Identity.generate().peer_id}"
+                    )
+
+    run(scenario)
