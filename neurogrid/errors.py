@@ -28,7 +28,6 @@ __all__ = [
     "ModelError",
     "CheckpointError",
     "UnsupportedModelError",
-    "HashMismatchError",
 ]
 
 
@@ -167,7 +166,3 @@ class CheckpointError(ModelError):
 
 class UnsupportedModelError(ModelError):
     """The architecture cannot be split, or was not proven equal to the whole model."""
-
-
-class HashMismatchError(ModelError):
-    """Bytes arrived or were found whose content hash is not the one announced."""

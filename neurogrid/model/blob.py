@@ -29,7 +29,7 @@ from neurogrid.model.safetensors_header import (
 from neurogrid.p2p.wire.blob_id import BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.limits import CHUNK_BYTES
 
-__all__ = ["CHUNK_BYTES", "LayerBlob", "blob_id_of", "parse_blob"]
+__all__ = ["CHUNK_BYTES", "LayerBlob", "parse_blob"]
 
 # Tensors in one layer: 20 times a mixture of 256 experts (DeepSeek-V3: 780).
 MAX_BLOB_TENSORS = 16_384
@@ -57,7 +57,6 @@ class LayerBlob:
         self._segments = (header, *(data for _, (_, data) in ordered))
         self._starts = tuple(accumulate((part.nbytes for part in self._segments[:-1]), initial=0))
         self._digests: bytes | None = None
-        self.tensor_names = tuple(entries)
         self.num_bytes = header.nbytes + offset
 
     @property
@@ -116,13 +115,6 @@ class LayerBlob:
     def blob_id(self) -> bytes:
         """The 32 bytes that name the content, from `digests`."""
         return blob_id((self.digests(),))
-
-
-def blob_id_of(data: bytes | bytearray | memoryview) -> bytes:
-    """The id of a blob that lies in memory, 32 bytes."""
-    hasher = BlobHasher()
-    hasher.update(data)
-    return hasher.digest()
 
 
 def parse_blob(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:

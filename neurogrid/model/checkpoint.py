@@ -177,11 +177,6 @@ class Checkpoint:
         """Those of one layer."""
         return frozenset(self._places[name].file for name in self._layer_names.get(layer_id, ()))
 
-    def layer_num_bytes(self, layer_id: int) -> int:
-        """Bytes of the layer's tensors as stored; 0 if none are here. Maps nothing."""
-        names = self._layer_names.get(layer_id, ())
-        return sum(self._places[name].entry.num_bytes for name in names)
-
     def end_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors outside the layers (embedding, final norm, head), mapped, on the CPU.
 

@@ -49,11 +49,3 @@ class Plan:
     def replica_of(self, peer_id: str) -> Replica | None:
         """What this peer stands by with, if it does."""
         return next((replica for replica in self.replicas if replica.peer_id == peer_id), None)
-
-    def replicas_of(self, stage: PlannedStage) -> tuple[Replica, ...]:
-        """Those that could take the stage over."""
-        return tuple(
-            replica
-            for replica in self.replicas
-            if replica.start <= stage.start and stage.stop <= replica.stop
-        )
