@@ -10,7 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-__all__ = ["Stream"]
+from neurogrid.errors import StreamBrokenError
+
+__all__ = ["Stream", "receive_exactly"]
 
 
 class Stream(ABC):
@@ -128,3 +130,18 @@ class Stream(ABC):
     @abstractmethod
     async def reset(self) -> None:
         """Abandon the stream in both directions: the peer sees a reset. Never raises."""
+
+
+async def receive_exactly(stream: Stream, num_bytes: int) -> bytes:
+    """Receive `num_bytes`, and nothing of what follows; the caller sets the deadline.
+
+    Raises:
+        StreamBrokenError: the stream ended before.
+    """
+    received = bytearray()
+    while len(received) < num_bytes:
+        data = await stream.receive_some(num_bytes - len(received))
+        if not data:
+            raise StreamBrokenError(f"{stream.peer_id} ended a {stream.protocol_id} stream early")
+        received += data
+    return bytes(received)

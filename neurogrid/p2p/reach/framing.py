@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from neurogrid.errors import LocalProtocolError, RemoteProtocolError, StreamBrokenError
-from neurogrid.p2p.stream import Stream
+from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.stream import Stream, receive_exactly
 
-__all__ = ["MAX_MESSAGE", "receive_exactly", "receive_message", "send_message"]
+__all__ = ["MAX_MESSAGE", "receive_message", "send_message"]
 
 # Bytes. A peer id, a few addresses, a signed voucher; the specification of DCUtR asks for this bound.
 MAX_MESSAGE: Final = 4096
@@ -66,21 +66,6 @@ async def receive_message(stream: Stream, kind: type[M], *, max_bytes: int = MAX
             f"{stream.peer_id} sent what is no {kind.__name__} on {stream.protocol_id}"
         ) from exc
     return message
-
-
-async def receive_exactly(stream: Stream, num_bytes: int) -> bytes:
-    """Receive `num_bytes`, and nothing of what follows; the caller sets the deadline.
-
-    Raises:
-        StreamBrokenError: the stream ended before.
-    """
-    received = b""
-    while len(received) < num_bytes:
-        data = await stream.receive_some(num_bytes - len(received))
-        if not data:
-            raise StreamBrokenError(f"{stream.peer_id} ended a {stream.protocol_id} stream early")
-        received += data
-    return received
 
 
 def _varint(number: int) -> bytes:

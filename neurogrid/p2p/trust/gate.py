@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 import trio
@@ -36,9 +36,9 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.trust.admission import Admission, Admitted
+from neurogrid.p2p.trust.gated_peer import GatedPeer
 from neurogrid.p2p.trust.limits import (
     ADMISSION_TIMEOUT,
-    GOODBYE_TIMEOUT,
     MAX_EXCHANGES_PER_PEER,
     MAX_HELD_STREAMS,
     MAX_STRANGERS,
@@ -49,6 +49,7 @@ from neurogrid.p2p.trust.messages import (
     Credentials,
     Verdict,
     read_frame,
+    say_no,
     write_frames,
 )
 from neurogrid.p2p.trust.refusal import NotAdmittedError, Refusal, RefusedError
@@ -78,55 +79,6 @@ class GatedHost(Protocol):
     async def disconnect(self, peer_id: str) -> None: ...
 
 
-class _Peer:
-    """What is known of one peer while there is a connection to it.
-
-    Attributes:
-        is_connected: whether the host has said so; a stream may come a moment before.
-        is_inbound: whether it was the peer that dialled.
-        is_news: whether a connection is there that nobody above was told of; `was_announced` whether they were
-            told of any.
-        admitted: as what it was judged; it counts once `settled` is set.
-        settled: both sides have made up their mind.
-        error: why not, if it is not admitted.
-        shown: the edition of our credentials that it has seen.
-        num_exchanges: exchanges under way, whoever began them; `num_served` by the peer.
-        is_waiting: whether another exchange is to follow the one that is under way.
-        num_held: streams that wait for them.
-        num_users: tasks that hold this object.
-    """
-
-    def __init__(self) -> None:
-        self.is_connected = False
-        self.is_inbound = False
-        self.is_news = False
-        self.was_announced = False
-        self.admitted: Admitted | None = None
-        self.settled = trio.Event()
-        self.error: NeuroGridError | None = None
-        self.shown: object = None
-        self.num_exchanges = 0
-        self.num_served = 0
-        self.is_waiting = False
-        self.num_held = 0
-        self.num_users = 0
-
-    @property
-    def is_admitted(self) -> bool:
-        return self.admitted is not None and self.settled.is_set()
-
-    def take(self, admitted: Admitted) -> None:
-        """The outcome of an exchange; of two that crossed, the certificate that is valid longer counts."""
-        old = self.admitted
-        is_older = (
-            old is not None
-            and old.role == admitted.role
-            and (old.not_after or 0) > (admitted.not_after or 0)
-        )
-        if not is_older:
-            self.admitted = admitted
-
-
 class Gate:
     """The admissions of one host.
 
@@ -141,7 +93,7 @@ class Gate:
         self._host = host
         self._admission = admission
         self._on_admitted = on_admitted
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, GatedPeer] = {}
         self._tolerated: dict[str, frozenset[str]] = {}
         self._for_strangers: frozenset[str] = frozenset()
         self._strangers: OrderedDict[str, None] = (
@@ -189,7 +141,7 @@ class Gate:
     def connected(self, peer_id: str, *, is_dialler: bool) -> None:
         """There is a new connection."""
         self._refusals.pop(peer_id, None)
-        peer = self._peers.setdefault(peer_id, _Peer())
+        peer = self._peers.setdefault(peer_id, GatedPeer())
         is_first = not peer.is_connected
         peer.is_connected = peer.is_news = True
         if peer.settled.is_set() and not peer.is_admitted:
@@ -302,14 +254,14 @@ class Gate:
 
     # Exchanges
 
-    async def _introduce(self, peer_id: str, peer: _Peer) -> None:
+    async def _introduce(self, peer_id: str, peer: GatedPeer) -> None:
         """Show our credentials on a connection that this host dialled, and settle the matter."""
         try:
             await self._begin(peer_id, peer, self._admission.unseen(peer_id))
         finally:
             self._end_exchange(peer)
 
-    async def _show_again(self, peer_id: str, peer: _Peer) -> None:
+    async def _show_again(self, peer_id: str, peer: GatedPeer) -> None:
         """The same on a connection that goes on."""
         if peer.num_exchanges:
             peer.is_waiting = True
@@ -322,13 +274,13 @@ class Gate:
         finally:
             self._end_exchange(peer)
 
-    def _end_exchange(self, peer: _Peer) -> None:
+    def _end_exchange(self, peer: GatedPeer) -> None:
         peer.num_exchanges -= 1
         if peer.is_waiting and not peer.num_exchanges:
             peer.is_waiting = False
             self.wake()
 
-    async def _begin(self, peer_id: str, peer: _Peer, unseen: Admitted | None) -> None:
+    async def _begin(self, peer_id: str, peer: GatedPeer, unseen: Admitted | None) -> None:
         error: NeuroGridError
         try:
             with trio.fail_after(ADMISSION_TIMEOUT):
@@ -355,7 +307,7 @@ class Gate:
         peer.settled.set()
         await self._disconnect(peer_id, peer)
 
-    async def _try_exchange(self, peer_id: str, peer: _Peer, *, may_fail: bool) -> bool:
+    async def _try_exchange(self, peer_id: str, peer: GatedPeer, *, may_fail: bool) -> bool:
         """Do one exchange; False if the peer does not know the protocol and `may_fail`.
 
         Raises:
@@ -384,7 +336,7 @@ class Gate:
             f"it does not answer {TRUST_PROTOCOL}: it is no member of a cluster, or has closed the connection",
         )
 
-    async def _exchange(self, stream: Stream, peer: _Peer) -> None:
+    async def _exchange(self, stream: Stream, peer: GatedPeer) -> None:
         """The side that opened the stream."""
         peer_id, edition = stream.peer_id, self._admission.edition
         await write_frames(stream, self._admission.credentials(peer_id, asks=True))
@@ -400,7 +352,7 @@ class Gate:
         await write_frames(stream, Verdict(issued=admitted.issued))
         self._settle(peer_id, peer)
 
-    async def _answer(self, stream: Stream, peer: _Peer) -> None:
+    async def _answer(self, stream: Stream, peer: GatedPeer) -> None:
         """The other side."""
         peer_id = stream.peer_id
         try:
@@ -425,7 +377,7 @@ class Gate:
         await stream.aclose()
         self._settle(peer_id, peer)
 
-    async def _judge(self, stream: Stream, peer: _Peer) -> Admitted:
+    async def _judge(self, stream: Stream, peer: GatedPeer) -> Admitted:
         """Read what the peer shows, and decide; a peer that is refused is told why.
 
         Raises:
@@ -437,7 +389,7 @@ class Gate:
         except RemoteProtocolError as exc:
             refused = _as_refused(exc)
             self._note(stream.peer_id, peer, refused)
-            await _say_no(stream, refused)
+            await say_no(stream, refused)
             raise refused from exc
 
     async def _read_verdict(self, stream: Stream) -> bool:
@@ -458,7 +410,7 @@ class Gate:
 
     # What comes of them
 
-    def _settle(self, peer_id: str, peer: _Peer) -> None:
+    def _settle(self, peer_id: str, peer: GatedPeer) -> None:
         peer.error = None
         peer.settled.set()
         self._strangers.pop(peer_id, None)
@@ -466,12 +418,12 @@ class Gate:
             peer.is_news, peer.was_announced = False, True
             self._on_admitted(peer_id)
 
-    def _refuse(self, peer_id: str, peer: _Peer, error: NeuroGridError) -> None:
+    def _refuse(self, peer_id: str, peer: GatedPeer, error: NeuroGridError) -> None:
         """Let everybody know, before the connection is closed."""
         self._note(peer_id, peer, error)
         peer.settled.set()
 
-    def _note(self, peer_id: str, peer: _Peer, error: NeuroGridError) -> None:
+    def _note(self, peer_id: str, peer: GatedPeer, error: NeuroGridError) -> None:
         """Keep and log why a peer is not admitted."""
         peer.admitted = None
         if isinstance(error, NotAdmittedError):
@@ -495,7 +447,7 @@ class Gate:
         elif refused.reason not in (Refusal.TIMED_OUT, Refusal.NOT_SPOKEN):
             self._log.refused(peer_id, refused.reason, str(refused), level=logging.INFO)
 
-    async def _expect(self, peer_id: str, peer: _Peer) -> None:
+    async def _expect(self, peer_id: str, peer: GatedPeer) -> None:
         """Disconnect a peer that dialled and then shows nothing."""
         with trio.move_on_after(ADMISSION_TIMEOUT):
             await peer.settled.wait()
@@ -517,7 +469,7 @@ class Gate:
             self._refuse(peer_id, peer, RefusedError(Refusal.TOO_MANY, text))
             self._host.start_soon(self._disconnect, peer_id, peer)
 
-    async def _disconnect(self, peer_id: str, peer: _Peer | None) -> None:
+    async def _disconnect(self, peer_id: str, peer: GatedPeer | None) -> None:
         """Close the connections to a peer, unless there is something that it may have all the same, or it has
         left and come back meanwhile."""
         if peer_id in self._tolerated or self._peers.get(peer_id) is not peer:
@@ -534,9 +486,9 @@ class Gate:
             logger.debug("%s", exc)
 
     @contextmanager
-    def _known(self, peer_id: str) -> Iterator[_Peer]:
+    def _known(self, peer_id: str) -> Iterator[GatedPeer]:
         """The peer, also if its stream came before the host said that it is connected."""
-        peer = self._peers.setdefault(peer_id, _Peer())
+        peer = self._peers.setdefault(peer_id, GatedPeer())
         peer.num_users += 1
         try:
             yield peer
@@ -545,15 +497,6 @@ class Gate:
             is_stray = not (peer.is_connected or peer.num_users or peer.is_admitted)
             if is_stray and self._peers.get(peer_id) is peer:
                 del self._peers[peer_id]
-
-
-async def _say_no(stream: Stream, refused: RefusedError) -> None:
-    """Say why, and give it time to arrive before the connection is closed."""
-    with trio.move_on_after(GOODBYE_TIMEOUT), suppress(TransportError):  # it need not listen
-        await write_frames(stream, Verdict(refused.reason, str(refused)))
-        await stream.send_eof()
-        while await stream.receive_some():
-            pass
 
 
 def _is_silence(error: NeuroGridError) -> bool:

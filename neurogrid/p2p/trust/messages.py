@@ -8,22 +8,27 @@ Source: protocol_spec/trust.md.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from neurogrid.errors import RemoteProtocolError, StreamBrokenError
-from neurogrid.p2p.stream import Stream
+import trio
+
+from neurogrid.errors import RemoteProtocolError, TransportError
+from neurogrid.p2p.stream import Stream, receive_exactly
 from neurogrid.p2p.trust.limits import (
+    GOODBYE_TIMEOUT,
     MAX_CERTIFICATE_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_REVOCATION_BYTES,
     MAX_TEXT_CHARS,
     MAX_TOKEN_BYTES,
 )
+from neurogrid.p2p.trust.refusal import RefusedError
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.maps import Fields, printable_line
 
-__all__ = ["Credentials", "TRUST_PROTOCOL", "Verdict", "read_frame", "write_frames"]
+__all__ = ["Credentials", "TRUST_PROTOCOL", "Verdict", "read_frame", "say_no", "write_frames"]
 
 TRUST_PROTOCOL: Final = "/neurogrid/trust/1"
 """Under which credentials are shown and judged."""
@@ -136,17 +141,16 @@ async def read_frame(stream: Stream) -> bytes:
         RemoteProtocolError: its length is none of a message.
         StreamBrokenError: the stream broke or ended before its last byte.
     """
-    num_bytes = int.from_bytes(await _read_exactly(stream, _LENGTH_BYTES), "big")
+    num_bytes = int.from_bytes(await receive_exactly(stream, _LENGTH_BYTES), "big")
     if not 0 < num_bytes <= MAX_MESSAGE_BYTES:
         raise RemoteProtocolError(f"a message of {TRUST_PROTOCOL} cannot have {num_bytes} B")
-    return await _read_exactly(stream, num_bytes)
+    return await receive_exactly(stream, num_bytes)
 
 
-async def _read_exactly(stream: Stream, num_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < num_bytes:
-        part = await stream.receive_some(num_bytes - len(data))
-        if not part:
-            raise StreamBrokenError(f"{stream.peer_id} ended the exchange of credentials early")
-        data += part
-    return bytes(data)
+async def say_no(stream: Stream, refused: RefusedError) -> None:
+    """Say why a peer is refused, and give it time to arrive before the connection is closed."""
+    with trio.move_on_after(GOODBYE_TIMEOUT), suppress(TransportError):  # it need not listen
+        await write_frames(stream, Verdict(refused.reason, str(refused)))
+        await stream.send_eof()
+        while await stream.receive_some():
+            pass
