@@ -11,7 +11,7 @@ import pytest
 import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
-from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId, Status, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status, StopMessage
 
 from neurogrid.errors import (
     ConfigurationError,
@@ -169,7 +169,7 @@ def test_slots_are_bounded_and_free_again_when_their_peer_is_gone() -> None:
         scene.server_side.leave(scene.relay.peer_id)
         await scene.server.disconnect(scene.relay.peer_id)
         await until(lambda: service.state.reservations == (scene.client.peer_id,))
-        assert other.states()[0].last_error == ""
+        await until(lambda: not other.states()[0].last_error)  # the relay's answer is on its way
 
     play(scene)
 
@@ -225,6 +225,47 @@ def test_circuits_of_one_peer_are_bounded() -> None:
         async with open_host() as third:
             with pytest.raises(PeerUnreachableError, match="too many connections through it"):
                 await RelayClient(third).connect(scene.address)
+
+    play(scene)
+
+
+def test_circuits_that_are_being_asked_for_count() -> None:
+    async def scene(scene: Scene) -> None:
+        RelayService(scene.relay, limits=RelayLimits(max_circuits_per_peer=1))
+        asked: list[Stream] = []
+
+        async def hesitate(stream: Stream) -> None:
+            await receive_message(stream, StopMessage)
+            asked.append(stream)
+
+        async with open_host() as third:
+            third.set_stream_handler(STOP_PROTOCOL, hesitate)
+            for host in (third, scene.client):
+                await host.connect(scene.relay.addresses[0])
+            reserving = await third.open_stream(scene.relay.peer_id, [HOP_PROTOCOL])
+            await send_message(reserving, HopMessage(type=HopMessage.RESERVE))
+            assert (await receive_message(reserving, HopMessage)).status == Status.OK
+
+            async def ask() -> Stream:
+                stream = await scene.client.open_stream(scene.relay.peer_id, [HOP_PROTOCOL])
+                wanted = PeerId(id=ID.from_base58(third.peer_id).to_bytes())
+                await send_message(stream, HopMessage(type=HopMessage.CONNECT, peer=wanted))
+                return stream
+
+            async def answer(stream: Stream) -> int:
+                return (await receive_message(stream, HopMessage)).status
+
+            first = await ask()
+            await until(lambda: len(asked) == 1)
+            assert await answer(await ask()) == Status.RESOURCE_LIMIT_EXCEEDED
+            refusal = StopMessage(type=StopMessage.STATUS, status=Status.CONNECTION_FAILED)
+            await send_message(asked[0], refusal)
+            assert await answer(first) == Status.CONNECTION_FAILED
+            # And the place is free again.
+            second = await ask()
+            await until(lambda: len(asked) == 2)
+            await send_message(asked[1], StopMessage(type=StopMessage.STATUS, status=Status.OK))
+            assert await answer(second) == Status.OK
 
     play(scene)
 

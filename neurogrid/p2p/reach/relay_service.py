@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -131,6 +132,8 @@ class RelayService:
         self._may_use = may_use or (lambda peer_id: True)
         self._reservations: dict[str, float] = {}  # until when, by `trio.current_time`
         self._circuits: list[tuple[str, str]] = []
+        # Of circuits, and of those that are being asked for.
+        self._places: list[tuple[str, str]] = []
         self._num_requests = 0
         self._relayed_bytes = 0
         host.set_stream_handler(HOP_PROTOCOL, self._serve)
@@ -149,29 +152,37 @@ class RelayService:
         if self._num_requests >= self._limits.max_requests:
             await stream.reset()
             return
-        target: Stream | None = None
+        with ExitStack() as place:
+            try:
+                target = await self._take_request(stream, place)
+            except (RemoteProtocolError, StreamBrokenError, trio.TooSlowError) as exc:
+                logger.info("relay: a request of %s failed: %s", stream.peer_id, exc)
+                await stream.reset()
+                return
+            if target is not None:
+                await self._relay(stream, target)
+        await stream.aclose()
+
+    async def _take_request(self, stream: Stream, place: ExitStack) -> Stream | None:
+        """Read a request and answer it, in time; returns the other end of a circuit."""
         self._num_requests += 1
         try:
             with trio.fail_after(self._limits.request_timeout):
                 request = await receive_message(stream, HopMessage)
                 try:
-                    target = await self._answer(stream, request)
+                    return await self._answer(stream, request, place)
                 except _Refused as exc:
+                    place.close()
                     logger.info("relay: %s is refused: %s", stream.peer_id, exc)
                     answer = HopMessage(type=HopMessage.STATUS, status=exc.status)
                     await send_message(stream, answer)
-        except (RemoteProtocolError, StreamBrokenError, trio.TooSlowError) as exc:
-            logger.info("relay: a request of %s failed: %s", stream.peer_id, exc)
-            await stream.reset()
-            return
+                    return None
         finally:
             self._num_requests -= 1
-        if target is not None:
-            await self._relay(stream, target)
-        await stream.aclose()
 
-    async def _answer(self, stream: Stream, request: HopMessage) -> Stream | None:
-        """Do what was asked for, and say so; returns the other end of a circuit."""
+    async def _answer(self, stream: Stream, request: HopMessage, place: ExitStack) -> Stream | None:
+        """Do what was asked for, and say so; returns the other end of a circuit, which has its place until `place`
+        is closed."""
         if is_relayed(stream):
             raise _Refused(Status.PERMISSION_DENIED, "it comes through a relay itself")
         if not self._may_use(stream.peer_id):
@@ -181,7 +192,9 @@ class RelayService:
             return None
         if request.type != HopMessage.CONNECT:
             raise _Refused(Status.UNEXPECTED_MESSAGE, "it sends what is no request")
-        target = await self._call(stream.peer_id, request)
+        target_id = self._wanted(request)
+        place.enter_context(self._place(stream.peer_id, target_id))
+        target = await self._call(stream.peer_id, target_id)
         try:
             await send_message(
                 stream, HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=self._limit)
@@ -220,8 +233,8 @@ class RelayService:
     def _limit(self) -> Limit:
         return Limit(duration=self._limits.circuit_time, data=self._limits.circuit_bytes)
 
-    async def _call(self, source_id: str, request: HopMessage) -> Stream:
-        """Ask the peer that is wanted to accept the circuit."""
+    def _wanted(self, request: HopMessage) -> str:
+        """Whom a circuit is asked for."""
         try:
             target_id = ID(bytes(request.peer.id)).to_base58()
         except ValueError as exc:
@@ -229,14 +242,26 @@ class RelayService:
         self._drop_expired()
         if target_id not in self._reservations:
             raise _Refused(Status.NO_RESERVATION, f"{target_id} has no slot here")
+        return target_id
+
+    @contextmanager
+    def _place(self, source_id: str, target_id: str) -> Iterator[None]:
+        """One of the circuits that there may be, taken before the other peer is asked: many may ask at once."""
+        limits = self._limits
         for peer_id in (source_id, target_id):
-            if (
-                sum(peer_id in pair for pair in self._circuits)
-                >= self._limits.max_circuits_per_peer
-            ):
+            if sum(peer_id in pair for pair in self._places) >= limits.max_circuits_per_peer:
                 raise _Refused(Status.RESOURCE_LIMIT_EXCEEDED, f"{peer_id} has too many circuits")
-        if len(self._circuits) >= self._limits.max_circuits:
+        if len(self._places) >= limits.max_circuits:
             raise _Refused(Status.RESOURCE_LIMIT_EXCEEDED, "there are too many circuits")
+        pair = (source_id, target_id)
+        self._places.append(pair)
+        try:
+            yield
+        finally:
+            self._places.remove(pair)
+
+    async def _call(self, source_id: str, target_id: str) -> Stream:
+        """Ask the peer that is wanted to accept the circuit."""
         try:
             target = await self._host.open_stream(target_id, [STOP_PROTOCOL])
         except PeerUnreachableError as exc:
