@@ -15,7 +15,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -233,7 +234,21 @@ class RelayClient:
 
     async def _accept(self, stream: Stream) -> None:
         """A STOP stream: a relay brings a peer."""
-        with trio.move_on_after(REQUEST_TIMEOUT) as scope:
+        with ExitStack() as place:
+            raw = await self._answer(stream, place)
+            if raw is None:
+                await stream.aclose()
+                return
+            self._relayed[raw.peer_id] = raw
+            try:
+                await self._run_inbound(raw)
+            finally:
+                self._forget(raw)
+                await stream.aclose()
+
+    async def _answer(self, stream: Stream, place: ExitStack) -> RelayedConnection | None:
+        """Say whether the peer may come; its connection, which has its place until `place` is closed."""
+        with trio.move_on_after(REQUEST_TIMEOUT):
             request = await receive_message(stream, StopMessage)
             status: Any = Status.OK
             if request.type != StopMessage.CONNECT or not request.peer.id:
@@ -242,20 +257,22 @@ class RelayClient:
                 status = Status.PERMISSION_DENIED  # we asked for no slot there
             elif self._num_inbound >= MAX_INBOUND:
                 status = Status.RESOURCE_LIMIT_EXCEEDED
+            else:
+                place.enter_context(self._inbound())
             await send_message(stream, StopMessage(type=StopMessage.STATUS, status=status))
-        if scope.cancelled_caught or status != Status.OK:
-            await stream.aclose()
-            return
-        peer_id = ID(bytes(request.peer.id)).to_base58()
-        raw = RelayedConnection(stream, peer_id, is_initiator=False)
-        self._relayed[peer_id] = raw
+            if status == Status.OK:
+                peer_id = ID(bytes(request.peer.id)).to_base58()
+                return RelayedConnection(stream, peer_id, is_initiator=False)
+        return None
+
+    @contextmanager
+    def _inbound(self) -> Iterator[None]:
+        """One of the peers that relays may bring, counted before it is let in: many may come at once."""
         self._num_inbound += 1
         try:
-            await self._run_inbound(raw)
+            yield
         finally:
             self._num_inbound -= 1
-            self._forget(raw)
-            await stream.aclose()
 
     async def _run_inbound(self, raw: RelayedConnection) -> None:
         """Make it a connection of the swarm, and stay until that is over."""
