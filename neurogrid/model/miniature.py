@@ -129,7 +129,8 @@ def _build(config: PreTrainedConfig) -> tuple[tuple[LengthLimit, ...], Any]:
                 break
             model = from_config(small_config, dtype=torch.float32).eval()
             _randomise(model)
-            with torch.inference_mode():
+            # Not in inference mode: what a forward puts in a buffer has to be writable afterwards.
+            with torch.no_grad():
                 model(input_ids=torch.zeros(1, _PROMPT, dtype=torch.long))
         except Exception as exc:  # noqa: BLE001  a guess that its code refuses; the next may do
             failure = f"{type(exc).__name__}: {one_line(exc)}"

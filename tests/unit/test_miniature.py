@@ -51,7 +51,7 @@ REFUSED = {
     ),
     "gemma3n": (
         tf.Gemma3nTextConfig(num_hidden_layers=15, num_kv_shared_layers=5),
-        "not one hidden state",
+        "not one hidden state|a cache of 10 layers for 15 layers",
     ),
     "minimax": (tf.MiniMaxConfig(), "a cache|cache of its own"),
 }
