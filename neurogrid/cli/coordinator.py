@@ -473,7 +473,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
         ends_seconds = await trio.to_thread.run_sync(model.ends_seconds)
         async with open_plan(settings, model=model, progress=progress) as planned:
             told = planned.explain(max_sessions=settings.max_sessions, ends_seconds=ends_seconds)
-        print_plan(Console(), told, planned.infos, note=planned.why_local)
+    print_plan(Console(), told, planned.infos, note=planned.why_local)
     return ExitStatus.OK
 
 

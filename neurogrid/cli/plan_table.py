@@ -1,9 +1,13 @@
-"""The plan as `--plan-only` prints it: a table on a terminal, the same in plain columns on a pipe."""
+"""The plan as `--plan-only` prints it: a table on a terminal, the same in plain columns on a pipe.
+
+Where a terminal is too narrow for all columns, the devices are told in lines below.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -36,12 +40,18 @@ def print_plan(
     by_peer = {worker.peer_id: worker for worker in workers}
     rows = [_row(report, by_peer[report.peer_id]) for report in told.peers]
     if console.is_terminal:
-        table = Table()
-        for column in COLUMNS:
-            table.add_column(column, justify="right" if column in RIGHT else "left")
-        for row in rows:
-            table.add_row(*row)
+        table = _table(COLUMNS, rows)
+        if (
+            console.measure(table, options=console.options.update(max_width=1000)).maximum
+            > console.width
+        ):
+            table = _table(COLUMNS[:-1], [row[:-1] for row in rows])
+            devices = [(row[COLUMNS.index("worker")], row[-1]) for row in rows]
+        else:
+            devices = []
         console.print(table)
+        for worker, device in devices:
+            _say(console, f"{worker}: {device}")
     else:
         for line in _plain(rows):
             _say(console, line)
@@ -68,6 +78,15 @@ def _row(report: PeerReport, worker: WorkerInfo) -> tuple[str, ...]:
         f"{1 / report.step_seconds:.1f}" if report.step_seconds else "-",
         f"{worker.name}, {format_bytes(worker.free_bytes)} free{assumed}",
     )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _plain(rows: Sequence[tuple[str, ...]]) -> list[str]:

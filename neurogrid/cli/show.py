@@ -126,7 +126,7 @@ class TerminalProgress(JoinLine):
                 purpose = (
                     f"to stand by, layers {replica.start}-{replica.stop - 1}"
                     if replica is not None
-                    else "not needed"
+                    else "without layers"
                 )
                 self._say(
                     f"  {purpose}: {short_peer_id(worker.peer_id)}  {worker.name}, "

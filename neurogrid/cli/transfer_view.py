@@ -24,19 +24,12 @@ from rich.progress import (
     Progress as ProgressBar,
 )
 
+from neurogrid.inference.planner import format_bytes
+
 __all__ = ["TransferView", "format_bytes", "part_of"]
 
 # Between two lines about one worker, on a pipe. Seconds.
 LINE_INTERVAL: Final = 5.0
-
-
-def format_bytes(num_bytes: float) -> str:
-    """Bytes for people, in powers of 1,000: `12.3 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 def part_of(num_bytes: float, whole: float) -> str:

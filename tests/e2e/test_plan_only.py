@@ -74,7 +74,10 @@ def test_why_a_worker_gets_nothing_and_what_is_missing(
         ended = plan(*peers(workers[0], tight))
         assert ended.status == 0, ended.stderr
         assert rows(ended)[tight.peer_id[-8:]]["stage"] == "-"
-        assert f"…{tight.peer_id[-8:]}: too little memory: " in ended.stdout
+        assert (
+            f"…{tight.peer_id[-8:]}: not needed, and too little memory to stand by: 4.7 MB usable, "
+            "and the smallest stage takes " in ended.stdout
+        )
         alone = plan(*peers(tight), "--local-layers", "none")
     expect(alone, status=1, says="the layers do not fit: ")
     assert "available on 1 worker" in alone.error

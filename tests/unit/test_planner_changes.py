@@ -191,7 +191,7 @@ def test_a_plan_explains_itself() -> None:
     assert (replica.peer_id, replica.stage) == ("c", None)
     assert replica.reason == "stands by for stage 2"
     assert (unused.peer_id, unused.layers) == ("d", None)
-    assert unused.reason == ("too little memory: 98 B usable, the smallest stage takes 240 B")
+    assert unused.reason == "too little memory: 98 B usable, and one layer takes 120 B"
 
 
 def test_without_speeds_nobody_promises_tokens() -> None:

@@ -15,6 +15,7 @@ from neurogrid.inference.planner.explaining import Explanation, PeerReport, expl
 from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
 from neurogrid.inference.planner.planning import make_plan, make_replicas
 from neurogrid.inference.planner.replanning import Replanned, replan
+from neurogrid.inference.planner.sizes import format_bytes
 from neurogrid.inference.planner.world import (
     KeptLayers,
     LayerSize,
@@ -40,6 +41,7 @@ __all__ = [
     "Replanned",
     "Replica",
     "explain",
+    "format_bytes",
     "make_plan",
     "make_replicas",
     "replan",

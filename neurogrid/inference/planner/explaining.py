@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
 from neurogrid.inference.planner.problem import Problem
+from neurogrid.inference.planner.sizes import format_bytes
 from neurogrid.inference.planner.world import Links, ModelSize, PeerCapacity
 
 __all__ = ["Explanation", "PeerReport", "explain"]
@@ -79,18 +80,10 @@ def explain(
         reason = f"stands by for stage {' and '.join(numbers)}"
         peer = problem.index_of[replica.peer_id]
         reports.append(_report(problem, peer, replica, None, None, reason))
-    smallest = min(stage.num_bytes for stage in plan.stages)
     for peer, capacity in enumerate(problem.peers):
         if plan.stage_of(capacity.peer_id) or plan.replica_of(capacity.peer_id):
             continue
-        usable = problem.usable[peer]
-        if usable < smallest:
-            reason = (
-                f"too little memory: {usable:,} B usable, the smallest stage takes {smallest:,} B"
-            )
-        else:
-            reason = "no room beside the layers that it keeps for running sessions"
-        reports.append(_report(problem, peer, None, None, None, reason))
+        reports.append(_report(problem, peer, None, None, None, _why_nothing(problem, plan, peer)))
     return Explanation(tuple(reports), *_rates(problem, plan, reports))
 
 
@@ -121,6 +114,25 @@ def _report(
         step_seconds=seconds,
         reason=reason,
     )
+
+
+def _why_nothing(problem: Problem, plan: Plan, peer: int) -> str:
+    usable = problem.usable[peer]
+    layer = min(layer.total_bytes for layer in problem.model.layers)
+    stage = min(stage.num_bytes for stage in plan.stages)
+    if usable < layer:
+        return (
+            f"too little memory: {format_bytes(usable)} usable, and one layer takes "
+            f"{format_bytes(layer)}"
+        )
+    if usable < stage:
+        return (
+            f"not needed, and too little memory to stand by: {format_bytes(usable)} usable, and the "
+            f"smallest stage takes {format_bytes(stage)}"
+        )
+    if problem.peers[peer].kept:
+        return "no room beside the layers that it keeps for running sessions"
+    return "not needed: the others hold all layers"
 
 
 def _rates(
