@@ -1,15 +1,15 @@
 """One request while it is generated: its sessions, its deadline, and what comes of it, in the order that it comes.
 
-Three things end it early, and each of them closes its sessions on all workers at once: the client goes away, the
-deadline passes, or one of its answers fails. What was generated goes to the client through a bounded channel, so
-that one who reads slowly holds up nobody but himself.
+Four things end it early, and each of them closes its sessions on all workers at once: the client goes away, the
+deadline passes, one of its answers fails, or the server ends. What was generated goes to the client through a bounded
+channel, so that one who reads slowly holds up nobody but himself.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -94,6 +94,7 @@ class Answer:
 
     Args:
         deadline: of trio's clock.
+        gave_up: is set when the server ends and waits no longer.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class Answer:
         shape: AnswerShape,
         *,
         deadline: float,
+        gave_up: trio.Event,
     ) -> None:
+        self._gave_up = gave_up
         self._coordinator = coordinator
         self._request = request
         self._shape = shape
@@ -120,6 +123,7 @@ class Answer:
             nonlocal error
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._generate)
+                nursery.start_soon(self._end_with_server)
                 try:
                     await (self._stream(send) if self._request.stream else self._at_once(send))
                 except APIError as exc:
@@ -150,6 +154,18 @@ class Answer:
         if failure is not None:
             await self._sender.send(failure)
         self._sender.close()
+
+    async def _end_with_server(self) -> None:
+        """Tell the client before its sessions are closed, which takes as long as a worker is silent."""
+        await self._gave_up.wait()
+        failure = APIError(
+            503,
+            "the server was told to end before this answer was finished: ask again",
+            code="server_ended",
+            retry_after=ROUTE_RETRY_AFTER,
+        )
+        with suppress(trio.ClosedResourceError):  # all of the answer is on its way
+            await self._sender.send(failure)
 
     async def _generate_one(self, index: int) -> None:
         choice = self._request.choices[index]

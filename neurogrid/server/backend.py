@@ -19,6 +19,9 @@ __all__ = ["Backend"]
 
 # What a client is told to wait before it asks again whether we are ready. Seconds.
 RETRY_AFTER = 5.0
+# For answers that are under way when the server is told to end: those that take longer get an error in the second that
+# is left of a command's farewell (`cli.common.FAREWELL_TIMEOUT`). Seconds.
+FINISH_TIMEOUT = 4.0
 
 
 class Backend:
@@ -26,6 +29,7 @@ class Backend:
 
     Attributes:
         progress: to be told what the coordinator does before it is there.
+        gave_up: is set when the server ends before the answers that are under way.
     """
 
     def __init__(self) -> None:
@@ -33,6 +37,7 @@ class Backend:
         self._doing = "starting"
         self._num_requests = 0
         self._is_ending = False
+        self.gave_up = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
         self.progress: Progress = _Doing(self)
@@ -66,8 +71,11 @@ class Backend:
                 self._idle.set()
 
     async def finish(self) -> None:
-        """Take no new request, and wait for those that are under way."""
+        """Take no new request, and wait for those that are under way; those that take too long end with an error."""
         self._is_ending = True
+        with trio.move_on_after(FINISH_TIMEOUT):
+            await self._idle.wait()
+        self.gave_up.set()
         await self._idle.wait()
 
     @property

@@ -106,5 +106,6 @@ class _Completions:
                 with_logprobs=request.num_logprobs is not None,
                 with_usage=request.include_usage,
             )
-            answer = Answer(coordinator, request, shape, deadline=deadline)
+            gave_up = self._backend.gave_up
+            answer = Answer(coordinator, request, shape, deadline=deadline, gave_up=gave_up)
             await answer(scope, receive, send)

@@ -25,6 +25,13 @@ class ServerProcess:
     process: subprocess.Popen[str]
     url: str
     log_file: Path
+    is_killed: bool = False
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.is_killed = True
+        self.process.kill()
+        self.process.wait(DEADLINE)
 
     def status(self) -> dict[str, Any]:
         """The cluster as the server sees it at this moment."""
@@ -60,9 +67,11 @@ def start_server(directory: Path, *args: str) -> Iterator[ServerProcess]:
     try:
         url = process.stdout.readline().strip()
         assert url, f"the server did not start: {log_file.read_text()}"
-        yield ServerProcess(process, url, log_file)
-        process.terminate()
-        assert process.wait(DEADLINE) == 0, log_file.read_text()
+        server = ServerProcess(process, url, log_file)
+        yield server
+        if not server.is_killed:
+            process.terminate()
+            assert process.wait(DEADLINE) == 0, log_file.read_text()
     finally:
         process.kill()
         process.wait(DEADLINE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -237,6 +237,43 @@ def test_whoever_ends_takes_no_more_and_waits_for_the_rest(model: LoadedModel) -
                     refused = await ask(app, "POST", "/v1/completions", json_body={"prompt": "A"})
                     assert refused.status == 503
                     assert nursery.child_tasks
+
+    run(main)
+
+
+def test_an_answer_that_is_not_finished_when_the_server_ends_says_so(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurogrid.server.backend.FINISH_TIMEOUT", 0.0)
+    backend = Backend()
+    app = make_app(openai_routes(backend, request_timeout=1e6))
+
+    class Stuck(Told):
+        async def generate_tokens(self, *args: Any, **options: Any) -> Any:
+            async with aclosing(super().generate_tokens(*args, **options)) as tokens:
+                async for token in tokens:
+                    yield token
+                    await trio.sleep_forever()
+
+    async def main() -> None:
+        answers = {}
+
+        async def post(stream: bool) -> None:
+            body = {"prompt": "A", "stream": stream}
+            answers[stream] = await ask(app, "POST", "/v1/completions", json_body=body)
+
+        with backend.serving(Stuck(model)):  # type: ignore[arg-type]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(post, False)
+                nursery.start_soon(post, True)
+                await wait_all_tasks_blocked()
+                await backend.finish()
+        whole, streamed = answers[False], answers[True]
+        assert (whole.status, whole.error["code"]) == (503, "server_ended")
+        assert "told to end before this answer was finished" in whole.error["message"]
+        assert streamed.status == 200
+        assert streamed.events[-1]["error"] == whole.error
+        assert len(streamed.events) > 1
 
     run(main)
 
