@@ -38,7 +38,6 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStoreError
-from libp2p.transport.tcp.tcp import TCP
 from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
@@ -67,6 +66,7 @@ from neurogrid.p2p.patience import link_limits, quic_limits
 from neurogrid.p2p.quic import QuicTransport, prefer_tcp
 from neurogrid.p2p.security import security_options
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.tcp import TcpTransport
 from neurogrid.p2p.trust.admission import Admission
 from neurogrid.p2p.upgrades import close_failed_upgrades
 
@@ -301,7 +301,7 @@ async def open_host(
     libp2p = new_host(
         key_pair=identity.key_pair,
         sec_opt=security_options(identity),
-        transports=[TCP(), QuicTransport(identity, quic_limits(keep_alive))],
+        transports=[TcpTransport(), QuicTransport(identity, quic_limits(keep_alive))],
         connection_config=ConnectionConfig(
             max_connections=MAX_CONNECTIONS,
             min_connections=0,

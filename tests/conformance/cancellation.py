@@ -27,12 +27,14 @@ class Attempt(trio.abc.Instrument):
     Attributes:
         is_through: whether the call returned or raised all the same, instead of being cancelled.
         has_fired: whether it took so many steps at all.
+        num_steps: how many it has taken, until it was cancelled.
     """
 
     def __init__(self, steps: int) -> None:
         self.is_through = False
         self.has_fired = False
-        self._steps_left = steps
+        self.num_steps = 0
+        self._steps = steps
         self._scope = trio.CancelScope()
         self._task: trio.lowlevel.Task | None = None
         self._older_nurseries: set[trio.Nursery] = set()
@@ -57,8 +59,8 @@ class Attempt(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if self.has_fired or not self._is_ours(task):
             return
-        if self._steps_left:
-            self._steps_left -= 1
+        if self.num_steps < self._steps:
+            self.num_steps += 1
         else:
             self.has_fired = True
             self._scope.cancel()

@@ -59,6 +59,22 @@ async def open_hosts(network: Network) -> AsyncIterator[Hosts]:
         yield Hosts(network, one, other, await settled_tasks())
 
 
+def test_opening_and_closing(over: Runner) -> None:
+    """Also of its sockets nothing is left over: they would be found when the test is over."""
+
+    async def scenario(network: Network) -> None:
+        async def live() -> None:
+            async with network.open_host() as host:
+                assert host.addresses
+
+        baseline = await settled_tasks()
+        for attempt in attempts():
+            await attempt.run(live)
+            await until(lambda: num_tasks() <= baseline)
+
+    over.run(scenario)
+
+
 def test_connect(over: Runner) -> None:
     async def scenario(network: Network) -> None:
         async with open_hosts(network) as hosts:

@@ -28,7 +28,14 @@ from neurogrid.errors import (
     ResponseTimeout,
     StreamBrokenError,
 )
-from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, Identity, TensorMessage, blocking
+from neurogrid.p2p import (
+    PROTOCOL_V10,
+    PROTOCOL_V11,
+    Identity,
+    MessageType,
+    TensorMessage,
+    blocking,
+)
 
 DEADLINE = 120.0
 VERSIONS = [PROTOCOL_V11, PROTOCOL_V10]
@@ -233,15 +240,22 @@ def test_two_protocols_on_one_host_are_an_error() -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 def test_an_interrupt_ends_the_call_and_nothing_else() -> None:
+    main_thread = threading.get_ident()
+    asked = threading.Event()
+
+    def interrupt() -> None:
+        assert asked.wait(DEADLINE)  # so that the call has begun
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
     with connected_pair() as pair:
-        main_thread = threading.get_ident()
-        timer = threading.Timer(0.3, signal.pthread_kill, (main_thread, signal.SIGINT))
-        timer.start()
+        pair.server.on_message(MessageType.ACTIVATION, lambda _: asked.set())
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
         started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             pair.client.request_activation(pair.peer_id, SILENT, 0, b"", timeout=DEADLINE)
         assert time.monotonic() - started < DEADLINE / 2
-        timer.join()
+        interrupter.join()
         assert ask(pair, b"after") == b"after"
 
 

@@ -7,9 +7,12 @@ import socket
 
 import pytest
 import trio
+from multiaddr import Multiaddr
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
 from neurogrid.p2p import open_host
+from neurogrid.p2p.tcp import TcpTransport
+from tests.conformance.cancellation import attempts
 from tests.e2e.support import DEADLINE
 
 
@@ -38,7 +41,7 @@ def test_a_dial_that_is_given_up_closes_its_socket_at_once() -> None:
                 nursery.cancel_scope.cancel()
             # Not when the garbage is collected: the peer sees the end now.
             with accepted:
-                accepted.settimeout(1.0)
+                accepted.settimeout(DEADLINE)
                 while await trio.to_thread.run_sync(accepted.recv, 4096):
                     pass
 
@@ -47,6 +50,22 @@ def test_a_dial_that_is_given_up_closes_its_socket_at_once() -> None:
         trio.run(main)
     finally:
         gc.enable()
+
+
+def test_a_dial_from_a_port_of_ours_leaves_no_socket_wherever_it_is_given_up() -> None:
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with open_host() as server:
+                place = Multiaddr(server.addresses[0].partition("/p2p/")[0])
+
+                async def dial() -> None:
+                    raw = await TcpTransport().dial_with_source(place, ("127.0.0.1", 0))
+                    await raw.close()
+
+                for attempt in attempts():
+                    await attempt.run(dial)
+
+    trio.run(main)
 
 
 def test_when_none_answers_each_is_named() -> None:

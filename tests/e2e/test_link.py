@@ -414,10 +414,10 @@ def test_unread_bytes_are_bounded_and_cost_one_stream() -> None:
         async with trio.open_nursery() as nursery:
             for near, _ in streams:
                 nursery.start_soon(fill, near)
-            await trio.sleep(0.5)
+            while not any(far.state.was_reset for _, far in streams):
+                await trio.sleep(0.01)
             held = sum(far.state.inbox.size for _, far in streams)
             assert 0 < held <= MIB
-            assert any(far.state.was_reset for _, far in streams)
             for _, far in streams:
                 await far.reset()
         await check(pair, 200_000)
@@ -428,8 +428,10 @@ def test_unread_bytes_are_bounded_and_cost_one_stream() -> None:
 def test_streams_beyond_the_backlog_are_refused() -> None:
     async def scenario(pair: Pair) -> None:
         opened = [await pair.one.open_stream() for _ in range(20)]
-        await trio.testing.wait_all_tasks_blocked(0.1)
+        while sum(stream.state.was_reset for stream in opened) < 15:
+            await trio.sleep(0.01)
         accepted = [await pair.other.accept_stream() for _ in range(5)]
+        await trio.testing.wait_all_tasks_blocked(0.1)
         assert sum(stream.state.was_reset for stream in opened) == 15
         assert len(accepted) == 5
         await check(pair)

@@ -10,6 +10,7 @@ import trio
 
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.reach.hole_punching import HolePuncher
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits, RelayService
 from neurogrid.p2p.stream import Stream
@@ -77,11 +78,24 @@ def slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RelayService, "_pump", pump_slowly)
 
 
+def hold_back(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """Let no holes be punched until this is set."""
+    may_punch = trio.Event()
+    upgrade = HolePuncher._upgrade
+
+    async def upgrade_later(self: HolePuncher, peer_id: str) -> None:
+        await may_punch.wait()
+        await upgrade(self, peer_id)
+
+    monkeypatch.setattr(HolePuncher, "_upgrade", upgrade_later)
+    return may_punch
+
+
 Scene = Callable[[Protocol, Protocol], Awaitable[None]]
 
 
 def play(scene: Scene) -> None:
-    """A client that has dialled a server through a relay; holes are punched at once."""
+    """A client that has dialled a server through a relay."""
 
     async def main() -> None:
         with trio.fail_after(DEADLINE):
@@ -99,6 +113,7 @@ def play(scene: Scene) -> None:
 
 def test_nothing_is_lost_and_nothing_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(monkeypatch)
+    may_punch = hold_back(monkeypatch)
 
     async def scene(client: Protocol, server: Protocol) -> None:
         talks = [Talk(client, server.host.peer_id), Talk(server, client.host.peer_id)]
@@ -106,7 +121,8 @@ def test_nothing_is_lost_and_nothing_overtakes(monkeypatch: pytest.MonkeyPatch) 
             for talk in talks:
                 nursery.start_soon(talk.run)
             await until(lambda: all(talk.sent for talk in talks))
-            began_relayed = [not talk.is_moved for talk in talks]
+            assert not any(talk.is_moved for talk in talks)
+            may_punch.set()
             await until(lambda: all(talk.is_moved for talk in talks))
             marks = [len(talk.sent) + 100 for talk in talks]
             await until(lambda: all(len(t.sent) > m for t, m in zip(talks, marks, strict=True)))
@@ -115,7 +131,6 @@ def test_nothing_is_lost_and_nothing_overtakes(monkeypatch: pytest.MonkeyPatch) 
         for here, there in (talks, talks[::-1]):
             await until(lambda here=here, there=there: len(there.received) == len(here.sent))
             assert there.received == here.sent == list(range(1, len(here.sent) + 1))
-        assert began_relayed == [True, True]
         assert not any(talk.lost for talk in talks)
 
     play(scene)
@@ -123,6 +138,7 @@ def test_nothing_is_lost_and_nothing_overtakes(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_request_that_is_under_way_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(monkeypatch)
+    may_punch = hold_back(monkeypatch)
 
     async def scene(client: Protocol, server: Protocol) -> None:
         arrived, may_answer = trio.Event(), trio.Event()
@@ -142,6 +158,8 @@ def test_a_request_that_is_under_way_is_answered(monkeypatch: pytest.MonkeyPatch
             nursery.start_soon(ask)
             await arrived.wait()
             streams = client._running[server.host.peer_id]
+            assert [stream.is_relayed for stream in streams] == [True]
+            may_punch.set()
             await until(lambda: [stream.is_relayed for stream in streams] == [False])
             may_answer.set()
         assert results == [(7,)]

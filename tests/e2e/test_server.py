@@ -8,10 +8,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -304,24 +306,22 @@ def test_a_client_that_goes_away_frees_its_session(cluster: Cluster, stream: boo
         "stream": stream,
     }
     before = cluster.server.status()["num_requests"]
-    url = f"{cluster.server.url}/v1/completions"
-    with httpx.Client(timeout=httpx.Timeout(DEADLINE, read=1.0)) as client:
+    with ExitStack() as stack:
+        host = urlsplit(cluster.server.url).netloc
+        client = stack.enter_context(closing(HTTPConnection(host, timeout=DEADLINE)))
+        headers = {"Content-Type": "application/json"}
+        client.request("POST", "/v1/completions", json.dumps(body), headers)
         if stream:
-            with client.stream("POST", url, json=body) as answer:
-                next(answer.iter_lines())
-        else:
-            with pytest.raises(httpx.ReadTimeout):  # and the connection is closed
-                client.post(url, json=body)
-    gone = time.monotonic()
-    status, _ = cluster.server.wait_status(lambda s: s["num_running"] == 0)
-    seconds = time.monotonic() - gone
+            answer = stack.enter_context(client.getresponse())
+            assert answer.readline().startswith(b"data: ")
+        cluster.server.wait_status(lambda s: s["num_running"] == 1)
+    status, seconds = cluster.server.wait_status(lambda s: s["num_running"] == 0)
     print(f"freed after {seconds:.2f} s")
     assert status["num_requests"] == before + 1
     last = status["requests"][-1]
     assert last["is_over"]
     assert last["num_new_tokens"] < 900
     assert all(peer["num_sessions"] == 0 for peer in status["peers"].values())
-    assert seconds < 5  # a step, and its end on both workers; on a machine that does more than this
 
 
 def test_two_hundred_requests_none_lost_none_mixed_up(

@@ -171,19 +171,25 @@ def test_handshakes_that_nobody_completes_are_bounded_and_forgotten(
         async with open_host(listen=[QUIC]) as one, open_host(listen=[QUIC]) as other:
             host, port = other.addresses[0].split("/")[2], int(other.addresses[0].split("/")[4])
             configurations = Configurations(Identity.generate().key_pair, limits)
-            with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as flood:
-                for _ in range(50):
-                    core = Core(
-                        configurations.get(is_client=True, address=host),
-                        limits,
-                        forget=lambda number: None,
-                    )
-                    core.connect((host, port), 0.0)
-                    for datagram, _ in core.produce(0.0):
-                        await flood.sendto(datagram, (host, port))
-                await trio.sleep(0.5)
-                assert len(endpoint_of(other)._connections) == 4
-                await until(lambda: not endpoint_of(other)._connections)
+            flood: list[bytes] = []
+            for _ in range(50):
+                core = Core(
+                    configurations.get(is_client=True, address=host),
+                    limits,
+                    forget=lambda number: None,
+                )
+                core.connect((host, port), 0.0)
+                flood += [datagram for datagram, _ in core.produce(0.0)]
+            with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as stranger:
+                connections = endpoint_of(other)._connections
+                most = 0
+                for datagram in flood:
+                    await stranger.sendto(datagram, (host, port))
+                    most = max(most, len(connections))
+                while most < 4 or connections:
+                    await trio.sleep(0.01)
+                    most = max(most, len(connections))
+                assert most == 4
                 assert not endpoint_of(other)._by_cid
                 await one.connect(other.addresses[0])
 

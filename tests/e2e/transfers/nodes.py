@@ -51,7 +51,7 @@ BLOB = Random(3).randbytes(20 * CHUNK_BYTES + 12_345)
 NUM_CHUNKS = num_chunks(len(BLOB))
 SMALL = BLOB[-3 * CHUNK_BYTES :]
 CHUNKS = tuple(iter_weights_chunks(SMALL))
-SHORT = TransferLimits(silence_timeout=0.5)
+SHORT = TransferLimits(silence_timeout=2.0)
 
 
 def digests_of(blob: bytes) -> list[bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import trio
@@ -17,23 +19,24 @@ from neurogrid.p2p.transfer import (
 from neurogrid.p2p.wire import (
     ErrorCode,
 )
+from tests.conformance.cancellation import Attempt
 from tests.e2e.transfers.nodes import BLOB, SMALL, Node, Policy, id_of, pair, run
 
 
 def test_sending_may_be_cancelled_at_any_time() -> None:
     async def main() -> None:
         async with pair() as (giver, taker):
-            began = trio.current_time()
-            await send_blob(giver.protocol, taker.peer_id, BLOB)
-            took = trio.current_time() - began
+            whole = Attempt(sys.maxsize)
+            await whole.run(send_blob, giver.protocol, taker.peer_id, BLOB)
             taker.policy.taken.clear()
             num_cancelled = 0
-            # Evenly over the time that one takes, and beyond.
+            # Evenly over what one takes, and beyond.
             for number in range(24):
                 blob = BLOB[:-1] + bytes([number])
-                with trio.move_on_after(took * number / 20) as scope:
-                    await send_blob(giver.protocol, taker.peer_id, blob, layer_id=number)
-                num_cancelled += scope.cancelled_caught
+                attempt = Attempt(whole.num_steps * number // 20)
+                send = partial(send_blob, layer_id=number)
+                await attempt.run(send, giver.protocol, taker.peer_id, blob)
+                num_cancelled += not attempt.is_through
                 # The taker learns of it long before it would give up.
                 await taker.all_over()
             assert num_cancelled > 3
@@ -75,14 +78,13 @@ def test_fetching_may_be_cancelled_at_any_time() -> None:
         policy = Policy(provided={id_of(BLOB): BytesSource(BLOB)})
         limits = TransferLimits(max_served_per_peer=1)
         async with pair(policy=policy, limits=limits) as (taker, giver):
-            began = trio.current_time()
-            await taker.transfers.fetch_blob(giver.peer_id, id_of(BLOB))
-            took = trio.current_time() - began
+            whole = Attempt(sys.maxsize)
+            await whole.run(taker.transfers.fetch_blob, giver.peer_id, id_of(BLOB))
             num_cancelled = 0
             for number in range(16):
-                with trio.move_on_after(took * number / 16) as scope:
-                    await fetch_in_turn(taker, giver)
-                num_cancelled += scope.cancelled_caught
+                attempt = Attempt(whole.num_steps * number // 16)
+                await attempt.run(fetch_in_turn, taker, giver)
+                num_cancelled += not attempt.is_through
                 assert taker.transfers.num_incoming == 0
             assert num_cancelled > 3
             fetched = await fetch_in_turn(taker, giver)
