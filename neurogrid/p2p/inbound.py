@@ -9,16 +9,21 @@ Here the task of an accepted connection ends when the connection does.
 
 Its bound for each peer does not hold in a connection's first 20 s, nor for peers that are protected: one peer alone
 could take all the places there are. Here it holds from the first on.
+
+It ends its listeners only if it is closed in order and in time: one whose opening was cut short accepts on. Here they
+are closed whatever happened.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 from libp2p.network.exceptions import SwarmException
 
-__all__ = ["bound_inbound_connections", "end_inbound_tasks"]
+__all__ = ["bound_inbound_connections", "closed_listeners", "end_inbound_tasks"]
 
 # A peer needs one; two while it goes from a relay to a direct way, and as many more as it has lost without our knowing.
 MAX_INBOUND_PER_PEER = 8
@@ -53,3 +58,15 @@ def bound_inbound_connections(swarm: Any, *, max_per_peer: int = MAX_INBOUND_PER
         return await add(muxed, direction=direction)
 
     swarm.add_conn = add_if_few
+
+
+@asynccontextmanager
+async def closed_listeners(swarm: Any) -> AsyncIterator[None]:
+    """See to it that a swarm, which runs within the block, listens nowhere after it."""
+    try:
+        yield
+    finally:
+        with trio.move_on_after(CLOSE_TIMEOUT) as scope:
+            scope.shield = True
+            for listener in list(swarm.listeners.values()):
+                await listener.close()

@@ -59,7 +59,7 @@ from neurogrid.p2p.host import (
     serve_stream,
 )
 from neurogrid.p2p.identity import Identity
-from neurogrid.p2p.inbound import bound_inbound_connections, end_inbound_tasks
+from neurogrid.p2p.inbound import bound_inbound_connections, closed_listeners, end_inbound_tasks
 from neurogrid.p2p.libp2p_stream import Libp2pStream
 from neurogrid.p2p.link import install_link
 from neurogrid.p2p.patience import link_limits, quic_limits
@@ -323,7 +323,11 @@ async def open_host(
     if admission is not None:
         _gate_streams(libp2p, hosts)
     with unwrap_errors():
-        async with libp2p.run(listen_addrs), trio.open_nursery() as nursery:
+        async with (
+            closed_listeners(libp2p.get_network()),
+            libp2p.run(listen_addrs),
+            trio.open_nursery() as nursery,
+        ):
             host = Libp2pHost(libp2p, identity, nursery, admission)
             hosts.append(host)
             host._start_gate()
