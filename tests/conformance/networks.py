@@ -20,6 +20,7 @@ from trio.testing import MockClock
 
 from neurogrid.p2p import Host, Identity, open_host
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
+from tests.ports import free_port
 
 DEADLINE = 120.0  # seconds for one test; virtual ones in memory
 # Ends the connection by a reset, as a crashed machine or a cut cable does in the end.
@@ -101,10 +102,7 @@ class OverLibp2p(Network):
             relay.cut_after(num_bytes, to_listener=relay is self._relays.get(receiver.peer_id))
 
     def address_of_nobody(self) -> str:
-        with socket.socket() as probe:  # a port that was free a moment ago
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        return f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}"
+        return f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{Identity.generate().peer_id}"
 
     def _between(self, one: Host, other: Host) -> list[_Relay]:
         """Those of the relays in front of either host; the tests that cut have two hosts alone."""
@@ -127,9 +125,7 @@ class OverQuic(Network):
         self.cut(sender, receiver)
 
     def address_of_nobody(self) -> str:
-        with socket.socket(type=socket.SOCK_DGRAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port(socket.SOCK_DGRAM)
         return f"/ip4/127.0.0.1/udp/{port}/quic-v1/p2p/{Identity.generate().peer_id}"
 
 

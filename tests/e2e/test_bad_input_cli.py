@@ -345,15 +345,15 @@ def test_nobody_at_the_address() -> None:
 
 
 def test_fewer_workers_than_asked_for(workers: list[WorkerProcess]) -> None:
-    args = (*PROMPT, "--peer", workers[0].address, "--min-peers", "2", "--wait", "2")
-    says = "1 of 2 workers were there after 2 s. Start neurogrid-worker"
+    args = (*PROMPT, "--peer", workers[0].address, "--min-peers", "2", "--wait", "8")
+    says = "1 of 2 workers were there after 8 s. Start neurogrid-worker"
     expect(run_preloaded("coordinator", *args), status=FAILURE, says=says)
 
 
 def test_another_peer_at_the_address(workers: list[WorkerProcess]) -> None:
     address = f"{workers[0].address.rpartition('/')[0]}/{PEER_ID}"
     says = "0 of 1 workers .*another peer lives there"
-    ended = run_preloaded("coordinator", *PROMPT, "--peer", address, "--wait", "2")
+    ended = run_preloaded("coordinator", *PROMPT, "--peer", address, "--wait", "8")
     expect(ended, status=FAILURE, says=says)
 
 

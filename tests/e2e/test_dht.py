@@ -27,6 +27,7 @@ from neurogrid.p2p.discovery.records import MemberRecord, sign_record
 from neurogrid.p2p.discovery.records_exchange import RECORD_PROTOCOL, RecordMessage
 from neurogrid.p2p.discovery.sighting import Attempt, Sighting
 from neurogrid.p2p.libp2p_host import Libp2pHost
+from tests.ports import free_port
 
 DEADLINE = 120.0
 SOON = DhtTiming(first_look=0.2, first_redial=0.1, first_announce=1.0)
@@ -280,15 +281,14 @@ def test_a_bootstrap_peer_that_comes_late_is_found_without_a_restart() -> None:
     async def main() -> None:
         identity = Identity.generate()
         with trio.fail_after(DEADLINE):
-            async with open_host(identity=identity) as host:
-                address = host.addresses[0]
-            port = address.split("/")[4]
+            place = f"/ip4/127.0.0.1/tcp/{free_port()}"
+            address = f"{place}/p2p/{identity.peer_id}"
             async with seat("one", address) as early, seat("one", address) as other:
                 await wait_for(
                     lambda: any("refused" in attempt.outcome for attempt in early.attempts)
                 )
                 async with (
-                    open_host(listen=[f"/ip4/127.0.0.1/tcp/{port}"], identity=identity) as late,
+                    open_host(listen=[place], identity=identity) as late,
                     open_dht(
                         late,
                         namespace=None,

@@ -14,6 +14,7 @@ from neurogrid.p2p import open_host
 from neurogrid.p2p.tcp import TcpTransport
 from tests.conformance.cancellation import attempts
 from tests.e2e.support import DEADLINE
+from tests.ports import free_port
 
 
 def test_the_address_that_answers_is_used() -> None:
@@ -89,8 +90,3 @@ def test_addresses_of_two_peers_are_the_callers_mistake() -> None:
                 await client.connect_any([one.addresses[0], other.addresses[0]])
 
     trio.run(main)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

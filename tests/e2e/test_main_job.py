@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +37,7 @@ from tests.e2e.support import (
     start_worker,
 )
 from tests.families import FAMILIES, save_checkpoint
+from tests.ports import free_port
 
 COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
 PROMPT = [5, 17, 200, 33]
@@ -187,9 +187,7 @@ def test_a_worker_dials_the_coordinator_that_starts_later(
     identity_file = tmp_path / "coordinator.key"
     identity = Identity.load(identity_file)
     assert identity_file.stat().st_mode & 0o777 == 0o600
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        listen = f"/ip4/127.0.0.1/tcp/{probe.getsockname()[1]}"
+    listen = f"/ip4/127.0.0.1/tcp/{free_port()}"
     with start_worker(tmp_path, "--bootstrap", f"{listen}/p2p/{identity.peer_id}"):
         outcome = run_coordinator(
             settings(path, min_peers=1, listen=(listen,), identity_file=identity_file), [PROMPT]

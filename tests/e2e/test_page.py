@@ -24,6 +24,7 @@ from neurogrid.inference.status_board import StatusBoard
 from neurogrid.p2p.counters import TrafficCounters
 from tests.e2e.page_server import serve_page
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.ports import free_port
 from tests.unit.test_status import FakeFleet, FakeMember, info
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -399,7 +400,7 @@ def test_a_key_is_asked_for(browser: sync_api.Browser) -> None:
 
 def test_a_lost_connection_comes_back(browser: sync_api.Browser) -> None:
     with ExitStack() as stack:
-        with serve_page(transferring()) as server:
+        with serve_page(transferring(), port=free_port()) as server:
             watched = open_page(stack, browser, server.url)
             sync_api.expect(watched.page.locator(".worker")).to_have_count(3)
         banner = watched.page.locator("#lost")

@@ -199,13 +199,15 @@ def test_an_allow_list_names_who_may(tmp_path: Path) -> None:
     allow = ("--allow", f"{coordinator_id}=coordinator")
     worker_args = (*LOOPBACK, *allow, "--identity", str(keys[1]))
     with start_worker(tmp_path, *worker_args) as worker:
-        peer = ("--peer", worker.address, "--wait", "8")
+        peer = ("--peer", worker.address)
+        wait = ("--wait", str(DEADLINE))
         with start_coordinator(
-            *peer, "--identity", str(keys[0]), "--allow", f"{worker_id}=worker"
+            *peer, *wait, "--identity", str(keys[0]), "--allow", f"{worker_id}=worker"
         ) as coordinator:
             assert coordinator.wait_end()[0] == 0, coordinator.lines
+        wait = ("--wait", "8")
         with start_coordinator(
-            *peer, "--identity", str(keys[2]), "--allow", f"{worker_id}=worker"
+            *peer, *wait, "--identity", str(keys[2]), "--allow", f"{worker_id}=worker"
         ) as coordinator:
             assert coordinator.wait_end()[0] == 1, coordinator.lines
         assert other_id in worker.log
