@@ -60,7 +60,8 @@ def test_a_lan_of_four_generates_with_no_address_typed(net: Network, tmp_path: P
         alone = run_in(first, *COORDINATOR, *PROMPT, "--local-workers", "1")
         assert ended.stdout == alone.stdout
 
-        listed = run_in(first, *COORDINATOR, "--diagnose", "--insecure", "--min-peers", "3")
+        diagnose = ("--diagnose", "--insecure", "--min-peers", "3", "--wait", "10")
+        listed = run_in(first, *COORDINATOR, *diagnose)
         assert listed.returncode == 0, listed.stdout + listed.stderr
         assert "3 workers found" in listed.stdout
         assert all(worker.peer_id in listed.stdout for worker in workers)
@@ -90,7 +91,8 @@ def test_one_interface_and_no_other(net: Network, tmp_path: Path) -> None:
     with ExitStack() as stack:
         workers_on(stack, [middle], tmp_path, "--mdns-interface", "eth1")
         here, there = (
-            run_in(lan.machines[0], *COORDINATOR, "--diagnose", "--insecure") for lan in (near, far)
+            run_in(lan.machines[0], *COORDINATOR, "--diagnose", "--insecure", "--wait", wait)
+            for lan, wait in ((near, "5"), (far, "10"))
         )
     assert (here.returncode, there.returncode) == (1, 0), here.stdout + there.stdout
     assert "1 worker found" in there.stdout
