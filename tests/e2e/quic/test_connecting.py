@@ -14,7 +14,6 @@ from neurogrid.errors import ConfigurationError, PeerUnreachableError
 from neurogrid.p2p import Identity, open_host
 from neurogrid.p2p.quic import QuicLimits
 from neurogrid.p2p.quic.core import Configurations, Core
-from tests.conformance.networks import until
 from tests.conformance.streams import ECHO, check_echo, echo
 from tests.e2e.quic.hosts import (
     QUIC,
