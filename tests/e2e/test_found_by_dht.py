@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,49 +14,20 @@ from neurogrid.p2p.trust import COORDINATOR as COORDINATOR_ROLE
 from neurogrid.p2p.trust import WORKER as WORKER_ROLE
 from neurogrid.p2p.trust import Cluster
 from tests.e2e.members import make_member
-from tests.e2e.namespaces.netns import Lan, Machine, Network, needs_namespaces, network
+from tests.e2e.namespaces.commands import COORDINATOR, PROMPT, run_in, workers_on
+from tests.e2e.namespaces.netns import Lan, Machine, Network, needs_namespaces
 from tests.e2e.namespaces.peer_process import PeerProcess, start_peer
-from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.e2e.support import WorkerProcess
 
 __all__ = ["needs_namespaces"]
 
 pytestmark = pytest.mark.usefixtures("needs_namespaces")
-
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
-WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
-PROMPT = ("--prompt", "A function definition", "--max-tokens", "8")
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    with network() as made:
-        yield made
 
 
 def two_lans(net: Network, near: int, far: int) -> tuple[Lan, Lan]:
     lans = net.lan(near), net.lan(far)
     net.router(*lans)
     return lans
-
-
-def coordinator_on(machine: Machine, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        machine.command([*COORDINATOR, *args]),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=ENVIRONMENT,
-        check=False,
-    )
-
-
-def workers_on(
-    stack: ExitStack, machines: Sequence[Machine], directory: Path, *args: str
-) -> list[WorkerProcess]:
-    return [
-        stack.enter_context(start_worker(directory, *args, command=machine.command(WORKER)))
-        for machine in machines
-    ]
 
 
 def address_on(machine: Machine, worker: WorkerProcess) -> str:
@@ -85,12 +54,12 @@ def test_a_cluster_generates_over_two_lans_through_a_worker_of_another(
             member = ("--cluster", str(tmp_path / f"member {number}"))
             workers += workers_on(stack, [machine], tmp_path, *member, *dht)
         cluster = ("--cluster", str(tmp_path / "ours"), "--min-peers", "2", *dht)
-        ended = coordinator_on(near.machines[0], *PROMPT, *cluster)
+        ended = run_in(near.machines[0], *COORDINATOR, *PROMPT, *cluster)
         assert ended.returncode == 0, ended.stderr + workers[0].log
-        alone = coordinator_on(near.machines[0], *PROMPT, "--local-workers", "1")
+        alone = run_in(near.machines[0], *COORDINATOR, *PROMPT, "--local-workers", "1")
         assert ended.stdout == alone.stdout
 
-        listed = coordinator_on(near.machines[0], "--diagnose", "--wait", "10", *cluster)
+        listed = run_in(near.machines[0], *COORDINATOR, "--diagnose", "--wait", "10", *cluster)
         assert listed.returncode == 0, listed.stdout + listed.stderr
         assert "2 workers found" in listed.stdout
         table, _, found = listed.stdout.partition("2 workers found")
@@ -108,8 +77,10 @@ def test_why_a_peer_is_not_used_is_said(net: Network) -> None:
     options = json.dumps({"listen": f"/ip4/{far.address}/tcp/0", "namespace": DEFAULT_NAMESPACE})
     liars = PeerProcess(far, [sys.executable, "-m", "tests.e2e.namespaces.dht_liars", options])
     members = liars.wait_ready()["members"]
-    ended = coordinator_on(
-        near, "--diagnose", "--insecure", "--dht", "--bootstrap", liars.addresses[0], "--wait", "8"
+    ended = run_in(
+        near,
+        *(*COORDINATOR, "--diagnose", "--insecure", "--dht"),
+        *("--bootstrap", liars.addresses[0], "--wait", "8"),
     )
     assert ended.returncode == 1, ended.stderr
     assert "0 workers found" in ended.stdout

@@ -2,58 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.namespaces.netns import Machine, Network, needs_namespaces, network
-from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.e2e.namespaces.commands import COORDINATOR, PROMPT, WORKER, run_in, workers_on
+from tests.e2e.namespaces.netns import Network, needs_namespaces
 
 __all__ = ["needs_namespaces"]
 
 pytestmark = pytest.mark.usefixtures("needs_namespaces")
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
-WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
-PROMPT = ("--prompt", "A function definition", "--max-tokens", "8")
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    with network() as made:
-        yield made
-
-
-def run_in(machine: Machine, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        machine.command(command),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=ENVIRONMENT,
-        check=False,
-    )
-
-
-def workers_on(
-    stack: ExitStack, machines: Sequence[Machine], directory: Path, *args: str
-) -> list[WorkerProcess]:
-    return [
-        stack.enter_context(
-            start_worker(directory, "--insecure", *args, command=machine.command(WORKER))
-        )
-        for machine in machines
-    ]
-
 
 def test_a_lan_of_four_generates_with_no_address_typed(net: Network, tmp_path: Path) -> None:
     first, *others = net.lan(4).machines
     with ExitStack() as stack:
-        workers = workers_on(stack, others, tmp_path)
+        workers = workers_on(stack, others, tmp_path, "--insecure")
         ended = run_in(first, *COORDINATOR, *PROMPT, "--insecure", "--min-peers", "3")
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.strip()
@@ -70,8 +35,8 @@ def test_a_lan_of_four_generates_with_no_address_typed(net: Network, tmp_path: P
 def test_too_few_are_there_and_why_is_said(net: Network, tmp_path: Path) -> None:
     first, second, third = net.lan(3).machines
     with ExitStack() as stack:
-        workers_on(stack, [second], tmp_path)
-        workers_on(stack, [third], tmp_path, "--disable-mdns")
+        workers_on(stack, [second], tmp_path, "--insecure")
+        workers_on(stack, [third], tmp_path, "--insecure", "--disable-mdns")
         ended = run_in(
             first, *COORDINATOR, *PROMPT, "--insecure", "--min-peers", "2", "--wait", "10"
         )
@@ -89,7 +54,7 @@ def test_one_interface_and_no_other(net: Network, tmp_path: Path) -> None:
     near.plug(middle, 9)
     far.plug(middle, 9)
     with ExitStack() as stack:
-        workers_on(stack, [middle], tmp_path, "--mdns-interface", "eth1")
+        workers_on(stack, [middle], tmp_path, "--insecure", "--mdns-interface", "eth1")
         here, there = (
             run_in(lan.machines[0], *COORDINATOR, "--diagnose", "--insecure", "--wait", wait)
             for lan, wait in ((near, "5"), (far, "10"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ EXPIRY = 5
 # Seconds between the last host being ready and all knowing all: what the project promises.
 PROMISED = 3.0
 NUM_TRIES = 3
-
-
-@pytest.fixture
-def net() -> Iterator[Network]:
-    with network() as made:
-        yield made
 
 
 def place(address: str) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-
 import trio
 
 from neurogrid.p2p.libp2p_host import open_host
@@ -13,30 +9,11 @@ from neurogrid.p2p.reach.circuit import circuit_address
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
 from neurogrid.p2p.stream import Stream
-from tests.e2e.interop.foreign_peer import ForeignPeer, run_process
 from tests.e2e.interop.go_control import GoControl
-from tests.e2e.interop.go_peer import _find_p2pd
+from tests.e2e.interop.go_peer import run_p2pd
 
 DEADLINE = 120.0
 ECHO = "/test/echo/1"
-
-
-@asynccontextmanager
-async def run_go_peer(*options: str) -> AsyncIterator[ForeignPeer]:
-    binary = _find_p2pd()
-
-    def command(directory: Path) -> list[str]:
-        return [
-            str(binary),
-            f"-listen=/unix{directory}/control.sock",
-            "-hostAddrs=/ip4/127.0.0.1/tcp/0",
-            "-idleTimeout=10m",
-            "-q",
-            *options,
-        ]
-
-    async with run_process(command, GoControl()) as peer:
-        yield peer
 
 
 async def echo(stream: Stream) -> None:
@@ -53,7 +30,7 @@ async def reserved(reach: Reach) -> None:
 def test_a_go_peer_relays_for_us() -> None:
     async def main() -> None:
         with trio.fail_after(DEADLINE):
-            relaying = run_go_peer("-relay=true", "-relayService=true", "-forceReachabilityPublic")
+            relaying = run_p2pd("-relay=true", "-relayService=true", "-forceReachabilityPublic")
             async with relaying as relay, open_host() as server, open_host() as client:
                 server.set_stream_handler(ECHO, echo)
                 options = ReachOptions(relays=[relay.address], hole_punching=False)
@@ -70,7 +47,7 @@ def test_a_go_peer_relays_for_us() -> None:
 def test_a_go_peer_reaches_us_through_our_relay() -> None:
     async def main() -> None:
         with trio.fail_after(DEADLINE):
-            calling = run_go_peer("-relay=true", "-relayService=false")
+            calling = run_p2pd("-relay=true", "-relayService=false")
             async with calling as caller, open_host() as relay, open_host() as server:
                 server.set_stream_handler(ECHO, echo)
                 Reach(relay, ReachOptions(relay_service=RelayLimits()))

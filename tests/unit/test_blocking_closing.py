@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import trio
@@ -30,20 +31,25 @@ class Hanging:
     def __repr__(self) -> str:
         return "the hanging one"
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A host that is left while it runs."""
+        with open_lonely_host() as lonely:
+            protocol = Protocol(lonely)
+            protocol.on_activation_received(self)
+            protocol.send_activation(lonely.peer_id, 0, 0, 1, b"")
+            assert self.has_begun.wait(DEADLINE)
+            yield
+
 
 def test_a_handler_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "HANDLERS_TIMEOUT", 0.01)
     handler = Hanging()
-
-    def use() -> None:
-        with open_lonely_host() as lonely:
-            protocol = Protocol(lonely)
-            protocol.on_activation_received(handler)
-            protocol.send_activation(lonely.peer_id, 0, 0, 1, b"")
-            assert handler.has_begun.wait(DEADLINE)
-
-    with pytest.raises(LocalProtocolError, match="the hanging one: still running"):
-        use()
+    with (
+        pytest.raises(LocalProtocolError, match="the hanging one: still running"),
+        handler.running(),
+    ):
+        pass
     assert not [thread for thread in threading.enumerate() if thread.name == "neurogrid host"]
     handler.goes_on.set()
 
@@ -53,17 +59,12 @@ def test_a_handler_that_hangs_does_not_hide_the_error_of_the_block(
 ) -> None:
     monkeypatch.setattr(host, "HANDLERS_TIMEOUT", 0.01)
     handler = Hanging()
-
-    def use() -> None:
-        with open_lonely_host() as lonely:
-            protocol = Protocol(lonely)
-            protocol.on_activation_received(handler)
-            protocol.send_activation(lonely.peer_id, 0, 0, 1, b"")
-            assert handler.has_begun.wait(DEADLINE)
-            raise ZeroDivisionError
-
-    with caplog.at_level(logging.ERROR), pytest.raises(ZeroDivisionError):
-        use()
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(ZeroDivisionError),
+        handler.running(),
+    ):
+        raise ZeroDivisionError
     assert "the hanging one" in caplog.text
     handler.goes_on.set()
 

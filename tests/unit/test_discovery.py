@@ -28,7 +28,9 @@ from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
 Scene = Callable[[MemoryNetwork, MemoryHost, Discovery], Awaitable[None]]
 
 
-def play(scene: Scene) -> None:
+def play(scene: Scene, *, jumps: bool = True) -> None:
+    """Run a scene; time jumps, unless something in it waits for a thread."""
+
     async def main() -> None:
         async with (
             open_memory_network() as network,
@@ -37,7 +39,7 @@ def play(scene: Scene) -> None:
         ):
             await scene(network, host, discovery)
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    trio.run(main, clock=MockClock(autojump_threshold=0) if jumps else None)
 
 
 def test_every_reader_has_what_is_known_and_then_what_changes() -> None:
@@ -164,15 +166,7 @@ def test_options_that_cannot_be_right(options: dict[str, object]) -> None:
         assert "not tried" in str(discovery.explain())
         await discovery.setup_mdns()
 
-    async def main() -> None:
-        async with (
-            open_memory_network() as network,
-            network.open_host() as host,
-            Discovery(host) as discovery,
-        ):
-            await scene(network, host, discovery)
-
-    trio.run(main)
+    play(scene, jumps=False)
 
 
 def test_kademlia_needs_a_host_on_libp2p() -> None:

@@ -7,7 +7,7 @@ distribution. It knows no bootstrap peer and relays for nobody.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -16,14 +16,27 @@ import pytest
 from tests.e2e.interop.foreign_peer import ForeignPeer, run_process
 from tests.e2e.interop.go_control import GoControl
 
-__all__ = ["run_go_peer"]
+__all__ = ["run_go_peer", "run_p2pd"]
+
+
+def run_go_peer(
+    security: str, *, listen: str = "/ip4/127.0.0.1/tcp/0"
+) -> AbstractAsyncContextManager[ForeignPeer]:
+    """Run a daemon that offers one channel security, "noise" or "tls", until the block is left."""
+    return run_p2pd(
+        f"-noise={'true' if security == 'noise' else 'false'}",
+        f"-tls={'true' if security == 'tls' else 'false'}",
+        "-relay=false",
+        "-relayService=false",
+        listen=listen,
+    )
 
 
 @asynccontextmanager
-async def run_go_peer(
-    security: str, *, listen: str = "/ip4/127.0.0.1/tcp/0"
+async def run_p2pd(
+    *options: str, listen: str = "/ip4/127.0.0.1/tcp/0"
 ) -> AsyncIterator[ForeignPeer]:
-    """Run a daemon that offers one channel security, "noise" or "tls", until the block is left."""
+    """Run a daemon with `options` until the block is left."""
     binary = _find_p2pd()
 
     def command(directory: Path) -> list[str]:
@@ -31,12 +44,9 @@ async def run_go_peer(
             str(binary),
             f"-listen=/unix{directory}/control.sock",
             f"-hostAddrs={listen}",
-            f"-noise={'true' if security == 'noise' else 'false'}",
-            f"-tls={'true' if security == 'tls' else 'false'}",
-            "-relay=false",
-            "-relayService=false",
             "-idleTimeout=10m",  # should this process be killed, the daemon ends too
             "-q",
+            *options,
         ]
 
     async with run_process(command, GoControl()) as peer:

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from neurogrid.p2p.discovery.dht_key import cluster_cid
 from neurogrid.p2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.trust import COORDINATOR, WORKER, Cluster, ClusterAdmission, Membership
 from tests.e2e.interop import go_control
-from tests.e2e.interop.foreign_peer import ForeignPeer, run_process
-from tests.e2e.interop.go_peer import _find_p2pd
+from tests.e2e.interop.foreign_peer import ForeignPeer
+from tests.e2e.interop.go_peer import run_p2pd
 
 NAMESPACE = "interop"
 CID = cluster_cid(NAMESPACE)
@@ -38,25 +38,9 @@ async def wait_for(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.05)
 
 
-@asynccontextmanager
-async def run_go_server() -> AsyncIterator[ForeignPeer]:
+def run_go_server() -> AbstractAsyncContextManager[ForeignPeer]:
     """The daemon as a server of a DHT that it alone is in."""
-    binary = _find_p2pd()
-
-    def command(directory: Path) -> list[str]:
-        return [
-            str(binary),
-            f"-listen=/unix{directory}/control.sock",
-            "-hostAddrs=/ip4/127.0.0.1/tcp/0",
-            "-dhtServer",
-            "-relay=false",
-            "-relayService=false",
-            "-idleTimeout=10m",
-            "-q",
-        ]
-
-    async with run_process(command, go_control.GoControl()) as peer:
-        yield peer
+    return run_p2pd("-dhtServer", "-relay=false", "-relayService=false")
 
 
 def dht_request(kind: int) -> bytes:

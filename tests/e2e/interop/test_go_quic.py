@@ -8,15 +8,16 @@ TCP that happens now and then, here always.
 from __future__ import annotations
 
 import secrets
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 import pytest
 import trio
 
-from neurogrid.p2p import open_host
+from neurogrid.p2p import Stream, open_host
 from tests.e2e.interop import suite
-from tests.e2e.interop.foreign_peer import ForeignPeer
+from tests.e2e.interop.foreign_peer import ForeignPeer, ForeignStream
 from tests.e2e.interop.go_peer import run_go_peer
 from tests.e2e.interop.suite import DEADLINE, PeerSuite
 
@@ -51,17 +52,26 @@ class TestGoPeerOverQuic(PeerSuite):
         return run_peer()
 
 
+@asynccontextmanager
+async def stream_pair(dialler: str) -> AsyncIterator[tuple[Stream, ForeignStream]]:
+    """Our end and theirs of a stream that we opened, whoever dialled."""
+    async with run_peer() as peer, open_host(listen=[QUIC]) as host:
+        if dialler == "we":
+            await host.connect(peer.address)
+        else:
+            await peer.connect(host.addresses[0])
+        inbound = await peer.accept_streams([ECHO])
+        near = await host.open_stream(peer.peer_id, [ECHO])
+        far = await inbound.receive()
+        yield near, far
+        await near.aclose()
+        await far.aclose()
+
+
 def test_16_mib_both_ways_at_once(dialler: str) -> None:
     async def scenario() -> None:
         with trio.fail_after(DEADLINE):
-            async with run_peer() as peer, open_host(listen=[QUIC]) as host:
-                if dialler == "we":
-                    await host.connect(peer.address)
-                else:
-                    await peer.connect(host.addresses[0])
-                inbound = await peer.accept_streams([ECHO])
-                near = await host.open_stream(peer.peer_id, [ECHO])
-                far = await inbound.receive()
+            async with stream_pair(dialler) as (near, far):
                 there, back = secrets.token_bytes(16 * MIB), secrets.token_bytes(16 * MIB)
                 received = bytearray()
 
@@ -75,8 +85,6 @@ def test_16_mib_both_ways_at_once(dialler: str) -> None:
                     nursery.start_soon(receive_here)
                     assert await far.receive_exactly(len(there)) == there
                 assert bytes(received) == back
-                await near.aclose()
-                await far.aclose()
 
     trio.run(scenario)
 
@@ -84,14 +92,7 @@ def test_16_mib_both_ways_at_once(dialler: str) -> None:
 def test_a_slow_reader_there_makes_us_wait_and_here_makes_them(dialler: str) -> None:
     async def scenario() -> None:
         with trio.fail_after(DEADLINE):
-            async with run_peer() as peer, open_host(listen=[QUIC]) as host:
-                if dialler == "we":
-                    await host.connect(peer.address)
-                else:
-                    await peer.connect(host.addresses[0])
-                inbound = await peer.accept_streams([ECHO])
-                near = await host.open_stream(peer.peer_id, [ECHO])
-                far = await inbound.receive()
+            async with stream_pair(dialler) as (near, far):
                 there, back = secrets.token_bytes(24 * MIB), secrets.token_bytes(24 * MIB)
                 received = bytearray()
                 async with trio.open_nursery() as nursery:
@@ -102,7 +103,5 @@ def test_a_slow_reader_there_makes_us_wait_and_here_makes_them(dialler: str) -> 
                     while len(received) < len(back):
                         received += await near.receive_some()
                 assert bytes(received) == back
-                await near.aclose()
-                await far.aclose()
 
     trio.run(scenario)
