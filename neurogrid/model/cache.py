@@ -54,6 +54,10 @@ class StageCache(DynamicCache):
     Args:
         config: the model's config, as given to the model that is run.
 
+    Attributes:
+        home: where its states are; None for here.
+        last_batched: the number of the last forward in which it was with others, as its stage counts them.
+
     Not thread-safe; one forward at a time.
     """
 
@@ -70,6 +74,7 @@ class StageCache(DynamicCache):
         self._length = 0
         self._spoiled: str | None = None
         self.home: Home | None = None
+        self.last_batched = 0
 
     @property
     def length(self) -> int:

@@ -25,12 +25,15 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig
 
 from neurogrid.model.cache import StageCache
+from neurogrid.model.row_store import RowStore
 
 __all__ = ["RowPool"]
 
-# Places are added so many at a time, or half of what is there if that is more: a step copies nothing
-# then, and a third at most is unused.
+# Places are added so many at a time, or an eighth of what is there if that is more, and slots by a quarter: most
+# steps copy nothing then, and little is unused.
 _MIN_GROWTH = 64
+# Storage is copied to a smaller one when it is more than so many times what those who are left would get anew.
+_MAX_WASTE = 2
 
 
 class RowPool(DynamicCache):
@@ -39,15 +42,17 @@ class RowPool(DynamicCache):
     Args:
         config: the model's config, as given to the model that is run.
 
-    Sessions leave by themselves when nobody holds their `StageCache` any more. Not thread-safe.
+    Sessions leave by themselves when nobody holds their `StageCache` any more, and are sent away when they have not
+    decoded for a while (`let_go`): a slot has room for the longest session, whoever is in it. Not thread-safe.
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config=config)
         self._blank = list(self.layers)
         self._windows = [getattr(layer, "sliding_window", None) or 0 for layer in self.layers]
-        self._stores: dict[int, _Store] = {}
+        self._stores: dict[int, RowStore] = {}
         self._slots: WeakKeyDictionary[StageCache, int] = WeakKeyDictionary()
+        self._num_known = 0  # in `_slots` when it was last looked at
         self._batch: list[StageCache] = []
         self._batch_slots: list[int] = []
         self._lengths: list[int] = []
@@ -80,12 +85,21 @@ class RowPool(DynamicCache):
         store = self._stores.get(layer_id)
         return self.state_bytes(layer_id) // store.capacity if store else 0
 
-    def order(self, caches: Sequence[StageCache]) -> list[int]:
-        """Take the sessions in, and say in which order their rows lie: indices into `caches`."""
-        self._shrink()
+    def order(self, caches: Sequence[StageCache], *, now: int) -> list[int]:
+        """Take the sessions in, and say in which order their rows lie: indices into `caches`.
+
+        Args:
+            now: the number of this forward, for `let_go`.
+        """
+        if self.num_rows < self._num_known:
+            self._shrink()
+        joining = [cache for cache in caches if cache not in self._slots]
+        num_slots = self.num_rows + len(joining)
+        for cache in joining:
+            self._take_in(cache, num_slots)
         for cache in caches:
-            if cache not in self._slots:
-                self._take_in(cache)
+            cache.last_batched = now
+        self._num_known = self.num_rows
         slots = [self._slots[cache] for cache in caches]
         order = sorted(range(len(caches)), key=slots.__getitem__)
         ordered = [slots[i] for i in order]
@@ -122,6 +136,11 @@ class RowPool(DynamicCache):
         """Let go of what a forward needed, whether it ended well or not."""
         self.layers[:] = self._blank
         self._batch = []
+
+    def let_go(self, before: int) -> None:
+        """Send those away whose last forward with others was before that of this number."""
+        for cache in [cache for cache in self._slots if cache.last_batched < before]:
+            self.leave(cache)
 
     def leave(self, cache: StageCache) -> None:
         """Copy a session's states back into its own cache, and free its slot."""
@@ -179,21 +198,26 @@ class RowPool(DynamicCache):
         return min(longest, window) if window else longest
 
     def _capacity(self, layer_id: int, num_tokens: int) -> int:
-        """Places to have for a session of `num_tokens`."""
-        store, window = self._stores.get(layer_id), self._windows[layer_id]
-        have = store.capacity if store else 0
-        if have < num_tokens:
-            num_tokens = max(num_tokens, have + max(_MIN_GROWTH, have // 2))
-        return min(num_tokens, window) if window else num_tokens
+        """Places to have for a session of `num_tokens`: those that are there, if they are enough."""
+        store = self._stores.get(layer_id)
+        if store is not None and store.capacity >= num_tokens:
+            return num_tokens
+        return self._new_capacity(layer_id, num_tokens)
 
-    def _store(self, layer_id: int, keys: torch.Tensor, values: torch.Tensor) -> _Store:
+    def _new_capacity(self, layer_id: int, num_tokens: int) -> int:
+        window = self._windows[layer_id]
+        growth = max(_MIN_GROWTH, num_tokens // 8)
+        capacity = -(-num_tokens // growth) * growth
+        return min(capacity, window) if window else capacity
+
+    def _store(self, layer_id: int, keys: torch.Tensor, values: torch.Tensor) -> RowStore:
         store = self._stores.get(layer_id)
         if store is None:
-            store = self._stores[layer_id] = _Store(keys, values)
+            store = self._stores[layer_id] = RowStore(keys, values)
         return store
 
-    def _take_in(self, cache: StageCache) -> None:
-        """Copy a session's states into a free slot."""
+    def _take_in(self, cache: StageCache, num_slots: int) -> None:
+        """Copy a session's states into a free slot, of so many that are to be had."""
         if cache.home is not None:
             cache.home.leave(cache)
         taken = set(self._slots.values())
@@ -210,9 +234,11 @@ class RowPool(DynamicCache):
                     f"layer {layer_id} keeps {list(keys.shape)} for {length} tokens: no row of a batch"
                 )
             store = self._store(layer_id, keys, values)
-            # Slots are doubled: a session that joins copies the others once in a while only.
-            num_slots = slot + 1 if slot < store.num_slots else max(slot + 1, 2 * store.num_slots)
-            store.grow(num_slots, self._capacity(layer_id, length + 1))
+            if slot < store.num_slots:
+                slots = store.num_slots
+            else:
+                slots = max(num_slots, slot + 1, store.num_slots + store.num_slots // 4)
+            store.grow(slots, self._capacity(layer_id, length + 1))
             store.fill(slot, _places(length - keys.shape[-2], length, window), keys, values)
             moved.append(layer)
         for layer in moved:
@@ -227,89 +253,32 @@ class RowPool(DynamicCache):
         others.sort(key=self._slots.__getitem__)
         everybody = [*caches, *others]
         slots = [self._slots[cache] for cache in everybody]
-        self._stores = {i: store.reordered(slots) for i, store in self._stores.items()}
+        self._stores = {
+            i: store.reordered(slots, store.capacity) for i, store in self._stores.items()
+        }
         for slot, cache in enumerate(everybody):
             self._slots[cache] = slot
 
     def _shrink(self) -> None:
         """Give back storage that stands mostly empty: sessions came, and have gone."""
-        used = max(self._slots.values(), default=-1) + 1
-        if not used:
+        caches = sorted(self._slots, key=self._slots.__getitem__)
+        if not caches:
             self._stores.clear()
-        for layer_id, store in self._stores.items():
-            if store.num_slots > 4 * used:
-                self._stores[layer_id] = store.reordered(list(range(used)))
-
-
-class _Store:
-    """Keys and values of one layer: [S, H, C, D], zeros where nothing was written."""
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """An empty one for states like these, [..., H, any, D]."""
-        self.keys = keys.new_empty(0, keys.shape[1], 0, keys.shape[3])
-        self.values = values.new_empty(0, values.shape[1], 0, values.shape[3])
-
-    @property
-    def num_slots(self) -> int:
-        return self.keys.shape[0]
-
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[2]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
-    def grow(self, num_slots: int, capacity: int) -> None:
-        """Have at least so many slots and places."""
-        if num_slots > self.num_slots or capacity > self.capacity:
-            num_slots, capacity = max(num_slots, self.num_slots), max(capacity, self.capacity)
-            keys, values = (_grown(each, num_slots, capacity) for each in (self.keys, self.values))
-            self.keys, self.values = keys, values
-
-    def fill(
-        self, slot: int, places: slice | torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Put a session's [1, H, tokens, D] into a slot, and nothing of an earlier one beside it."""
-        for mine, its in ((self.keys, keys), (self.values, values)):
-            mine[slot].zero_()
-            mine[slot, :, places] = its[0]
-
-    def read(self, slot: int, places: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of what `fill` put there and `write` added: [1, H, tokens, D]."""
-        keys, values = (each[slot, :, places][None] for each in (self.keys, self.values))
-        return keys.clone(), values.clone()
-
-    def write(
-        self, slots: list[int], places: list[int], keys_RHD: torch.Tensor, values_RHD: torch.Tensor
-    ) -> None:
-        rows = torch.tensor([slots, places], device=self.keys.device)
-        self.keys[rows[0], :, rows[1]] = keys_RHD
-        self.values[rows[0], :, rows[1]] = values_RHD
-
-    def rows(self, slots: list[int], num_places: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first places of the slots; without a copy if they are neighbours."""
-        keys, values = self.keys[:, :, :num_places], self.values[:, :, :num_places]
-        first = slots[0]
-        if slots[-1] - first < len(slots):
-            return keys[first : first + len(slots)], values[first : first + len(slots)]
-        rows = torch.tensor(slots, device=keys.device)
-        return keys.index_select(0, rows), values.index_select(0, rows)
-
-    def reordered(self, slots: list[int]) -> _Store:
-        """A store that has only these slots, in this order."""
-        self.grow(max(slots) + 1, self.capacity)  # some rows may not have been here yet
-        store = copy.copy(self)
-        rows = torch.tensor(slots, device=self.keys.device, dtype=torch.long)
-        store.keys, store.values = self.keys[rows], self.values[rows]
-        return store
-
-
-def _grown(states: torch.Tensor, num_slots: int, capacity: int) -> torch.Tensor:
-    grown = states.new_zeros(num_slots, states.shape[1], capacity, states.shape[3])
-    grown[: states.shape[0], :, : states.shape[2]] = states
-    return grown
+            return
+        slots = [self._slots[cache] for cache in caches]
+        capacities = {
+            i: self._new_capacity(i, max(cache.layer_length(i) for cache in caches) + 1)
+            for i in self._stores
+        }
+        enough = sum(
+            store.bytes_for(len(slots), capacities[i]) for i, store in self._stores.items()
+        )
+        if self.num_bytes > _MAX_WASTE * enough:
+            self._stores = {
+                i: store.reordered(slots, capacities[i]) for i, store in self._stores.items()
+            }
+            for slot, cache in enumerate(caches):
+                self._slots[cache] = slot
 
 
 def _places(start: int, stop: int, window: int) -> slice | torch.Tensor:

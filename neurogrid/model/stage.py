@@ -35,6 +35,9 @@ __all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]
 
 # Rows of one forward. Beyond that a step takes longer for everybody and the gain is small.
 MAX_ROWS = 64
+# Who has not decoded with others for so many rounds takes its states along. In a round each pool has a forward, and a
+# prefill between them has one; with micro-batches a session has a token in every second or third.
+IDLE_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Stage:
         self._held: set[int] = set()
         # Kept alive by the sessions that are in them.
         self._pools: WeakSet[RowPool] = WeakSet()
+        self._num_forwards = 0
         self._weight_bytes: dict[tuple[int, int], int] = {}
         self.num_layers = self._skeleton.num_layers
         self.hidden_size = self._skeleton.hidden_size
@@ -168,6 +172,7 @@ class Stage:
         _check_hidden(hidden_BTD, self.hidden_size)
         num_tokens = hidden_BTD.shape[1]
         with torch.inference_mode():
+            self._next_forward()
             hidden_BTD = hidden_BTD.to(self._device, self._dtype)
             cache.begin(start, stop, position)
             try:
@@ -238,8 +243,9 @@ class Stage:
             return self._run_rows(rows, start, stop)
 
     def _run_rows(self, rows: Sequence[Row], start: int, stop: int) -> list[torch.Tensor]:
+        self._next_forward()
         pool = self._pool_of(rows)
-        order = pool.order([row.cache for row in rows])
+        order = pool.order([row.cache for row in rows], now=self._num_forwards)
         ordered = [rows[i] for i in order]
         positions = [row.position for row in ordered]
         hidden_R1D = torch.cat([row.hidden.to(self._device, self._dtype) for row in ordered])
@@ -254,6 +260,15 @@ class Stage:
         for place, i in enumerate(order):
             results[i] = result_R1D[place : place + 1]
         return results
+
+    def _next_forward(self) -> None:
+        """Count a forward, and now and then look for sessions that are in a pool to no purpose."""
+        self._num_forwards += 1
+        if self._num_forwards % IDLE_ROUNDS:
+            return
+        pools = self.pools
+        for pool in pools:
+            pool.let_go(self._num_forwards - IDLE_ROUNDS * (len(pools) + 1))
 
     def _pool_of(self, rows: Sequence[Row]) -> RowPool:
         """Where most of the rows are already, or a new one if that is the place of others."""

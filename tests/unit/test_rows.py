@@ -13,7 +13,7 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, PHI3_LONGROPE, Checkpo
 
 from neurogrid.model.cache import StageCache
 from neurogrid.model.miniature import check_splittable
-from neurogrid.model.stage import Row
+from neurogrid.model.stage import Row, Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 
@@ -28,6 +28,7 @@ class Batch:
         num_layers = checkpoint.num_layers
         self.ranges = [(0, cut), (cut, num_layers)]
         self.stages = [checkpoint.stage(*each) for each in self.ranges]
+        self.alone = [checkpoint.stage(*each) for each in self.ranges]  # of the twins
         self.ends = checkpoint.ends()
         self.vocab_size = checkpoint.vocab_size
         self.worst = 0.0
@@ -58,7 +59,7 @@ class Session:
         generator = torch.Generator().manual_seed(seed)
         self.tokens = torch.randint(3, batch.vocab_size, (60,), generator=generator).tolist()
         self.caches = [stage.new_cache() for stage in batch.stages]
-        self.twins = [stage.new_cache() for stage in batch.stages]
+        self.twins = [stage.new_cache() for stage in batch.alone]
         self.position = 0
 
     def next_token(self) -> int:
@@ -67,22 +68,22 @@ class Session:
     def prefill(self, num_tokens: int) -> Session:
         """In both worlds alone."""
         token_ids = self.tokens[self.position : self.position + num_tokens]
-        mine = self._run(token_ids, self.caches)
-        expected = self._run(token_ids, self.twins)
+        mine = self._run(token_ids, self.batch.stages, self.caches)
+        expected = self._run(token_ids, self.batch.alone, self.twins)
         assert torch.allclose(mine, expected, atol=TOLERANCE * float(expected.abs().max()))
         self.position += num_tokens
         return self
 
     def solo(self, token_ids: list[int]) -> torch.Tensor:
-        logits = self._run(token_ids, self.twins)
+        logits = self._run(token_ids, self.batch.alone, self.twins)
         self.position += len(token_ids)
         return logits
 
-    def _run(self, token_ids: list[int], caches: list[StageCache]) -> torch.Tensor:
+    def _run(
+        self, token_ids: list[int], stages: list[Stage], caches: list[StageCache]
+    ) -> torch.Tensor:
         hidden = self.ends.embed(token_ids, position=self.position)
-        for stage, cache, (start, stop) in zip(
-            self.batch.stages, caches, self.batch.ranges, strict=True
-        ):
+        for stage, cache, (start, stop) in zip(stages, caches, self.batch.ranges, strict=True):
             hidden = stage.forward(
                 hidden, start=start, stop=stop, position=self.position, cache=cache
             )
@@ -150,9 +151,7 @@ def test_one_row_alone_has_the_bits_of_the_whole_model(llama: Checkpoint) -> Non
     got = [fresh.solo(token_ids[:4])]
     for token_id in token_ids[4:]:
         hidden = batch.ends.embed([token_id], position=fresh.position)
-        for stage, cache, (start, stop) in zip(
-            batch.stages, fresh.twins, batch.ranges, strict=True
-        ):
+        for stage, cache, (start, stop) in zip(batch.alone, fresh.twins, batch.ranges, strict=True):
             row = Row(hidden, fresh.position, cache)
             (hidden,) = stage.forward_rows([row], start=start, stop=stop)
         got.append(batch.ends.logits(hidden, position=fresh.position))
