@@ -45,6 +45,7 @@ def nothing_is_left_open() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_is_left_open_by_fixtures() -> Iterator[None]:
-    """The same for what a module shares."""
+    """The same for what a module shares. What is left now was imported, or is for all: see above."""
     yield
     gc.collect()
+    gc.freeze()
