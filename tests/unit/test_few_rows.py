@@ -11,7 +11,7 @@ from neurogrid.model.few_rows import speed_up_few_rows
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9])
-@pytest.mark.parametrize("width", [64, 900, 3000])
+@pytest.mark.parametrize("width", [64, 225, 900, 3000])
 def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
     plain, fast = nn.Linear(width, 48, bias=bias), nn.Linear(width, 48, bias=bias)
     fast.load_state_dict(plain.state_dict())
@@ -31,10 +31,12 @@ def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
         assert torch.equal(fast(x[:, 0]), plain(x[:, 0]))
 
 
-def test_half_precision_and_subclasses_are_left_alone() -> None:
+def test_half_precision_subclasses_and_columns_are_left_alone() -> None:
     class Own(nn.Linear):
         pass
 
-    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).bfloat16())
+    by_columns = nn.Linear(4, 4)
+    by_columns.weight.data = torch.randn(4, 4).t()
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).bfloat16(), by_columns)
     speed_up_few_rows(model)
-    assert [type(module) for module in model] == [Own, nn.Linear]
+    assert [type(module) for module in model] == [Own, nn.Linear, nn.Linear]
