@@ -122,6 +122,19 @@ class _Slot(_Placeholder):
         return result
 
 
+class _Slots(nn.ModuleList):
+    """All slots. Base models walk over `self.layers[:n]`, for which a list of modules makes itself anew each time.
+
+    Of eight layers that takes 100 of the 170 us of a pass that embeds a token, and a step has two passes more than
+    it has stages.
+    """
+
+    def __getitem__(self, idx: Any) -> Any:
+        if isinstance(idx, slice) and idx.indices(len(self)) == (0, len(self), 1):
+            return self
+        return super().__getitem__(idx)
+
+
 class Skeleton:
     """The model of a config with slots for layers, and nothing loaded.
 
@@ -383,6 +396,8 @@ def _with_layers(model: PreTrainedModel, name: str, layers: Sequence[nn.Module])
     module_list = _module_list(model, name)
     for i, layer in enumerate(layers):
         module_list[i] = layer
+    if type(module_list) is nn.ModuleList:
+        module_list.__class__ = _Slots
     return model
 
 
