@@ -18,6 +18,8 @@ __all__ = ["Burst"]
 GAP_PART, MIN_GAP, MAX_GAP = 0.4, 0.0005, 0.005
 # Who has not come for so many steps, and seconds besides, is not waited for.
 IDLE_STEPS, IDLE_SECONDS = 16, 1.0
+# Seconds of a step for which everything else in a process can wait.
+BRIEF = 0.01
 
 
 class Burst:
@@ -46,6 +48,11 @@ class Burst:
                 break
             del self._seen[key]
         return len(self._seen)
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether there is one session, and its steps take a moment: who runs them at once keeps nobody waiting."""
+        return 0.0 < self.step_seconds <= BRIEF and self.num_active <= 1
 
     def came(self, key: Hashable) -> None:
         """A token of this session has come."""

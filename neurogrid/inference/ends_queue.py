@@ -141,7 +141,10 @@ class EndsQueue:
         compute: Callable[[Sequence[_Job]], Sequence[_Result | Exception | None]],
         jobs: Sequence[_Job],
     ) -> Sequence[_Result | Exception | None]:
-        return await self._thread.run(partial(compute, jobs))
+        call = partial(compute, jobs)
+        if jobs[0].is_row and self._burst.is_brief:
+            return await self._thread.run_briefly(call)
+        return await self._thread.run(call)
 
     def _compute(self, jobs: Sequence[_Job]) -> Sequence[_Result | Exception | None]:
         with torch.inference_mode():

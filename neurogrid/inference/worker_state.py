@@ -164,6 +164,12 @@ class WorkerState:
         """
         return await self._torch_thread.run(lambda: function(*args, **kwargs))
 
+    async def run_torch_briefly(
+        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """As `run_torch`, for a call of a few milliseconds: see `TorchThread.run_briefly`."""
+        return await self._torch_thread.run_briefly(lambda: function(*args, **kwargs))
+
     @property
     def model_lock(self) -> trio.Lock:
         """Held while the model, the assignment or the held layers change."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import trio
@@ -48,7 +48,7 @@ class WorkerSteps:
         self._steps: Batcher[Step, torch.Tensor] = Batcher(
             self._choose,
             self._compute,
-            state.run_torch,
+            self._run_torch,
             max_waiting=MAX_WAITING_STEPS,
             linger=self._burst.delay,
         )
@@ -131,6 +131,15 @@ class WorkerSteps:
         self._chunk = None if self._burst.num_active <= 1 else self._state.settings.prefill_chunk
         logger.debug("%d of %d steps that wait run together", len(steps), len(waiting))
         return steps
+
+    async def _run_torch(
+        self,
+        compute: Callable[[Sequence[Step]], Sequence[torch.Tensor | Exception | None]],
+        steps: Sequence[Step],
+    ) -> Sequence[torch.Tensor | Exception | None]:
+        if steps[0].is_decoded and self._burst.is_brief:
+            return await self._state.run_torch_briefly(compute, steps)
+        return await self._state.run_torch(compute, steps)
 
     def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:
         is_decoded, num_tokens = steps[0].is_decoded, sum(step.num_tokens for step in steps)

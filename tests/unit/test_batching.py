@@ -14,7 +14,7 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
-from neurogrid.inference.burst import Burst
+from neurogrid.inference.burst import BRIEF, Burst
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.config import model_config_message
@@ -188,6 +188,22 @@ def test_a_burst_is_taken_together_and_the_late_are_not_waited_for() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     # The first of all knows of nobody; later all three are waited for, and nobody else.
     assert calls == [[], [1], [2], [3], [], [1, 2, 3], [], [1, 2, 3], [], [1]]
+
+
+def test_a_lone_session_of_short_steps_is_brief() -> None:
+    now = 100.0
+    burst = Burst(lambda: now)
+    burst.came(1)
+    assert not burst.is_brief  # nobody knows yet
+    burst.step_seconds = BRIEF
+    assert burst.is_brief
+    burst.step_seconds = 2 * BRIEF
+    assert not burst.is_brief
+    burst.step_seconds = BRIEF
+    burst.came(2)
+    assert not burst.is_brief
+    burst.gone(1)
+    assert burst.is_brief
 
 
 @with_desk

@@ -48,6 +48,41 @@ def test_results_and_errors_come_back() -> None:
     run(test)
 
 
+def test_a_brief_call_runs_here_unless_another_is_under_way() -> None:
+    async def test(thread: TorchThread) -> None:
+        here = threading.get_ident()
+        assert await thread.run_briefly(threading.get_ident) == here
+        with pytest.raises(ZeroDivisionError):
+            await thread.run_briefly(lambda: 1 // 0)
+
+        may_end = threading.Event()
+        order: list[str] = []
+
+        def long() -> None:
+            may_end.wait(60)
+            order.append("long")
+
+        async def brief() -> None:
+            assert await thread.run_briefly(threading.get_ident) != here
+            order.append("brief")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(thread.run, long)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(brief)
+            await trio.testing.wait_all_tasks_blocked()
+            may_end.set()
+        assert order == ["long", "brief"]
+        assert await thread.run_briefly(threading.get_ident) == here
+
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await thread.run_briefly(pytest.fail)
+        assert scope.cancelled_caught
+
+    run(test)
+
+
 def test_cancellation_waits_for_the_call() -> None:
     async def test(thread: TorchThread) -> None:
         may_end, ended = threading.Event(), threading.Event()

@@ -61,7 +61,9 @@ class Worker:
         self.calls: list[list[StageCache]] = []
         self.is_running = False
         settings = WorkerSettings(prefill_chunk=CHUNK)
-        state = SimpleNamespace(settings=settings, run_torch=self._run_torch)
+        state = SimpleNamespace(
+            settings=settings, run_torch=self._run_torch, run_torch_briefly=self._run_torch
+        )
         self.steps = WorkerSteps(cast(WorkerState, state))
         self.table = SessionTable(on_drop=self.steps.withdraw)
         self.guests: list[Guest] = []
