@@ -87,7 +87,7 @@ class TorchThread:
     async def run_briefly(self, call: Callable[[], R]) -> R:
         """As `run`, for a call of a few milliseconds: in the caller's own thread, if no other call is under way.
 
-        All else in that thread waits for it. The caller gives way before it to nobody.
+        It begins at once, and all else in the caller's thread waits until it ends.
         """
         if self._num_calls:
             return await self.run(call)
