@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from libp2p import new_host
 from libp2p.abc import INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.ping import PingService
 from libp2p.network.config import ConnectionConfig
 from libp2p.network.stream.exceptions import StreamEOF
@@ -42,11 +43,33 @@ async def host(kind: str, *, psk: str | None = None, only_tls: bool = False) -> 
     )
     if kind == "ours":
         install_link(created.get_network())
-    async with created.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]):
+    async with (
+        _closing_what_is_dialled(created.get_network()),
+        created.run([Multiaddr("/ip4/127.0.0.1/tcp/0")]),
+    ):
         # It dials whom it knows, and leaves the socket of a dial that its end cancels to the garbage collector.
         await created.get_network().auto_connector.stop()
         created.set_stream_handler(ECHO, echo)
         yield created
+
+
+@asynccontextmanager
+async def _closing_what_is_dialled(swarm: Any) -> AsyncIterator[None]:
+    """Close the sockets that a host dialled: a stock one that ends on a busy machine does not close them all."""
+    dialled: list[Any] = []
+    upgrade = swarm.upgrade_outbound_raw_conn
+
+    async def upgrade_remembered(raw_conn: Any, *args: Any) -> Any:
+        dialled.append(raw_conn)
+        return await upgrade(raw_conn, *args)
+
+    swarm.upgrade_outbound_raw_conn = upgrade_remembered
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True), suppress(BaseLibp2pError, OSError):
+            for raw_conn in dialled:
+                await raw_conn.close()
 
 
 async def echo(stream: INetStream) -> None:
