@@ -20,11 +20,11 @@ from neurogrid.p2p.budget import ByteBudget
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.succession import Hold
 from neurogrid.p2p.wire import (
+    Data,
     ErrorCode,
     MessageDecoder,
     StreamDecoder,
     TensorMessage,
-    header_bytes,
 )
 
 __all__ = ["MessageReader"]
@@ -52,7 +52,6 @@ class MessageReader:
         self._bounds = bounds
         self._silence_timeout = silence_timeout
         # Of the message that is being gathered:
-        self._num_bytes = 0  # that have come, its header included
         self._paid_bytes = 0  # that have come since `_since`
         self._since = math.inf  # when its header began, and then its Data
         self._has_room = False  # its header is there, and room for its Data
@@ -79,18 +78,19 @@ class MessageReader:
         Raises:
             RemoteProtocolError, RequestRefusedError, StreamBrokenError: as `receive`, and what `on_message` raises.
         """
+        decoder = self._decoder
 
-        def take(data: bytes) -> bool:
-            for message in self._received(len(data), self._decoder.receive_data(data)):
+        def take(data: Data) -> bool:
+            for message in decoder.receive_data(data):
                 on_message(message)
             is_held = hold is not None and hold.is_on
-            return not self._num_bytes and self._decoder.error is None and not is_held
+            return not decoder.num_gathered and decoder.error is None and not is_held
 
         while True:
             if hold is not None and hold.is_on:
                 for message in await hold.wait():
                     on_message(message)
-            if not self._num_bytes and self._decoder.error is None:
+            if not decoder.num_gathered and decoder.error is None:
                 # Between messages nothing is timed, and small ones come whole.
                 if not await self._stream.receive_each(take):
                     return
@@ -117,23 +117,16 @@ class MessageReader:
             awaited = self._decoder.awaited_bytes
             if awaited and not self._has_room:
                 await self._make_room(awaited)
-            elif self._num_bytes and self._since == math.inf:
+            elif self._decoder.num_gathered and self._since == math.inf:
                 self._start_clock()
             num_bytes, messages = await self._receive_some_in_time()
             if not num_bytes:
                 self._decoder.receive_eof()
                 return []
-            if self._received(num_bytes, messages):
+            self._paid_bytes += num_bytes
+            if messages:
+                self._release()
                 return messages
-
-    def _received(self, num_bytes: int, messages: list[TensorMessage]) -> list[TensorMessage]:
-        """Count bytes that came, and the messages that they completed."""
-        self._num_bytes += num_bytes
-        self._paid_bytes += num_bytes
-        if messages:
-            self._num_bytes -= sum(map(_size, messages))
-            self._release()
-        return messages
 
     async def _receive_some_in_time(self) -> tuple[int, list[TensorMessage]]:
         """As `_receive_some`, for as long as what has come pays for."""
@@ -181,7 +174,3 @@ class MessageReader:
         if self._held:
             self._budget.remove(self._stream.peer_id, self._held)
             self._held = 0
-
-
-def _size(message: TensorMessage) -> int:
-    return header_bytes(message.msg_type) + len(message.data)

@@ -35,6 +35,8 @@ _LEAST_DIRECT: Final = 64 * 1024
 # Bytes: a chunk of weights with its numbers. Pages of memory that are mapped anew cost more than clearing it.
 _LARGEST_HEAP_BUFFER: Final = 2 * 1024 * 1024
 
+_NO_BODY: Final = memoryview(bytearray())
+
 
 class _Decoder:
     """What both versions share. `_types` and `_legacy` say what may stand on the stream."""
@@ -47,7 +49,7 @@ class _Decoder:
         self._from_peer = from_peer
         self._head = bytearray()  # of the header that is being gathered
         self._header: Header | None = None  # complete, its Data is being gathered
-        self._body = memoryview(bytearray())
+        self._body = _NO_BODY
         self._filled = 0
         self._eof = False
         self._error: RemoteProtocolError | None = None
@@ -62,6 +64,13 @@ class _Decoder:
         """The Data bytes that the header of the message under way announced, those that arrived
         included; 0 between messages and within a header. What a reader may have to hold next."""
         return 0 if self._header is None else self._header.data_bytes
+
+    @property
+    def num_gathered(self) -> int:
+        """The bytes of the message under way that have arrived, those of its header included; 0 between messages."""
+        if self._header is None:
+            return len(self._head)
+        return header_bytes(self._header.msg_type) + self._filled
 
     def receive_data(self, data: Data) -> list[TensorMessage]:
         """Take the next bytes of the stream; give the messages that they complete, in order.
@@ -149,13 +158,16 @@ class _Decoder:
 
     def _take_header(self, view: memoryview) -> int:
         """Move bytes into the header, read it when it is whole; return how many were taken."""
-        msg_type = self._type_of(self._head[0] if self._head else view[0])
-        taken = min(header_bytes(msg_type) - len(self._head), len(view))
-        self._head += view[:taken]
-        if len(self._head) == header_bytes(msg_type):
-            self._header = decode_header(msg_type, self._head, limits=self._limits)
-            self._head.clear()
-        return taken
+        head = self._head
+        msg_type = self._type_of(head[0] if head else view[0])
+        missing = header_bytes(msg_type) - len(head)
+        if len(view) < missing:
+            head += view
+            return len(view)
+        whole = head + view[:missing] if head else view[:missing]
+        self._header = decode_header(msg_type, whole, limits=self._limits)
+        head.clear()
+        return missing
 
     def _type_of(self, first: int) -> MessageType | None:
         if self._legacy and first == 0:
@@ -191,16 +203,18 @@ class _Decoder:
         self._body = larger
 
     def _finish(self, header: Header) -> TensorMessage:
-        body, self._body = self._body, memoryview(bytearray())
+        # One that is given away is nobody else's, be it empty.
+        body = self._body if header.data_bytes else memoryview(bytearray())
+        self._body = _NO_BODY
         self._filled, self._header = 0, None
         return TensorMessage(
-            msg_type=header.msg_type,
-            layer_id=header.layer_id,
-            seq_id=header.seq_id,
-            request_id=header.request_id,
-            data=body,
-            trace_context=header.trace_context,
-            from_peer=self._from_peer,
+            header.msg_type,
+            header.layer_id,
+            header.seq_id,
+            header.request_id,
+            body,
+            header.trace_context,
+            self._from_peer,
         )
 
 

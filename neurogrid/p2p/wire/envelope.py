@@ -8,6 +8,7 @@ tensor can be used where it lies. Nothing of the tensor is copied or looked at.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgpack
@@ -29,6 +30,7 @@ _KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape", "nano
 _PLAIN_MAPS: Final = (0x86, 0x87)
 _PLAIN_MAP_BYTES: Final = 256
 _PLAIN_STAGES: Final = 8
+_INTEGERS: Final = frozenset({int})
 
 
 def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
@@ -44,9 +46,9 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
         and 0 <= e.position <= MAX_U64
         and 0 <= e.start_layer < e.stop_layer <= MAX_LAYERS
         and len(e.shape) <= MAX_RANK
-        and all(0 <= size <= MAX_U32 for size in e.shape)
+        and _are_within(e.shape, MAX_U32)
         and len(e.stage_nanos) <= MAX_STAGES
-        and all(0 <= nanos <= MAX_U64 for nanos in e.stage_nanos)
+        and _are_within(e.stage_nanos, MAX_U64)
     )
     if not fits:
         raise LocalProtocolError(
@@ -94,6 +96,10 @@ def decode_envelope(data: Data) -> TensorEnvelope:
             code=ErrorCode.SHAPE_MISMATCH,
         )
     return TensorEnvelope(session_id, position, start, stop, dtype, shape, tensor, nanos)
+
+
+def _are_within(values: Sequence[int], largest: int) -> bool:
+    return not values or (min(values) >= 0 and max(values) <= largest)
 
 
 _Entries = tuple[int, int, int, int, str, tuple[int, ...], tuple[int, ...]]
@@ -154,8 +160,10 @@ def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
         and pos >= 0
         and 0 <= start < stop <= MAX_LAYERS
         and dtype in DTYPES
-        and all(type(size) is int and 0 <= size <= MAX_U32 for size in shape)
-        and all(type(taken) is int and taken >= 0 for taken in nanos)
+        and _INTEGERS.issuperset(map(type, shape))
+        and _are_within(shape, MAX_U32)
+        and _INTEGERS.issuperset(map(type, nanos))
+        and _are_within(nanos, MAX_U64)
     ):
         found = (sid, pos, start, stop, dtype, tuple(shape), tuple(nanos))
         return found, int(unpacker.tell())

@@ -7,12 +7,11 @@ decoding (`RemoteProtocolError`). What Data holds is not looked at.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, Limits
-from neurogrid.p2p.wire.messages import Data, TensorMessage, TraceContext
+from neurogrid.p2p.wire.messages import Data, TensorMessage, TraceContext, record
 from neurogrid.p2p.wire.types import TRACED_TYPES, V11_TYPES, ErrorCode, MessageType
 
 __all__ = [
@@ -49,7 +48,7 @@ _MAX_U64: Final = 2**64 - 1
 _MAX_LEGACY_LAYER: Final = 2**24 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Header:
     """A decoded header: the message without its Data, and how many bytes of Data follow."""
 

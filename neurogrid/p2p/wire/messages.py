@@ -6,11 +6,24 @@ They know nothing of layout and check nothing: `headers` and `envelope` do, in b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, dataclass_transform
 
 from neurogrid.p2p.wire.types import MessageType
 
-__all__ = ["Data", "TraceContext", "TensorEnvelope", "TensorMessage"]
+__all__ = ["Data", "TraceContext", "TensorEnvelope", "TensorMessage", "record"]
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[T]) -> type[T]:
+    """A dataclass that is frozen for the type checker alone.
+
+    Each message makes six of them on its way, and one of eight fields that guards them takes 0.65 us to make instead
+    of 0.12.
+    """
+    return dataclass(slots=True)(cls)
+
 
 Data: TypeAlias = bytes | bytearray | memoryview
 """What may be sent: any of these, contiguous. A memoryview counts by its bytes, not its items."""
@@ -31,7 +44,7 @@ class TraceContext:
     flags: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorEnvelope:
     """A tensor with the session, the position and the layers that it belongs to.
 
@@ -56,7 +69,7 @@ class TensorEnvelope:
     stage_nanos: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorMessage:
     """One message of the tensor protocol.
 
