@@ -49,7 +49,7 @@ class Libp2pStream(Stream):
         except BaseLibp2pError as exc:
             raise self._broken(exc) from exc
 
-    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+    async def receive_each(self, take: Callable[[bytes | bytearray | memoryview], bool]) -> bool:
         try:
             return await self._link_stream.receive_each(take)
         except BaseLibp2pError as exc:

@@ -49,11 +49,11 @@ class Stream(ABC):
         Cancellation is safe: bytes that were not returned stay for the next call.
         """
 
-    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+    async def receive_each(self, take: Callable[[bytes | bytearray | memoryview], bool]) -> bool:
         """Call `take` with what comes, piece by piece, until it returns False; returns False at the end of the stream.
 
         As a loop over `receive_some`, but that implementations that can call `take` where the bytes arrive, without
-        a turn of this task. It must not block; what it raises is raised here.
+        a turn of this task. It must not block, nor keep a piece that is a view; what it raises is raised here.
 
         Raises:
             StreamBrokenError: the stream was reset or the connection is gone.

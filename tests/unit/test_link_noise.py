@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from noise.connection import NoiseConnection
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.link.noise import MAX_PLAINTEXT, Opener, Sealer
+from neurogrid.p2p.link.noise import MAX_PLAINTEXT, MAX_SEALED, Opener, Sealer
 
 KEY = bytes(range(32))
 UNHURRIED = settings(deadline=None)
@@ -161,14 +161,16 @@ def test_sizes_that_no_message_has_are_refused(size: int) -> None:
         Sealer(KEY).seal(bytes(size))
 
 
-def test_room_is_what_still_fits() -> None:
+def test_what_is_free_still_fits() -> None:
     sealer = Sealer(KEY, capacity=200_000)
-    while (room := sealer.room) > 0:
-        sealer.seal(bytes(min(room, MAX_PLAINTEXT)))
+    while sealer.free >= MAX_SEALED:
+        sealer.seal(bytes(MAX_PLAINTEXT))
+    sealer.seal(bytes(sealer.free - (MAX_SEALED - MAX_PLAINTEXT)))
+    assert sealer.free == 0
     with pytest.raises(LocalProtocolError):
         sealer.seal(b"x")
     sealer.sent(sealer.num_pending)
-    assert sealer.room > 2 * MAX_PLAINTEXT
+    assert sealer.free == 200_000
 
 
 def test_what_was_sent_in_part_stays() -> None:
@@ -183,12 +185,12 @@ def test_what_was_sent_in_part_stays() -> None:
 
 def test_a_buffer_grows_between_batches_and_goes_on() -> None:
     sealer, opener = Sealer(KEY), Opener(KEY)
-    before = sealer.room
+    before = sealer.free
     sealer.seal(b"pending")
     sealer.grow()
-    assert sealer.room < before  # what is pending stays where it is
+    assert sealer.free < before  # what is pending stays where it is
     opened = feed(opener, bytes(sealer.pending))
     sealer.sent(sealer.num_pending)
     sealer.grow()
-    assert sealer.room > 2 * before
+    assert sealer.free > 2 * before
     assert opened + feed(opener, seal(sealer, b"goes on")) == [b"pending", b"goes on"]

@@ -40,7 +40,7 @@ def make(*, is_initiator: bool, limits: LinkLimits = LIMITS) -> tuple[Yamux, Buf
 
 def frames_of(core: Yamux, max_payload: int = 70_000) -> bytes:
     batch = bytearray()
-    while (frame := core.next_frame(max_payload)) is not None:
+    while (frame := core.outflow.next_frame(max_payload)) is not None:
         batch += frame[0] + frame[1]
     return bytes(batch)
 
@@ -119,7 +119,9 @@ def test_what_honest_ends_send_arrives_whole_and_in_order(data: st.DataObject) -
             payload = bytes([len(wanted[stream.stream_id]) % 251]) * size
             wanted[stream.stream_id] += payload
             one.queue(stream, memoryview(payload))
-        elif step == "frame" and (frame := one.next_frame(data.draw(st.integers(1, 70_000)))):
+        elif step == "frame" and (
+            frame := one.outflow.next_frame(data.draw(st.integers(1, 70_000)))
+        ):
             wire += frame[0] + frame[1]
         elif step == "deliver" and wire:
             cut = data.draw(st.integers(1, len(wire)))
@@ -134,7 +136,7 @@ def test_what_honest_ends_send_arrives_whole_and_in_order(data: st.DataObject) -
             one.receive_data(frames_of(other))
     for stream in streams:
         one.finish(stream)
-    while wire or one.has_output or any(s.inbox.size for s in accepted.values()):
+    while wire or one.outflow.has_output or any(s.inbox.size for s in accepted.values()):
         wire += frames_of(one)
         deliver(other, bytes(wire), accepted)
         wire.clear()
@@ -211,5 +213,5 @@ def test_a_write_tells_its_memory_free_once() -> None:
     outgoing = core.queue(stream, memoryview(b"data"))
     frames_of(core)
     assert isinstance(outgoing, Outgoing)
-    assert core.take_finished() == [outgoing]
-    assert core.take_finished() == []
+    assert core.outflow.take_finished() == [outgoing]
+    assert core.outflow.take_finished() == []

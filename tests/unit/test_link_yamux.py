@@ -53,7 +53,7 @@ def make(*, is_initiator: bool = False, limits: LinkLimits | None = None) -> Yam
 def sent(core: Yamux, max_payload: int = 64 * KIB) -> list[tuple[int, int, int, int | bytes]]:
     """All frames that wait, as (type, flags, stream id, length or payload)."""
     frames: list[tuple[int, int, int, int | bytes]] = []
-    while (next_frame := core.next_frame(max_payload)) is not None:
+    while (next_frame := core.outflow.next_frame(max_payload)) is not None:
         header, payload = next_frame
         version, frame_type, flags, stream_id, length = struct.unpack(">BBHII", header)
         assert version == 0
@@ -165,7 +165,7 @@ def test_a_reset_of_the_peer_drops_what_was_unsent_and_leaves_what_was_unread() 
     assert core.receive_data(frame(WINDOW, RST, 1, 0)) == [StreamReset(stream)]
     assert stream.reset_by_peer
     assert stream.inbox.take() == b"unread"
-    assert core.take_finished() == [outgoing]
+    assert core.outflow.take_finished() == [outgoing]
     assert outgoing.is_over
     assert not outgoing.is_sent
     assert sent(core) == []
@@ -380,7 +380,7 @@ def test_streams_take_turns_frame_by_frame() -> None:
     core = make()
     bulk, small = opened(core, 1), opened(core, 3)
     send(core, bulk, bytes(100 * KIB))
-    first = core.next_frame(10 * KIB)
+    first = core.outflow.next_frame(10 * KIB)
     assert first is not None
     send(core, small, b"urgent")
     turns = [(stream_id, len(data)) for _, _, stream_id, data in sent(core, 10 * KIB)]  # type: ignore[arg-type]
@@ -401,7 +401,7 @@ def test_a_write_withdrawn_in_the_middle_leaves_a_prefix() -> None:
     stream = opened(core)
     outgoing = core.queue(stream, memoryview(b"x" * 100))
     core.queue(stream, memoryview(b"next"))
-    assert core.next_frame(30) is not None
+    assert core.outflow.next_frame(30) is not None
     core.withdraw(stream, outgoing)
     core.finish(stream)
     assert sent(core) == [(DATA, FIN, 1, b"next")]

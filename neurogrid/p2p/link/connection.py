@@ -227,7 +227,7 @@ class LinkConnection(IMuxedConn):
     def consumed(self, state: StreamState, num_bytes: int) -> None:
         """A reader took bytes out of a stream's inbox."""
         self.core.consumed(state, num_bytes)
-        if self.core.has_output:
+        if self.core.outflow.has_output:
             self.kick()
 
     async def breathe(self, num_bytes: int) -> None:
@@ -280,7 +280,7 @@ class LinkConnection(IMuxedConn):
         """Send a batch, and wake the tasks whose writes are over."""
         assert self._pipe is not None
         try:
-            pushed = self._pipe.push(self.core)
+            pushed = self._pipe.push(self.core.outflow)
         except _BROKEN as exc:
             self._break(f"the connection broke: {_describe(exc)}")
             return Pushed.IDLE
@@ -290,7 +290,7 @@ class LinkConnection(IMuxedConn):
         return pushed
 
     def _wake_writers(self) -> None:
-        for outgoing in self.core.take_finished():
+        for outgoing in self.core.outflow.take_finished():
             if outgoing.owner is not None:
                 trio.lowlevel.reschedule(outgoing.owner)
 
@@ -302,7 +302,7 @@ class LinkConnection(IMuxedConn):
                 self._keep_alive.heard()
                 for event in events:
                     self._dispatch(event)
-                if self.core.has_output:
+                if self.core.outflow.has_output:
                     self.kick()
                 events = await self._pipe.receive(self.core)
         except RemoteProtocolError as exc:

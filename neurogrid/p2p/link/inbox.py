@@ -8,9 +8,11 @@ frames of one byte must not make us keep 64 KiB, or an object, for each.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, TypeAlias
 
-__all__ = ["Inbox"]
+__all__ = ["Inbox", "Piece"]
+
+Piece: TypeAlias = bytes | bytearray | memoryview
 
 # Below this a copy is cheaper than to keep the piece apart.
 _SMALL: Final = 4096
@@ -28,7 +30,7 @@ class Inbox:
     __slots__ = ("_pieces", "size")
 
     def __init__(self) -> None:
-        self._pieces: deque[bytes | bytearray | memoryview] = deque()
+        self._pieces: deque[Piece] = deque()
         self.size = 0
 
     def append(self, data: bytes, start: int, stop: int) -> None:
@@ -46,6 +48,12 @@ class Inbox:
                 last += piece
             else:
                 self._pieces.append(bytearray(piece))
+
+    def pop(self) -> Piece:
+        """Remove and return the first piece, as it lies; there must be one."""
+        piece = self._pieces.popleft()
+        self.size -= len(piece)
+        return piece
 
     def take(self, max_bytes: int | None = None) -> bytes:
         """Remove and return the first piece, or its first `max_bytes`; `b""` when empty."""

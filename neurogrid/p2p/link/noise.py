@@ -22,21 +22,21 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["MAX_PLAINTEXT", "TAG_BYTES", "Opener", "Sealer"]
+__all__ = ["MAX_PLAINTEXT", "MAX_SEALED", "TAG_BYTES", "Opener", "Sealer"]
 
 TAG_BYTES: Final = 16
 LENGTH_BYTES: Final = 2
 MAX_CIPHERTEXT: Final = 65_535  # what the length can say
 MAX_PLAINTEXT: Final = MAX_CIPHERTEXT - TAG_BYTES
 _OVERHEAD: Final = LENGTH_BYTES + TAG_BYTES
-_MAX_FRAME: Final = LENGTH_BYTES + MAX_CIPHERTEXT
+MAX_SEALED: Final = LENGTH_BYTES + MAX_CIPHERTEXT  # with its length
 
 # Measured on loopback: a larger buffer to seal into saves turns of the event loop, and delays what comes after it,
 # so half a MiB. A larger one to receive into saves nothing, and leaves the processor's second cache.
 # A connection begins with a third of it, and most never need more.
-FIRST_SEAL_BUFFER: Final = 3 * _MAX_FRAME
-SEAL_BUFFER: Final = 9 * _MAX_FRAME
-OPEN_BUFFER: Final = 4 * _MAX_FRAME
+FIRST_SEAL_BUFFER: Final = 3 * MAX_SEALED
+SEAL_BUFFER: Final = 9 * MAX_SEALED
+OPEN_BUFFER: Final = 4 * MAX_SEALED
 
 # The last counter is reserved for rekeying (section 5.1). At 64 KiB a message nobody ever gets there; checked,
 # because a nonce used twice gives the plaintext away.
@@ -58,8 +58,8 @@ class Sealer:
     """
 
     def __init__(self, key: bytes, *, counter: int = 0, capacity: int = FIRST_SEAL_BUFFER) -> None:
-        if capacity < _MAX_FRAME:
-            raise LocalProtocolError(f"{capacity} B hold no Noise message of {_MAX_FRAME} B")
+        if capacity < MAX_SEALED:
+            raise LocalProtocolError(f"{capacity} B hold no Noise message of {MAX_SEALED} B")
         self._cipher = ChaCha20Poly1305(key)
         self._counter = counter
         self._buffer = memoryview(bytearray(capacity))
@@ -77,11 +77,9 @@ class Sealer:
         return self._end - self._start
 
     @property
-    def room(self) -> int:
-        """The bytes of plaintext that fit as further messages of the largest size, or as one smaller."""
-        free = len(self._buffer) - self._end
-        whole, rest = divmod(free, _MAX_FRAME)
-        return whole * MAX_PLAINTEXT + max(0, rest - _OVERHEAD)
+    def free(self) -> int:
+        """The bytes that further messages may have, sealed: the largest has `MAX_SEALED`."""
+        return len(self._buffer) - self._end
 
     def seal(self, data: bytes | bytearray | memoryview) -> None:
         """Append one message. `data` is bytes, not empty, at most `MAX_PLAINTEXT`; it is read once and not kept.
@@ -127,8 +125,8 @@ class Opener:
     """
 
     def __init__(self, key: bytes, *, counter: int = 0, capacity: int = OPEN_BUFFER) -> None:
-        if capacity < 2 * _MAX_FRAME:
-            raise LocalProtocolError(f"{capacity} B hold no two messages of {_MAX_FRAME} B")
+        if capacity < 2 * MAX_SEALED:
+            raise LocalProtocolError(f"{capacity} B hold no two messages of {MAX_SEALED} B")
         self._cipher = ChaCha20Poly1305(key)
         self._counter = counter
         self._buffer = memoryview(bytearray(capacity))
@@ -141,7 +139,7 @@ class Opener:
         """Where to receive next: at least one whole message's worth, and mostly far more."""
         if self._start == self._end:
             self._start = self._end = 0
-        elif len(self._buffer) - self._end < _MAX_FRAME:
+        elif len(self._buffer) - self._end < MAX_SEALED:
             # What is left of a message moves to the front: rarely, since the buffer holds many.
             left = self._end - self._start
             self._buffer[:left] = self._buffer[self._start : self._end]

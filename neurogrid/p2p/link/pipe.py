@@ -22,7 +22,8 @@ from libp2p.abc import ISecureConn
 
 from neurogrid.p2p.link.events import Event
 from neurogrid.p2p.link.frames import HEADER_BYTES
-from neurogrid.p2p.link.noise import MAX_PLAINTEXT, Opener, Sealer
+from neurogrid.p2p.link.noise import MAX_PLAINTEXT, MAX_SEALED, Opener, Sealer
+from neurogrid.p2p.link.outflow import Outflow
 from neurogrid.p2p.link.session import NoiseSession
 from neurogrid.p2p.link.yamux import Yamux
 
@@ -51,7 +52,7 @@ class Pipe(ABC):
     """Sends and receives for a state machine. OSError and libp2p's exceptions mean that it broke."""
 
     @abstractmethod
-    def push(self, core: Yamux) -> Pushed:
+    def push(self, outflow: Outflow) -> Pushed:
         """Send one batch of frames, as far as it goes without waiting."""
 
     @abstractmethod
@@ -103,32 +104,32 @@ class SocketPipe(Pipe):
         self._scratch = memoryview(bytearray(MAX_PLAINTEXT))
         self._may_have_more = False
 
-    def push(self, core: Yamux) -> Pushed:
-        if not self._sealer.num_pending:
-            if not core.has_output:
-                return Pushed.IDLE
-            self._seal(core)
-        pending = self._sealer.pending
+    def push(self, outflow: Outflow) -> Pushed:
+        sealer = self._sealer
+        has_more = outflow.has_output if sealer.num_pending else self._seal(outflow)
+        pending = sealer.pending
         if pending:
             try:
                 sent = self._socket.send(pending)
             except BlockingIOError:
                 return Pushed.BLOCKED
-            self._sealer.sent(sent)
+            sealer.sent(sent)
             if sent < len(pending):
                 return Pushed.BLOCKED
-        if not core.has_output:
+        if not has_more:
             return Pushed.IDLE
-        self._sealer.grow()
+        sealer.grow()
         return Pushed.MORE
 
-    def _seal(self, core: Yamux) -> None:
-        """Fill the sealer's buffer with frames."""
-        seal, small, filled = self._sealer.seal, self._scratch, 0
+    def _seal(self, outflow: Outflow) -> bool:
+        """Fill the sealer's buffer with frames; whether there may be more than fit."""
+        sealer, seal, small, filled = self._sealer, self._sealer.seal, self._scratch, 0
+        has_more = True
         # Room for what is gathered, and for a frame in two messages.
-        while self._sealer.room >= 3 * MAX_PLAINTEXT:
-            frame = core.next_frame(MAX_PAYLOAD)
+        while sealer.free >= 3 * MAX_SEALED:
+            frame = outflow.next_frame(MAX_PAYLOAD)
             if frame is None:
+                has_more = False
                 break
             header, payload = frame
             joined = len(payload)
@@ -147,6 +148,7 @@ class SocketPipe(Pipe):
                 filled = 0
         if filled:
             seal(small[:filled])
+        return has_more
 
     async def wait_writable(self) -> None:
         await trio.lowlevel.wait_writable(self._fd)
@@ -201,10 +203,10 @@ class SecurePipe(Pipe):
         self._conn = conn
         self._pending = b""
 
-    def push(self, core: Yamux) -> Pushed:
+    def push(self, outflow: Outflow) -> Pushed:
         if not self._pending:
             batch = bytearray()
-            while len(batch) < MAX_PLAINTEXT and (frame := core.next_frame(MAX_PLAINTEXT)):
+            while len(batch) < MAX_PLAINTEXT and (frame := outflow.next_frame(MAX_PLAINTEXT)):
                 batch += frame[0]
                 batch += frame[1]
             self._pending = bytes(batch)

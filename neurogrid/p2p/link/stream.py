@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamReset
 
+from neurogrid.p2p.link.inbox import Piece
 from neurogrid.p2p.link.muxed_stream import MuxedStream
 from neurogrid.p2p.link.stream_state import Outgoing, StreamState
 
@@ -36,7 +37,7 @@ class LinkStream(MuxedStream):
         self.state = state
         self._connection = connection
         self._reader: trio.lowlevel.Task | None = None
-        self._take: Callable[[bytes], bool] | None = (
+        self._take: Callable[[Piece], bool] | None = (
             None  # of a reader that waits in `receive_each`
         )
         self._is_taking = False
@@ -81,11 +82,11 @@ class LinkStream(MuxedStream):
         await self._connection.breathe(len(data))
         return data
 
-    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+    async def receive_each(self, take: Callable[[Piece], bool]) -> bool:
         """Call `take` with what arrives, piece by piece, until it returns False; returns False at the end.
 
         It is called where the bytes arrive, in the task that reads the connection, which saves a turn of this one:
-        it must not block, and what it raises is raised here.
+        it must not block, nor keep a piece that is a view; what it raises is raised here.
 
         Raises:
             MuxedStreamReset: either side has reset the stream, or the connection is gone.
@@ -95,7 +96,9 @@ class LinkStream(MuxedStream):
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             while self.state.inbox.size:
-                if not take(self._next_piece()):
+                piece = self.state.inbox.pop()
+                self._connection.consumed(self.state, len(piece))
+                if not take(piece):
                     return True
             if not self._expects_data():
                 return False
@@ -108,11 +111,6 @@ class LinkStream(MuxedStream):
                 raise self._take_error
             if self._has_enough:
                 return True
-
-    def _next_piece(self) -> bytes:
-        data = self.state.inbox.take()
-        self._connection.consumed(self.state, len(data))
-        return data
 
     async def receive_into(self, destination: memoryview) -> int:
         """Receive into `destination` (format "B", writable); return how many bytes came, 0 at the end.
@@ -197,10 +195,13 @@ class LinkStream(MuxedStream):
         is_over = state.fin_received or state.was_reset or state.is_discarding
         return not is_over and self._connection.is_alive
 
-    def _take_all(self, take: Callable[[bytes], bool]) -> bool:
+    def _take_all(self, take: Callable[[Piece], bool]) -> bool:
         """Give the reader what has arrived; whether it has had all that it wants."""
-        while self.state.inbox.size:
-            if not take(self._next_piece()):
+        state, core = self.state, self._connection.core
+        while state.inbox.size:
+            piece = state.inbox.pop()
+            core.consumed(state, len(piece))  # whoever gave us the bytes sends the credit
+            if not take(piece):
                 return True
         return False
 

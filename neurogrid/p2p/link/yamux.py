@@ -4,8 +4,8 @@ Streams, windows and flags of `/yamux/1.0.0` as hashicorp's specification and li
 ends the connection: a window exceeded, a stream id of the wrong parity or never opened, an unknown type. What may
 cross on the way is forgiven: frames for a stream that was reset or closed here meanwhile.
 
-What it refuses to know: Noise, sockets, tasks and clocks. The driver feeds `receive_data`, takes `next_frame` as
-often as there is room to send, and wakes whom the events and `take_finished` name.
+What it refuses to know: Noise, sockets, tasks and clocks. The driver feeds `receive_data`, takes frames from
+`outflow` as often as there is room to send, and wakes whom the events and `outflow.take_finished` name.
 
 Strategy:
 - A write is queued by reference and cut into frames when there is room to send them. The streams that have
@@ -28,7 +28,7 @@ from neurogrid.p2p.link import events, frames
 from neurogrid.p2p.link.events import Event
 from neurogrid.p2p.link.inflow import Inflow
 from neurogrid.p2p.link.limits import ConnectionBuffers, LinkLimits
-from neurogrid.p2p.link.outflow import Frame, Outflow
+from neurogrid.p2p.link.outflow import Outflow
 from neurogrid.p2p.link.stream_state import Loan, Outgoing, StreamState
 from neurogrid.p2p.link.windows import Windows
 
@@ -47,6 +47,7 @@ class Yamux:
         clock: seconds; any clock that does not go back.
 
     Attributes:
+        outflow: what is to be sent, as frames.
         windows: what the peer may send; the driver tells it the round trip.
         streams: by id, those that are not over.
         go_away_sent: we accept no further streams.
@@ -74,9 +75,9 @@ class Yamux:
         self._num_ours = 0
         self._num_unacknowledged = 0
 
-        self._outflow = Outflow(max_owed=limits.max_owed_frames, on_fin_sent=self._fin_sent)
+        self.outflow = Outflow(max_owed=limits.max_owed_frames, on_fin_sent=self._fin_sent)
         self.windows = Windows(
-            limits=limits, buffers=buffers, clock=clock, schedule=self._outflow.schedule
+            limits=limits, buffers=buffers, clock=clock, schedule=self.outflow.schedule
         )
         self._inflow = Inflow(
             buffers=buffers,
@@ -142,7 +143,7 @@ class Yamux:
 
     def _take_ping(self, flags: int, value: int) -> None:
         if flags & frames.SYN:
-            self._outflow.owe(frames.pack_header(frames.PING, frames.ACK, 0, value))
+            self.outflow.owe(frames.pack_header(frames.PING, frames.ACK, 0, value))
         elif flags & frames.ACK:
             self._tell(events.PongReceived(value))
         else:
@@ -185,7 +186,7 @@ class Yamux:
             raise RemoteProtocolError(f"the peer opened stream {stream_id}, which is ours to open")
         self._highest_id = max(self._highest_id, stream_id)
         if self.go_away_sent or self._num_theirs >= self._limits.max_streams:
-            self._outflow.owe(frames.pack_header(frames.WINDOW_UPDATE, frames.RST, stream_id, 0))
+            self.outflow.owe(frames.pack_header(frames.WINDOW_UPDATE, frames.RST, stream_id, 0))
             return None
         stream = StreamState(stream_id, is_ours=False)
         self.streams[stream_id] = stream
@@ -211,7 +212,7 @@ class Yamux:
         stream.send_window += credit
         if stream.send_window > _MAX_UINT32:
             raise RemoteProtocolError(f"a window of {stream.send_window} B")
-        self._outflow.window_opened(stream)
+        self.outflow.window_opened(stream)
 
     def _acknowledge(self, stream: StreamState) -> None:
         stream.is_acknowledged = True
@@ -254,14 +255,14 @@ class Yamux:
         self._next_id += 2
         self._num_ours += 1
         self._num_unacknowledged += 1
-        self._outflow.schedule(stream)
+        self.outflow.schedule(stream)
         return stream
 
     def accept(self, stream: StreamState) -> None:
         """Acknowledge a stream of the peer, with the next frame that goes to it."""
         if not stream.was_reset:
             stream.ack_pending = True
-            self._outflow.schedule(stream)
+            self.outflow.schedule(stream)
 
     def queue(self, stream: StreamState, data: memoryview) -> Outgoing:
         """Send `data` (bytes, format "B") after what is queued; it is not copied, so must stay as it is.
@@ -275,7 +276,7 @@ class Yamux:
         if not data:
             outgoing.is_over = outgoing.is_sent = True
             return outgoing
-        self._outflow.add(stream, outgoing)
+        self.outflow.add(stream, outgoing)
         return outgoing
 
     def withdraw(self, stream: StreamState, outgoing: Outgoing) -> None:
@@ -284,14 +285,14 @@ class Yamux:
             outgoing.is_over = True
             stream.outbox.remove(outgoing)
             if stream.fin_wanted and not stream.outbox:
-                self._outflow.schedule(stream)
+                self.outflow.schedule(stream)
 
     def finish(self, stream: StreamState) -> None:
         """Send nothing more after what is queued. Doing it twice is no error."""
         if not (stream.was_reset or stream.fin_wanted):
             stream.fin_wanted = True
             if not stream.outbox:
-                self._outflow.schedule(stream)
+                self.outflow.schedule(stream)
 
     def discard(self, stream: StreamState) -> None:
         """Read nothing more: drop what is there and what comes."""
@@ -307,7 +308,7 @@ class Yamux:
         if stream.was_reset:
             return
         if stream.stream_id in self.streams and not stream.syn_pending:
-            self._outflow.control(
+            self.outflow.control(
                 frames.pack_header(frames.WINDOW_UPDATE, frames.RST, stream.stream_id, 0)
             )
         self._give_up(stream)
@@ -321,7 +322,7 @@ class Yamux:
     def drop_writes(self) -> None:
         """Free the memory of all writes: nothing can be sent any more. What has arrived stays."""
         for stream in self.streams.values():
-            self._outflow.drop(stream)
+            self.outflow.drop(stream)
 
     def consumed(self, stream: StreamState, num_bytes: int) -> None:
         """The reader took bytes out of the inbox: the peer may send as many again."""
@@ -341,13 +342,13 @@ class Yamux:
 
     def ping(self, value: int) -> None:
         """Ask for a sign of life; `value` comes back."""
-        self._outflow.control(frames.pack_header(frames.PING, frames.SYN, 0, value))
+        self.outflow.control(frames.pack_header(frames.PING, frames.SYN, 0, value))
 
     def go_away(self, code: int) -> None:
         """Accept no further streams, and say so."""
         if not self.go_away_sent:
             self.go_away_sent = True
-            self._outflow.control(frames.pack_header(frames.GO_AWAY, 0, 0, code))
+            self.outflow.control(frames.pack_header(frames.GO_AWAY, 0, 0, code))
 
     def sweep(self, max_age: int) -> list[StreamState]:
         """Reset the streams that were closed here `max_age` sweeps ago and not by the peer; return them."""
@@ -360,19 +361,6 @@ class Yamux:
                     stale.append(stream)
         return stale
 
-    def take_finished(self) -> list[Outgoing]:
-        """The writes whose memory became free since the last call."""
-        return self._outflow.take_finished()
-
-    @property
-    def has_output(self) -> bool:
-        """Whether there may be something to send."""
-        return self._outflow.has_output
-
-    def next_frame(self, max_payload: int) -> Frame | None:
-        """The next frame to send, as header and payload, or None; see `Outflow.next_frame`."""
-        return self._outflow.next_frame(max_payload)
-
     # ------------------------------------------------------------------ what follows from it
 
     def _fin_sent(self, stream: StreamState) -> None:
@@ -384,7 +372,7 @@ class Yamux:
         stream.was_reset = True
         stream.loan = None
         self._inflow.forget(stream)
-        self._outflow.drop(stream)
+        self.outflow.drop(stream)
         self._forget(stream)
 
     def _forget(self, stream: StreamState) -> None:

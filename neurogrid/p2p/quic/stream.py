@@ -61,7 +61,7 @@ class QuicMuxedStream(MuxedStream):
 
     # ------------------------------------------------------------------ reading
 
-    async def receive_each(self, take: Callable[[bytes], bool]) -> bool:
+    async def receive_each(self, take: Callable[[bytes | bytearray | memoryview], bool]) -> bool:
         """Call `take` with what comes until it returns False; returns False at the end. Raises as `receive_some`."""
         while data := await self.receive_some():
             if not take(data):
