@@ -57,7 +57,7 @@ class TrafficCounters:
         self._last = ""
 
     def add(
-        self, peer_id: str, msg_type: MessageType | None, direction: Direction, num_bytes: int
+        self, direction: Direction, peer_id: str, msg_type: MessageType | None, num_bytes: int
     ) -> None:
         """Count one message of `num_bytes` bytes."""
         if peer_id != self._last:

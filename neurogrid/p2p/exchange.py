@@ -70,6 +70,9 @@ logger = logging.getLogger(__name__)
 MOVE_ATTEMPTS = 5
 MOVE_DELAY = 1.0
 
+# What no handler gets.
+_OF_THE_STREAM = frozenset({MessageType.HELLO, MessageType.ERROR, MessageType.CREDIT})
+
 PeerOpenedHandler = Callable[[str, Hello], None]
 PeerLostHandler = Callable[[str, NeuroGridError], None]
 
@@ -128,7 +131,7 @@ class Exchange:
             bounds=bounds,
             budget=self._budget,
             on_message=self._receive_v10,
-            on_sent=partial(self._count, Direction.SENT),
+            on_sent=partial(self.counters.add, Direction.SENT),
         )
         self._opened_handlers: list[PeerOpenedHandler] = []
         self._lost_handlers: list[PeerLostHandler] = []
@@ -336,7 +339,7 @@ class Exchange:
             hello=self._hello,
             limits=self._limits,
             on_message=self._receive_v11,
-            on_sent=partial(self._count, Direction.SENT, stream.peer_id),
+            on_sent=partial(self.counters.add, Direction.SENT, stream.peer_id),
             budget=self._budget,
             bounds=self._bounds,
             follows=() if stream.is_relayed else relayed,
@@ -383,27 +386,17 @@ class Exchange:
 
     def _receive_v11(self, stream: MessageStream, message: TensorMessage) -> None:
         self._count_received(stream.peer_id, message)
-        if message.msg_type is MessageType.HELLO:
-            assert stream.hello is not None
-            self._streams[stream.peer_id] = stream
-            for old in stream.follows:
-                old.retire()
-            for opened in self._opened_handlers:
-                opened(stream.peer_id, stream.hello)
+        if message.msg_type in _OF_THE_STREAM:
+            self._receive_of_stream(stream, message)
             return
-        if message.msg_type is MessageType.ERROR:
-            if not self._dispatcher.take_error(message):
-                stream.ignored_error()
-            return
-        if message.msg_type is MessageType.CREDIT:
-            return  # the stream has taken it
         num_bytes = len(message.data)
         is_large = num_bytes > self._bounds.small_message
+        is_credited = message.msg_type in CREDITED_TYPES
 
         def on_done() -> None:
             if is_large:
                 self._budget.remove(stream.peer_id, num_bytes)
-            if message.msg_type in CREDITED_TYPES:
+            if is_credited:
                 stream.served(num_bytes)
 
         if is_large:
@@ -414,6 +407,18 @@ class Exchange:
             on_violation=lambda error: self.host.start_soon(stream.fail, error),
             on_done=on_done,
         )
+
+    def _receive_of_stream(self, stream: MessageStream, message: TensorMessage) -> None:
+        """What is about the stream itself, or ends a request; credit it has taken already."""
+        if message.msg_type is MessageType.HELLO:
+            assert stream.hello is not None
+            self._streams[stream.peer_id] = stream
+            for old in stream.follows:
+                old.retire()
+            for opened in self._opened_handlers:
+                opened(stream.peer_id, stream.hello)
+        elif message.msg_type is MessageType.ERROR and not self._dispatcher.take_error(message):
+            stream.ignored_error()
 
     def _owe(self, stream: MessageStream, message: TensorMessage) -> None:
         """Owe a message on the stream that asked for it, or on the one that took its place."""
@@ -503,12 +508,7 @@ class Exchange:
 
     def _count_received(self, peer_id: str, message: TensorMessage) -> None:
         num_bytes = header_bytes(message.msg_type) + len(message.data)
-        self._count(Direction.RECEIVED, peer_id, message, num_bytes)
-
-    def _count(
-        self, direction: Direction, peer_id: str, message: TensorMessage, num_bytes: int
-    ) -> None:
-        self.counters.add(peer_id, message.msg_type, direction, num_bytes)
+        self.counters.add(Direction.RECEIVED, peer_id, message.msg_type, num_bytes)
 
 
 def _joined(message: TensorMessage, more: tuple[Data, ...]) -> TensorMessage:

@@ -53,7 +53,7 @@ from neurogrid.p2p.wire import (
 __all__ = ["MessageStream"]
 
 MessageCallback = Callable[["MessageStream", TensorMessage], None]
-SentCallback = Callable[[TensorMessage, int], None]
+SentCallback = Callable[[MessageType | None, int], None]
 
 # To tell a peer which rule it broke, before the stream is reset. Seconds.
 FAREWELL_TIMEOUT = 5.0
@@ -269,7 +269,7 @@ class MessageStream:
             self._end(exc)
             raise DataWriteError(str(exc)) from exc
         if is_sent:
-            self._on_sent(message, len(data))
+            self._on_sent(message.msg_type, len(data))
         return is_sent
 
     async def _breathe(self) -> None:
@@ -440,7 +440,7 @@ class MessageStream:
     async def _write_message(self, outgoing: Outgoing) -> None:
         parts = outgoing.parts or message_parts(outgoing.message)
         num_bytes = await write_message(self._stream, parts, bounds=self._bounds)
-        self._on_sent(outgoing.message, num_bytes)
+        self._on_sent(outgoing.message.msg_type, num_bytes)
 
 
 def _message(msg_type: MessageType, payload: Hello | ErrorPayload) -> TensorMessage:

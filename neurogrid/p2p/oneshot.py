@@ -36,6 +36,7 @@ from neurogrid.p2p.wire import (
     ErrorCode,
     Limits,
     MessageDecoder,
+    MessageType,
     TensorMessage,
     encode_message_parts,
 )
@@ -50,7 +51,7 @@ class OneshotStreams:
 
     Args:
         on_message: serves one message of a peer; the stream ends when it returns.
-        on_sent: called with peer id, message and its bytes when one has gone out.
+        on_sent: called with peer id, type and bytes of a message when one has gone out.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class OneshotStreams:
         bounds: Bounds,
         budget: ByteBudget,
         on_message: Callable[[str, TensorMessage], Awaitable[None]],
-        on_sent: Callable[[str, TensorMessage, int], None],
+        on_sent: Callable[[str, MessageType | None, int], None],
     ) -> None:
         self._host = host
         self._limits = limits
@@ -99,7 +100,7 @@ class OneshotStreams:
         async def deliver() -> None:
             try:
                 num_bytes = await write_message(stream, parts, bounds=self._bounds)
-                self._on_sent(peer_id, message, num_bytes)
+                self._on_sent(peer_id, message.msg_type, num_bytes)
                 await stream.send_eof()
                 with confirming:
                     await _wait_for_end(stream, self._bounds.confirm_timeout)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import trio
 
@@ -110,6 +110,27 @@ class _ErrorWatch(Waiter):
             self._main.resolve(outcome)
 
 
+class _Expectation(AbstractContextManager[Waiter]):
+    """A waiter that is in the table for the length of a block."""
+
+    __slots__ = ("_answer", "_correlation", "_peer_id", "_table", "_waiter")
+
+    def __init__(
+        self, table: PendingRequests, peer_id: str, answer: MessageType, correlation: int
+    ) -> None:
+        self._table = table
+        self._peer_id = peer_id
+        self._answer = answer
+        self._correlation = correlation
+
+    def __enter__(self) -> Waiter:
+        self._waiter = self._table._begin(self._peer_id, self._answer, self._correlation)
+        return self._waiter
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._table._end(self._waiter)
+
+
 class _Peer:
     """The waiters of one peer, oldest first, and answers that were announced and not awaited yet."""
 
@@ -130,8 +151,9 @@ class PendingRequests:
     def __len__(self) -> int:
         return self._num_waiters
 
-    @contextmanager
-    def expect(self, peer_id: str, answer: MessageType, correlation: int) -> Iterator[Waiter]:
+    def expect(
+        self, peer_id: str, answer: MessageType, correlation: int
+    ) -> AbstractContextManager[Waiter]:
         """Register a waiter for the length of the block; an answer that was kept is there at once.
 
         `correlation` is the request id; 0 for answers that carry none; the layer for a WeightsAck
@@ -140,7 +162,12 @@ class PendingRequests:
         Raises:
             LocalProtocolError: as many requests wait as may, to this peer or to all.
         """
-        peer = self._peers.setdefault(peer_id, _Peer())
+        return _Expectation(self, peer_id, answer, correlation)
+
+    def _begin(self, peer_id: str, answer: MessageType, correlation: int) -> Waiter:
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            peer = self._peers[peer_id] = _Peer()
         full = len(peer.waiters) >= self._bounds.max_pending_per_peer
         if full or self._num_waiters >= self._bounds.max_pending:
             self._drop_if_empty(peer_id)
@@ -151,12 +178,12 @@ class PendingRequests:
         waiter = waiter or Waiter(peer_id, answer, correlation)
         peer.waiters.append(waiter)
         self._num_waiters += 1
-        try:
-            yield waiter
-        finally:
-            peer.waiters.remove(waiter)
-            self._num_waiters -= 1
-            self._drop_if_empty(peer_id)
+        return waiter
+
+    def _end(self, waiter: Waiter) -> None:
+        self._peers[waiter.peer_id].waiters.remove(waiter)
+        self._num_waiters -= 1
+        self._drop_if_empty(waiter.peer_id)
 
     @contextmanager
     def expect_through(

@@ -8,10 +8,10 @@ from neurogrid.p2p.counters import OTHERS
 
 def test_sums_by_peer_type_and_direction() -> None:
     counters = TrafficCounters()
-    counters.add("a", MessageType.ACTIVATION, Direction.SENT, 10)
-    counters.add("a", MessageType.ACTIVATION, Direction.SENT, 20)
-    counters.add("a", None, Direction.SENT, 5)
-    counters.add("b", MessageType.RESPONSE, Direction.RECEIVED, 7)
+    counters.add(Direction.SENT, "a", MessageType.ACTIVATION, 10)
+    counters.add(Direction.SENT, "a", MessageType.ACTIVATION, 20)
+    counters.add(Direction.SENT, "a", None, 5)
+    counters.add(Direction.RECEIVED, "b", MessageType.RESPONSE, 7)
     assert counters.total(Direction.SENT) == Traffic(3, 35)
     assert counters.total(Direction.SENT, peer_id="b") == Traffic()
     assert counters.total(Direction.SENT, msg_type=MessageType.ACTIVATION) == Traffic(2, 30)
@@ -23,17 +23,17 @@ def test_sums_by_peer_type_and_direction() -> None:
 
 def test_a_snapshot_does_not_change() -> None:
     counters = TrafficCounters()
-    counters.add("a", None, Direction.SENT, 1)
+    counters.add(Direction.SENT, "a", None, 1)
     before = counters.snapshot()
-    counters.add("a", None, Direction.SENT, 1)
+    counters.add(Direction.SENT, "a", None, 1)
     assert before["a"]["sent"]["legacy"] == Traffic(1, 1)
 
 
 def test_peers_that_were_silent_for_longest_are_added_up() -> None:
     counters = TrafficCounters(max_peers=3)
     for index in range(10):
-        counters.add(f"peer {index}", MessageType.WEIGHTS, Direction.RECEIVED, 1)
-        counters.add("steady", MessageType.WEIGHTS, Direction.RECEIVED, 1)
+        counters.add(Direction.RECEIVED, f"peer {index}", MessageType.WEIGHTS, 1)
+        counters.add(Direction.RECEIVED, "steady", MessageType.WEIGHTS, 1)
     assert len(counters.snapshot()) <= 4
     assert counters.total(Direction.RECEIVED) == Traffic(20, 20)
     assert counters.total(Direction.RECEIVED, peer_id="steady") == Traffic(10, 10)

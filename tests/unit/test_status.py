@@ -264,9 +264,9 @@ def test_links_follow_the_counters(
     board.status()
     for _ in range(20):
         clock.now += 0.1
-        counters.add("first", MessageType.ACTIVATION, Direction.SENT, 500)
-        counters.add("second", MessageType.RESPONSE, Direction.RECEIVED, 600)
-        counters.add("third", MessageType.WEIGHTS, Direction.SENT, 1000)
+        counters.add(Direction.SENT, "first", MessageType.ACTIVATION, 500)
+        counters.add(Direction.RECEIVED, "second", MessageType.RESPONSE, 600)
+        counters.add(Direction.SENT, "third", MessageType.WEIGHTS, 1000)
         links = {(link.source, link.target): link for link in board.status().links}
     assert links["coordinator", "first"].bytes_per_second == pytest.approx(5000)
     assert links["coordinator", "first"].activations_per_second == pytest.approx(10)
@@ -286,8 +286,8 @@ def test_a_stage_of_the_coordinator_itself(
     board.status()
     for _ in range(20):
         clock.now += 0.1
-        counters.add("second", MessageType.ACTIVATION, Direction.SENT, 500)
-        counters.add("second", MessageType.RESPONSE, Direction.RECEIVED, 600)
+        counters.add(Direction.SENT, "second", MessageType.ACTIVATION, 500)
+        counters.add(Direction.RECEIVED, "second", MessageType.RESPONSE, 600)
         status = board.status()
     links = {(link.source, link.target): link for link in status.links}
     assert len(links) == len(status.links)
