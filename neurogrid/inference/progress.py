@@ -12,6 +12,7 @@ from typing import Protocol
 
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.planner import PeerSpeed, Plan
+from neurogrid.inference.step_times import StepTimes
 from neurogrid.p2p.counters import TrafficCounters
 
 __all__ = ["FleetView", "MemberView", "Progress", "ProgressTee", "WorkerInfo"]
@@ -75,6 +76,9 @@ class MemberView(Protocol):
     @property
     def is_resting(self) -> bool:
         """It has refused, and is left alone for a while."""
+
+    @property
+    def times(self) -> StepTimes: ...
 
 
 class FleetView(Protocol):

@@ -112,6 +112,9 @@ class PeerStatus:
         flops: floating point operations a second; None where it did not say.
         read_bytes_per_second: at which it goes through weights; None where it did not say.
         latency: seconds that a message takes to it; None where that was not measured.
+        step_seconds: that a decoded token takes it, everything included: the median of the last 64; None before the
+            first.
+        last_step_seconds: that the last one took.
         since: when `health` became so.
         num_sessions: that go through it.
         sent_bytes: to it, by the coordinator, in all.
@@ -135,6 +138,8 @@ class PeerStatus:
     flops: float | None
     read_bytes_per_second: float | None
     latency: float | None
+    step_seconds: float | None
+    last_step_seconds: float | None
     health: Health
     since: float
     num_sessions: int

@@ -95,6 +95,14 @@ class StepTimes:
         """Of decoded tokens of late: through how many layers, and the seconds that the worker was at it."""
         return tuple(self._recent)
 
+    def typical_step(self, num_layers: int) -> float | None:
+        """Seconds that a decoded token takes through so many layers: the median of late; None before the first."""
+        return num_layers * median(self._recent) if self._recent else None
+
+    def last_step(self, num_layers: int) -> float | None:
+        """Seconds that the last decoded token took through so many layers; None before the first."""
+        return num_layers * self._recent[-1] if self._recent else None
+
     def forget_recent(self) -> None:
         """Judge anew: what was seen so far is of another time."""
         self._recent.clear()

@@ -129,6 +129,8 @@ class WorkerRecords:
             flops=float(info.flops) if info.flops else None,
             read_bytes_per_second=info.speed.bytes_per_second if info.speed else None,
             latency=info.latency,
+            step_seconds=member.times.typical_step(len(member.layers)),
+            last_step_seconds=member.times.last_step(len(member.layers)),
             health=(health := _health_of(member)),
             since=self._since(peer_id, health, at),
             num_sessions=member.num_sessions,

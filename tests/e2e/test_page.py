@@ -201,6 +201,12 @@ def test_it_streams_an_answer(watched: Watched) -> None:
     sync_api.expect(page.locator("#composer")).not_to_have_class(re.compile("is-busy"))
     sync_api.expect(page.locator("#first-token")).not_to_have_text(re.compile("^\\W$"))
     assert "function" in wait_text(page, 1)
+    # How long a token took each stage, of which the picture and the list tell the same.
+    told = re.compile(r"(^| · )\d\S* (µs|ms|s) a token$")
+    sync_api.expect(page.locator("#picture .node.stage .node-note")).to_have_text([told, told])
+    roles = page.locator(".worker[data-role=stage] .worker-role")
+    sync_api.expect(roles).to_have_text([told, told])
+    watched.shoot("steps-light")
     page.locator("#new-chat").click()
     sync_api.expect(page.locator(".message")).to_have_count(0)
     sync_api.expect(page.locator("#prompt")).to_be_focused()

@@ -18,6 +18,7 @@ from neurogrid.inference.progress import Progress, ProgressTee, WorkerInfo
 from neurogrid.inference.rates import RateWindow, TotalRate
 from neurogrid.inference.status import Health, Phase, Role
 from neurogrid.inference.status_board import SHOW_LOST, StatusBoard
+from neurogrid.inference.step_times import StepTimes
 from neurogrid.p2p.counters import Direction, TrafficCounters
 from neurogrid.p2p.wire import MessageType
 
@@ -34,6 +35,7 @@ class FakeMember:
     is_placing: bool = False
     is_leaving: bool = False
     is_resting: bool = False
+    times: StepTimes = field(default_factory=StepTimes)
 
 
 @dataclass
@@ -131,6 +133,20 @@ def test_a_worker_that_says_anew_what_it_has(board: StatusBoard) -> None:
     board.described(replace(info("first"), free_bytes=GIB, latency=0.5))
     first = board.status().peers["first"]
     assert (first.memory_free_bytes, first.latency) == (GIB, 0.5)
+
+
+def test_a_stage_tells_what_a_step_takes(board: StatusBoard, fleet: FakeFleet) -> None:
+    first = board.status().peers["first"]
+    assert (first.step_seconds, first.last_step_seconds) == (None, None)
+    fleet.members[0].times.observe(100, 4, 9.0)  # a prompt is no step of decoding
+    for seconds in (0.004, 0.008, 0.1):
+        fleet.members[0].times.observe(1, 4, seconds)
+    first = board.status().peers["first"]
+    assert first.step_seconds == pytest.approx(0.008)
+    assert first.last_step_seconds == pytest.approx(0.1)
+    # With other layers, what it takes for one counts.
+    fleet.members[0].layers = range(2)
+    assert board.status().peers["first"].step_seconds == pytest.approx(0.004)
 
 
 def test_a_transfer_has_a_rate_and_an_end(

@@ -282,6 +282,7 @@ export class Picture {
       if (percent === 100) note = "loading its layers";
       else note = percent || speed ? `${percent} % · ${rate(speed)}` : "getting ready";
     } else if (!stage.is_ready && peer) note = "not ready";
+    else note = stepOf(peer) || note;
     setText(node.note, note);
     setText(node.title, `Stage ${stage.number}, ${layers(stage.layers)}: ${peer?.name ?? ""} ${shortId(stage.peer_id)}`);
   }
@@ -309,6 +310,11 @@ export class Picture {
       setText(this.centreNote, stages.length === 1 ? "layers in 1 stage" : `layers in ${stages.length} stages`);
     }
   }
+}
+
+/** How long a decoded token takes it; empty while nobody knows. */
+export function stepOf(peer) {
+  return !peer || peer.health === "lost" || peer.step_seconds == null ? "" : `${duration(peer.step_seconds)} a token`;
 }
 
 export function came(transfer) {

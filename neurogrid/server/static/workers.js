@@ -2,7 +2,7 @@
 
 import { bytes, duration, flops, layers, rate, remaining, shortId, withShortIds } from "./format.js";
 import { html, setAttributes, setText } from "./dom.js";
-import { came, stageColour } from "./picture.js";
+import { came, stageColour, stepOf } from "./picture.js";
 
 const HEALTH = {
   ready: "ready",
@@ -63,7 +63,9 @@ export class Worker {
     setText(this.id, shortId(peer.peer_id));
     setAttributes(this.id, { title: peer.peer_id });
     setText(this.health, HEALTH[peer.health] ?? peer.health);
-    setText(this.role, role(peer));
+    const step = stepOf(peer);
+    setText(this.role, [role(peer), step].filter(Boolean).join(" · "));
+    setAttributes(this.role, { title: step && `The last took ${duration(peer.last_step_seconds)}` });
     this.refreshMemory(peer);
     setText(this.compute, flops(peer.flops));
     setText(this.reads, rate(peer.read_bytes_per_second));
