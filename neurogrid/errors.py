@@ -89,12 +89,22 @@ class RequestRefusedError(NeuroGridError):
     Attributes:
         code: the error code of the registry (`neurogrid.p2p.wire.ErrorCode`).
         retry_after: seconds after which the peer may try again, or None.
+        is_expected: nobody did anything wrong, as where a message crosses the end of what it belongs to: worth no
+            warning.
     """
 
-    def __init__(self, message: str, *, code: int, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: int,
+        retry_after: float | None = None,
+        is_expected: bool = False,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.retry_after = retry_after
+        self.is_expected = is_expected
 
 
 class TransportError(NeuroGridError):

@@ -21,7 +21,7 @@ from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["Session", "SessionTable"]
 
-# Sessions that were closed, for activations that were on their way from a predecessor.
+# Sessions that are over, for messages that were on their way.
 MAX_REMEMBERED = 1024
 
 
@@ -80,7 +80,7 @@ class SessionTable:
         """`on_drop` is called with each session that is over."""
         self._on_drop = on_drop
         self._sessions: dict[int, Session] = {}
-        self._over: deque[tuple[int, str]] = deque(maxlen=MAX_REMEMBERED)
+        self._over: deque[tuple[int, str, str]] = deque(maxlen=MAX_REMEMBERED)  # id, source, owner
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -97,7 +97,14 @@ class SessionTable:
 
     def was_closed(self, session_id: int, source: str) -> bool:
         """Whether a session of this id took activations from this worker a while ago, and is no more."""
-        return (session_id, source) in self._over
+        return any(
+            (known, of) == (session_id, source) and source != owner
+            for known, of, owner in self._over
+        )
+
+    def was_open(self, session_id: int, owner: str) -> bool:
+        """Whether this coordinator had a session of this id a while ago, which is no more."""
+        return any((known, of) == (session_id, owner) for known, _, of in self._over)
 
     def add(self, session: Session) -> None:
         """Open a session."""
@@ -134,8 +141,7 @@ class SessionTable:
         if session in self:
             del self._sessions[session.session_id]
             self._on_drop(session)
-            if session.source != session.owner:
-                self._over.append((session.session_id, session.source))
+            self._over.append((session.session_id, session.source, session.owner))
 
     def forget(self, owner: str) -> None:
         """Drop the sessions of a peer."""

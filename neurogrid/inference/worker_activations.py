@@ -123,7 +123,11 @@ class WorkerActivations:
             logger.debug("%s", exc)
 
     def _session_of(self, message: TensorMessage, envelope: TensorEnvelope) -> Session | None:
-        """The session that an activation extends; None where it comes too late for one that was closed."""
+        """The session that an activation extends; None where it comes too late for one that was closed.
+
+        A coordinator is told also then, since it may wait for what comes of it; a client that has left it in the
+        middle of a step is no reason to warn anybody.
+        """
         sender = sender_of(message)
         session = self._sessions.find(envelope.session_id, sender)
         if session is not None and session.model is self._state.model:
@@ -132,7 +136,9 @@ class WorkerActivations:
             return None
         self._state.require_coordinator(sender)
         raise RequestRefusedError(
-            f"session {envelope.session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+            f"session {envelope.session_id} is not open",
+            code=ErrorCode.SESSION_UNKNOWN,
+            is_expected=self._sessions.was_open(envelope.session_id, sender),
         )
 
     def _check(self, session: Session, envelope: TensorEnvelope) -> torch.Tensor:

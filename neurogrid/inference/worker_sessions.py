@@ -281,10 +281,13 @@ class SessionService:
 
     async def _on_query(self, message: TensorMessage) -> None:
         query = SessionQuery.decode(message.data)
-        session = self._sessions.of(query.session_id, sender_of(message))
+        sender = sender_of(message)
+        session = self._sessions.of(query.session_id, sender)
         if session is None:
             raise RequestRefusedError(
-                f"session {query.session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
+                f"session {query.session_id} is not open",
+                code=ErrorCode.SESSION_UNKNOWN,
+                is_expected=self._sessions.was_open(query.session_id, sender),
             )
         ack = SessionAck(session_id=query.session_id, length=session.length)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())

@@ -110,6 +110,7 @@ class WorkerSteps:
                 raise RequestRefusedError(
                     f"session {session.session_id} ended before its turn came",
                     code=ErrorCode.SESSION_UNKNOWN,
+                    is_expected=True,
                 )
             session.length += num_tokens
             session.last_used = trio.current_time()

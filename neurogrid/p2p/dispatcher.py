@@ -93,7 +93,7 @@ class Dispatcher:
         except BadAnswerError as exc:
             self.pending.fail(sender_of(message), exc.error, correlation=message.request_id)
         except RequestRefusedError as exc:
-            logger.warning("refused %s of %s: %s", name_of(message), message.from_peer, exc)
+            _log_refusal(message, exc)
             refuse(refusal(message, exc))
         except NeuroGridError:
             raise
@@ -153,7 +153,7 @@ class Dispatcher:
             try:
                 await job.run()
             except RequestRefusedError as exc:
-                logger.warning("refused %s of %s: %s", name_of(message), message.from_peer, exc)
+                _log_refusal(message, exc)
                 refuse(refusal(message, exc))
             except RemoteProtocolError as exc:
                 on_violation(exc)
@@ -179,6 +179,11 @@ class Dispatcher:
             code=ErrorCode.LIMIT_EXCEEDED,
             retry_after=1.0,
         )
+
+
+def _log_refusal(message: TensorMessage, error: RequestRefusedError) -> None:
+    level = logging.DEBUG if error.is_expected else logging.WARNING
+    logger.log(level, "refused %s of %s: %s", name_of(message), message.from_peer, error)
 
 
 def _failure(message: TensorMessage, reason: str) -> TensorMessage:

@@ -1,0 +1,124 @@
+"""Activations that cross the end of their session: told to whoever waits, and no reason for a warning."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from neurogrid.errors import PeerRefusedError, RequestRefusedError
+from neurogrid.inference.session_table import MAX_REMEMBERED, Session, SessionTable
+from neurogrid.inference.worker_activations import WorkerActivations
+from neurogrid.p2p import Protocol, TensorMessage
+from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.routes import Place
+from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope
+
+COORDINATOR, WORKER, STRANGER = "coordinator", "worker", "stranger"
+
+
+class Worker:
+    """What serves activations, with sessions that are opened and closed by the test, and no model."""
+
+    def __init__(self) -> None:
+        self.sessions = SessionTable(on_drop=lambda session: None)
+        state: Any = SimpleNamespace(model=object(), require_coordinator=self._require_coordinator)
+        self.activations = WorkerActivations(
+            state, cast(Any, None), self.sessions, cast(Any, None), cast(Any, None)
+        )
+
+    @staticmethod
+    def _require_coordinator(peer_id: str) -> None:
+        if peer_id != COORDINATOR:
+            raise RequestRefusedError("busy", code=ErrorCode.UNAUTHORIZED)
+
+    def run_session(self, session_id: int, *, predecessor: str | None = None) -> None:
+        """Open a session, and close it again."""
+        place: Any = None
+        if predecessor is not None:
+            place = cast(Place, SimpleNamespace(predecessor=predecessor, successor=None))
+        no: Any = None
+        session = Session(session_id, COORDINATOR, no, 0, 4, 64, no, place, last_used=0.0)
+        self.sessions.add(session)
+        self.sessions.close(session_id, COORDINATOR)
+
+    def activation(self, session_id: int, sender: str) -> None:
+        """One comes."""
+        envelope = TensorEnvelope(
+            session_id=session_id,
+            start_layer=0,
+            stop_layer=4,
+            position=0,
+            dtype="F32",
+            shape=(1, 1, 8),
+            data=bytes(32),
+        )
+        message = TensorMessage(
+            msg_type=MessageType.ACTIVATION, request_id=1, envelope=envelope, from_peer=sender
+        )
+        trio.run(self.activations.serve, message)
+
+
+def test_a_coordinator_is_refused_what_crossed_the_end_of_its_session_without_a_warning() -> None:
+    worker = Worker()
+    worker.run_session(7)
+    with pytest.raises(RequestRefusedError, match="session 7 is not open") as late:
+        worker.activation(7, COORDINATOR)
+    assert late.value.is_expected
+    with pytest.raises(RequestRefusedError, match="session 8 is not open") as unknown:
+        worker.activation(8, COORDINATOR)
+    assert not unknown.value.is_expected
+
+
+def test_nobody_else_is_excused_by_it() -> None:
+    worker = Worker()
+    worker.run_session(7)
+    worker.run_session(9, predecessor=WORKER)
+    worker.activation(9, WORKER)  # it knows of no end yet, and waits for nothing
+    for session_id in (7, 9):
+        with pytest.raises(RequestRefusedError) as refused:
+            worker.activation(session_id, STRANGER)
+        assert not refused.value.is_expected
+
+
+def test_what_ended_long_ago_is_not_remembered() -> None:
+    worker = Worker()
+    for session_id in range(1, MAX_REMEMBERED + 2):
+        worker.run_session(session_id)
+    with pytest.raises(RequestRefusedError) as forgotten:
+        worker.activation(1, COORDINATOR)
+    assert not forgotten.value.is_expected
+
+
+def test_what_is_expected_is_logged_for_those_who_look_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with (
+            open_memory_network() as network,
+            network.open_host() as a,
+            network.open_host() as b,
+        ):
+            server, client = Protocol(b), Protocol(a)
+
+            async def refuse(message: TensorMessage) -> None:
+                crossed = message.request_id == 2
+                raise RequestRefusedError(
+                    f"{crossed=}", code=ErrorCode.SESSION_UNKNOWN, is_expected=crossed
+                )
+
+            server.on_message(MessageType.GPU_INFO_REQUEST, refuse)
+            await a.connect(b.addresses[0])
+            for number in (1, 2):
+                request = TensorMessage(msg_type=MessageType.GPU_INFO_REQUEST, request_id=number)
+                with pytest.raises(PeerRefusedError, match="crossed"):
+                    await client.request(b.peer_id, request, MessageType.GPU_INFO, timeout=30)
+
+    with caplog.at_level(logging.DEBUG, "neurogrid.p2p.dispatcher"):
+        trio.run(main)
+    levels = {r.getMessage().rpartition(" ")[2]: r.levelname for r in caplog.records}
+    assert levels["crossed=False"] == "WARNING"
+    assert levels["crossed=True"] == "DEBUG"
