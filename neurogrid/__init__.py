@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from neurogrid.inference.reaching import ReachSettings
     from neurogrid.inference.remote_worker import Timeouts
     from neurogrid.inference.sampling import GeneratedToken, SamplingParams
+    from neurogrid.inference.status import ClusterStatus
     from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 
 # Of the distribution, whose metadata takes it from here.
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Coordinator",
     "CoordinatorSettings",
+    "ClusterStatus",
     "SamplingParams",
     "GeneratedToken",
     "Worker",
@@ -44,6 +46,7 @@ __all__ = [
 
 _HOMES = {
     "CacheSettings": "neurogrid.inference.caching",
+    "ClusterStatus": "neurogrid.inference.status",
     "Coordinator": "neurogrid.inference.coordinator",
     "CoordinatorSettings": "neurogrid.inference.coordinator_settings",
     "open_coordinator": "neurogrid.inference.opening",

@@ -25,6 +25,7 @@ import neurogrid.inference.worker
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.inference.status import ClusterStatus
 from neurogrid.inference.worker_state import WeightSource
 from neurogrid.model.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
@@ -69,6 +70,25 @@ class Coordinator(Blocking[AsyncCoordinator]):
     def counters(self) -> TrafficCounters:
         """Messages and bytes by peer, type and direction, up to now: a copy."""
         return self._thread.call_sync(lambda: copy.deepcopy(self._inner.counters))
+
+    @property
+    def peer_id(self) -> str:
+        """The coordinator's peer id (base58)."""
+        return self._inner.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that a worker can dial."""
+        return self._thread.call_sync(lambda: self._inner.addresses)
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Which layers no worker is ready for; None where a token could be generated now."""
+        return self._thread.call_sync(lambda: self._inner.why_not_ready)
+
+    def status(self) -> ClusterStatus:
+        """What is known of the cluster at this moment: workers, stages, rates, requests, failures, events."""
+        return self._thread.call_sync(self._inner.status)
 
     @property
     def cache_bytes(self) -> tuple[int, int]:

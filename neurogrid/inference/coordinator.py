@@ -33,6 +33,8 @@ from neurogrid.inference.sampling import (
     SamplingParams,
     token_logprobs,
 )
+from neurogrid.inference.status import ClusterStatus
+from neurogrid.inference.status_board import StatusBoard
 from neurogrid.inference.text_generation import TextGeneration
 from neurogrid.inference.token_session import TokenSession
 from neurogrid.p2p.counters import TrafficCounters
@@ -71,6 +73,7 @@ class Coordinator(TextGeneration):
         kept: KeptSessions,
         *,
         patience: float,
+        board: StatusBoard,
         progress: Progress | None = None,
     ) -> None:
         self.model = model
@@ -80,6 +83,7 @@ class Coordinator(TextGeneration):
         self._ends = ends
         self._kept = kept
         self._patience = patience
+        self._board = board
         self._progress = progress or Progress()
         self._numbers = count(1)
 
@@ -92,6 +96,25 @@ class Coordinator(TextGeneration):
     def host(self) -> Host:
         """The host underneath."""
         return self._protocol.host
+
+    @property
+    def peer_id(self) -> str:
+        """The coordinator's peer id (base58)."""
+        return self.host.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that a worker can dial."""
+        return tuple(self.host.addresses)
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Which layers no worker is ready for; None where a token could be generated now."""
+        return self.fleet.why_not_ready
+
+    def status(self) -> ClusterStatus:
+        """What is known of the cluster at this moment: workers, stages, rates, requests, failures, events."""
+        return self._board.status()
 
     @property
     def cache_bytes(self) -> tuple[int, int]:

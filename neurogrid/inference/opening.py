@@ -20,8 +20,9 @@ from neurogrid.inference.hedging import SlowWatch
 from neurogrid.inference.kept_sessions import open_kept_sessions
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.planned_fleet import open_plan
-from neurogrid.inference.progress import Progress
+from neurogrid.inference.progress import Progress, ProgressTee
 from neurogrid.inference.routing import Routing
+from neurogrid.inference.status_board import StatusBoard
 from neurogrid.inference.watching import watch_workers
 
 __all__ = ["open_coordinator"]
@@ -41,7 +42,8 @@ async def open_coordinator(
     Raises:
         NoRouteError: a worker was lost while it got its layers.
     """
-    progress = progress or Progress()
+    board = StatusBoard()
+    progress = ProgressTee(board, progress) if progress else board
     async with AsyncExitStack() as stack:
         planned = await stack.enter_async_context(
             open_plan(settings, model=model, progress=progress)
@@ -82,5 +84,6 @@ async def open_coordinator(
             ends,
             kept,
             patience=settings.patience,
+            board=board,
             progress=progress,
         )

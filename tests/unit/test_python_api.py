@@ -18,7 +18,10 @@ from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.tokenizer import Tokenizer
 
 # What has no blocking twin, and why.
-WITHOUT_TWIN = {"Worker.load_own": "what `open_worker` does"}
+WITHOUT_TWIN = {
+    "Worker.load_own": "what `open_worker` does",
+    "Coordinator.host": "`peer_id`, `addresses` and `status` tell what is of use of it",
+}
 PAIRS = [(neurogrid.Coordinator, blocking.Coordinator), (neurogrid.Worker, blocking.Worker)]
 METHODS = [
     (ours, theirs, name)
@@ -59,6 +62,18 @@ def test_nothing_more_is_public_on_the_blocking_side() -> None:
         assert {name for name in vars(theirs) if not name.startswith("_")} - {"model"} <= set(
             dir(ours)
         )
+
+
+def test_nothing_that_a_coordinator_tells_is_missing_on_the_blocking_side() -> None:
+    told = {name for name in vars(neurogrid.Coordinator) if name[0] != "_"}
+    missing = told - set(dir(blocking.Coordinator))
+    assert {f"Coordinator.{name}" for name in missing} <= set(WITHOUT_TWIN)
+
+
+def test_the_status_is_told_alike() -> None:
+    ours, theirs = neurogrid.Coordinator.status, blocking.Coordinator.status
+    assert inspect.signature(theirs) == inspect.signature(ours)
+    assert inspect.getdoc(theirs) == inspect.getdoc(ours)
 
 
 @pytest.mark.parametrize("name", ["open_coordinator", "open_worker"])
