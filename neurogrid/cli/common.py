@@ -264,7 +264,7 @@ def run_command(
         screen.say(f"{name}: {exc}", level=logging.ERROR)
         return ExitStatus.FAILURE
     except BrokenPipeError:
-        return ExitStatus.FAILURE  # whoever read our stdout has gone
+        raise  # whoever read our stdout has gone: see `closed_pipe`
     except Exception as exc:  # nobody is above: what is left is a bug, and is told as one
         if isinstance(exc, ModuleNotFoundError) and (missing := missing_extra(exc)):
             screen.say(f"{name}: {missing}", level=logging.ERROR)

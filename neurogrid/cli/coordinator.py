@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from neurogrid.cli.cache import add_cache_options, cache_of
+from neurogrid.cli.closed_pipe import ends_with_its_reader
 from neurogrid.cli.cluster import add_cluster_options, is_asked, manage_cluster
 from neurogrid.cli.common import (
     TO_OPEN,
@@ -271,6 +272,7 @@ def _local_layers(text: str) -> str | int:
     return whole_number(text) or "none"
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = build_parser()
@@ -295,13 +297,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if options.prompt is None and options.prompt_file is None:
         farewells: list[Callable[[], Awaitable[None]]] = []
-        return run_command(
-            NAME,
-            lambda: _serve(options, screen, farewells),
-            screen=screen,
-            status_on_signal=ExitStatus.OK,
-            farewells=farewells,
-        )
+        with screen.never_waiting():
+            return run_command(
+                NAME,
+                lambda: _serve(options, screen, farewells),
+                screen=screen,
+                status_on_signal=ExitStatus.OK,
+                farewells=farewells,
+            )
     return run_command(NAME, lambda: _generate(options, screen), screen=screen)
 
 
@@ -402,7 +405,7 @@ async def _serve(
             _open_coordinator(options, where, shown, also=server.progress)
         )
         farewells.append(server.finish)
-        await server.serve(coordinator)
+        await server.serve(coordinator, screen)
     return ExitStatus.OK
 
 

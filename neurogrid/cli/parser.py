@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from neurogrid import __version__
 from neurogrid.extras import missing_extra, missing_of
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 __all__ = ["ArgumentParser", "SHELLS"]
 
@@ -62,6 +66,10 @@ class ArgumentParser(argparse.ArgumentParser):
             choices=SHELLS,
             help="print a script by which that shell completes this command's options, and end",
         )
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        # Without argparse's own, which takes a reader that has gone for one that has read.
+        (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_STATUS, f"{self.prog}: {message} (--help explains)\n")

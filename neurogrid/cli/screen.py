@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
+from neurogrid.cli.queued_stream import QueuedStream
 from neurogrid.cli.text_rows import in_encoding, last_row, num_cells, printable
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Screen"]
 
 DEFAULT_WIDTH: Final = 80
+# Seconds that a command waits at its end for what it said to be seen.
+FINISH_TIMEOUT: Final = 1.0
 
 
 class Screen:
@@ -84,6 +87,15 @@ class Screen:
             _, newline, rest = text.rpartition("\n")
             self._row = last_row(rest if newline else self._row + rest, _width(sys.stdout))
 
+    def print(self, text: str) -> None:
+        """Write a line to stdout, of a command that writes no completion."""
+        if self.is_shared:
+            # With what is said, so that neither overtakes the other.
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+        else:
+            print(text, flush=True)
+
     def say(self, text: str, *, level: int = logging.INFO, **fields: object) -> None:
         """Say something on stderr, on lines of its own.
 
@@ -113,6 +125,30 @@ class Screen:
             if row:
                 sys.stdout.write(row)
                 sys.stdout.flush()
+
+    @contextmanager
+    def never_waiting(self) -> Iterator[None]:
+        """Nobody waits for stderr while the block runs: it is for commands that serve others."""
+        direct = sys.stderr
+        if direct is None:  # it was closed before we began
+            yield
+            return
+        stream = QueuedStream(direct, self._lost)
+        stream.start()
+        sys.stderr = cast(TextIO, stream)
+        try:
+            yield
+        finally:
+            if stream.finish(FINISH_TIMEOUT):
+                sys.stderr = direct
+
+    def _lost(self, num_lines: int) -> str:
+        text = f"{num_lines} lines were not shown: nobody took them"
+        if self._formatter is not None:
+            record = {"name": "neurogrid", "msg": text, "levelno": logging.WARNING}
+            made = logging.makeLogRecord({**record, "levelname": "WARNING", "num_lines": num_lines})
+            text = self._formatter.format(made)
+        return f"{text}\n"
 
     def ask(self, prompt: str) -> None:
         """Show on stderr that somebody is to type, where stdout goes elsewhere."""

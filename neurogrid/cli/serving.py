@@ -18,6 +18,7 @@ from neurogrid.cli.common import port_number, positive_float, positive_int
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from neurogrid.cli.screen import Screen
     from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.progress import Progress
     from neurogrid.inference.status_board import StatusBoard
@@ -142,10 +143,10 @@ class Server:
     _backend: Backend
     _metrics: CoordinatorMetrics
 
-    async def serve(self, coordinator: Coordinator) -> None:
+    async def serve(self, coordinator: Coordinator, screen: Screen) -> None:
         """Serve what `coordinator` generates until cancelled; prints the URL."""
         with self._backend.serving(coordinator), self._metrics.of(coordinator):
-            print(self.url, flush=True)
+            screen.print(self.url)
             await trio.sleep_forever()
 
     async def finish(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 from neurogrid.cli.cache import add_cache_options, cache_of
+from neurogrid.cli.closed_pipe import ends_with_its_reader
 from neurogrid.cli.common import (
     TO_OPEN,
     ArgumentParser,
@@ -109,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = build_parser()
@@ -158,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):
             farewells.append(worker.drain)
             for address in worker.addresses:
-                print(address, flush=True)
+                screen.print(address)
             if screen.is_live:
                 from neurogrid.cli.panel.live import open_panel
                 from neurogrid.cli.panel.worker import worker_view
@@ -171,9 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 await trio.sleep_forever()
         return ExitStatus.OK
 
-    return run_command(
-        NAME, serve, screen=screen, status_on_signal=ExitStatus.OK, farewells=farewells
-    )
+    with screen.never_waiting():
+        return run_command(
+            NAME, serve, screen=screen, status_on_signal=ExitStatus.OK, farewells=farewells
+        )
 
 
 async def _wait_stdin_eof() -> None:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.segment import Segment
 
 from neurogrid.cli.panel.view import View, draw
+from neurogrid.cli.queued_stream import QueuedStream
 from neurogrid.cli.screen import Screen
 
 __all__ = ["open_panel"]
@@ -58,6 +59,8 @@ async def _show(screen: Screen, look: Callable[[], View]) -> None:
 
 
 def _takes_more(console: Console) -> bool:
+    if isinstance(console.file, QueuedStream) and console.file.is_behind:
+        return False
     return bool(select.select([], [console.file], [], 0)[1])
 
 

@@ -1,0 +1,103 @@
+"""A server whose terminal is stopped (Ctrl-S) goes on, and ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import httpx
+
+from tests.e2e.support import DEADLINE, ENVIRONMENT
+
+
+def fill(descriptor: int) -> None:
+    """Write until it takes no more."""
+    os.set_blocking(descriptor, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(descriptor, b"." * 1024)
+    os.set_blocking(descriptor, True)
+
+
+def complete(url: str) -> int:
+    request = {"prompt": "A function", "max_tokens": 8}
+    answer = httpx.post(f"{url}/v1/completions", json=request, timeout=DEADLINE)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["completion_tokens"])
+
+
+def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
+    master, slave = pty.openpty()
+    fill(slave)
+    args = ("--local-workers", "1", "--http-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "neurogrid.cli.coordinator", *args, "--log-level", "debug"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+        env={**ENVIRONMENT, "TERM": "xterm"},
+    )
+    os.close(slave)
+    read: list[bytes] = []
+
+    def drain() -> None:
+        with suppress(OSError):  # the end of a terminal
+            while data := os.read(master, 65536):
+                read.append(data)
+
+    reader = threading.Thread(target=drain)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert complete(url) == 8
+        # Somebody presses Ctrl-Q: what was said meanwhile is there, or it is said how much of it is not.
+        reader.start()
+        assert complete(url) == 8
+        process.terminate()
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        process.wait(DEADLINE)
+        if reader.ident is None:
+            reader.start()
+        reader.join(DEADLINE)
+        os.close(master)
+    shown = b"".join(read).decode(errors="replace")
+    assert re.search(r"the page is at http://127\.0\.0\.1:", shown), shown[-4000:]
+    assert "Traceback" not in shown
+
+
+def test_a_worker_whose_terminal_takes_nothing_ends_when_it_is_told_to() -> None:
+    master, slave = pty.openpty()
+    fill(slave)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "neurogrid.cli.worker",
+            "--listen",
+            "/ip4/127.0.0.1/tcp/0",
+            "--no-cache",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+        env={**ENVIRONMENT, "TERM": "xterm"},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("/ip4/127.0.0.1/tcp/")
+        process.terminate()
+        assert process.wait(DEADLINE) == 0
+    finally:
+        process.kill()
+        process.wait(DEADLINE)
+        os.close(slave)
+        os.close(master)
