@@ -460,9 +460,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     if options.min_peers is not None:
         warn_of_loopback(where, is_chosen=bool(options.listen))
 
-    from rich.console import Console
-
-    from neurogrid.cli.plan_table import print_plan
+    from neurogrid.cli.plan_table import Stdout, print_plan
     from neurogrid.cli.show import TerminalProgress
 
     with TerminalProgress(screen) as progress:
@@ -476,7 +474,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
         ends_seconds = await trio.to_thread.run_sync(model.ends_seconds)
         async with open_plan(settings, model=model, progress=progress) as planned:
             told = planned.explain(max_sessions=settings.max_sessions, ends_seconds=ends_seconds)
-    print_plan(Console(), told, planned.infos, note=planned.why_local)
+    print_plan(Stdout(), told, planned.infos, note=planned.why_local)
     return ExitStatus.OK
 
 

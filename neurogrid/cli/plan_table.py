@@ -15,7 +15,7 @@ from neurogrid.cli.show import format_bytes, short_peer_id
 from neurogrid.inference.planner import Explanation, PeerReport
 from neurogrid.inference.progress import WorkerInfo
 
-__all__ = ["print_plan"]
+__all__ = ["Stdout", "print_plan"]
 
 COLUMNS = (
     "stage",
@@ -31,6 +31,13 @@ COLUMNS = (
 # The columns of numbers.
 RIGHT = frozenset({"weights", "caches", "left", "to send", "tokens/s"})
 GAP = "  "
+
+
+class Stdout(Console):
+    """stdout, for rich, which would end the process by itself where whoever reads it has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def print_plan(

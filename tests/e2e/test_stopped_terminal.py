@@ -63,7 +63,7 @@ def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
         assert process.wait(DEADLINE) == 0
     finally:
         process.kill()
-        process.wait(DEADLINE)
+        process.communicate(timeout=DEADLINE)
         if reader.ident is None:
             reader.start()
         reader.join(DEADLINE)
@@ -98,6 +98,6 @@ def test_a_worker_whose_terminal_takes_nothing_ends_when_it_is_told_to() -> None
         assert process.wait(DEADLINE) == 0
     finally:
         process.kill()
-        process.wait(DEADLINE)
+        process.communicate(timeout=DEADLINE)
         os.close(slave)
         os.close(master)
