@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 __all__ = ["StepTimes"]
@@ -24,6 +25,8 @@ NUM_DEVIATIONS: Final = 4
 MIN_STEPS: Final = 4
 # Latest decode steps that are kept one by one.
 NUM_RECENT: Final = 512
+# Those of which the typical one is shown to people.
+NUM_SHOWN: Final = 64
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class StepTimes:
         self._decode = _Smoothed()
         self._prefill = _Smoothed()
         self._recent: deque[tuple[int, float]] = deque(maxlen=NUM_RECENT)
+        self._latest: deque[float] = deque(maxlen=NUM_SHOWN)
 
     def observe(
         self, num_tokens: int, num_layers: int, seconds: float, *, computed: float | None = None
@@ -72,6 +76,7 @@ class StepTimes:
         each = seconds / (num_tokens * num_layers)
         if num_tokens == 1:
             self._decode.add(each)
+            self._latest.append(each)
             if computed is not None:
                 self._recent.append((num_layers, computed))
         else:
@@ -97,11 +102,11 @@ class StepTimes:
 
     def typical_step(self, num_layers: int) -> float | None:
         """Seconds that a decoded token takes through so many layers: the median of late; None before the first."""
-        return num_layers * median(self._recent) if self._recent else None
+        return num_layers * median(self._latest) if self._latest else None
 
     def last_step(self, num_layers: int) -> float | None:
         """Seconds that the last decoded token took through so many layers; None before the first."""
-        return num_layers * self._recent[-1] if self._recent else None
+        return num_layers * self._latest[-1] if self._latest else None
 
     def forget_recent(self) -> None:
         """Judge anew: what was seen so far is of another time."""
