@@ -6,13 +6,10 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from neurogrid import __version__
 from neurogrid.extras import missing_extra, missing_of
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
 
 __all__ = ["ArgumentParser", "SHELLS"]
 
@@ -67,7 +64,7 @@ class ArgumentParser(argparse.ArgumentParser):
             help="print a script by which that shell completes this command's options, and end",
         )
 
-    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+    def print_help(self, file: Any = None) -> None:
         # Without argparse's own, which takes a reader that has gone for one that has read.
         (file or sys.stdout).write(self.format_help())
 
