@@ -116,6 +116,9 @@ def _zeros(like: torch.Tensor, num_slots: int, capacity: int) -> torch.Tensor:
 
 
 def _memory(num_bytes: int) -> mmap.mmap:
-    if sys.platform == "win32":
-        return mmap.mmap(-1, num_bytes)
-    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        if sys.platform == "win32":
+            return mmap.mmap(-1, num_bytes)
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as exc:  # whoever computes expects what allocators say
+        raise MemoryError(f"no room for {num_bytes:,} B of sessions that decode together") from exc

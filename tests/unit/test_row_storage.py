@@ -146,3 +146,12 @@ def test_storage_on_the_cpu_is_mapped_by_itself(dtype: torch.dtype) -> None:
         assert each.dtype == dtype
         assert each.data_ptr() % mmap.PAGESIZE == 0
         assert each.is_contiguous()
+
+
+def test_a_store_that_finds_no_memory_says_so_and_stays_as_it_was() -> None:
+    states = torch.zeros(1, 2, 3, 4)
+    store = RowStore(states, states)
+    store.grow(2, 8)
+    with pytest.raises(MemoryError, match="no room"):
+        store.grow(1 << 30, 1 << 20)  # 32 PiB
+    assert (store.num_slots, store.capacity) == (2, 8)
