@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qh3.quic.events import StreamDataReceived, StreamReset
+from qh3.quic.events import StopSendingReceived, StreamDataReceived, StreamReset
 
 from neurogrid.p2p.quic.credit import FinishedStreams
 from neurogrid.p2p.quic.limits import QuicLimits, WindowPool
@@ -176,6 +177,24 @@ def test_nothing_follows_a_reset() -> None:
     assert [e for e in pair.events["server"] if isinstance(e, StreamReset)]
     assert pair.client.is_drained
     assert received(pair) < 400 * KIB
+
+
+@pytest.mark.parametrize("num_bytes", [*range(900, 1500, 7), 100 * KIB])
+def test_a_reset_is_sent_though_the_packet_is_full_when_its_turn_comes(num_bytes: int) -> None:
+    pair = connected()
+    bulk, given_up = pair.client.open(), pair.client.open()
+    for stream_id in (bulk, given_up):
+        pair.client.send_stream_data(stream_id, b"x")
+    pair.run(20)
+    pair.client.send_stream_data(bulk, bytes(num_bytes))
+    pair.client.give_up(given_up)
+    pair.run(1000)
+    told = {
+        type(event)
+        for event in pair.events["server"]
+        if getattr(event, "stream_id", None) == given_up
+    }
+    assert {StreamReset, StopSendingReceived} <= told
 
 
 @settings(deadline=None)

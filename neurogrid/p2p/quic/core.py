@@ -17,10 +17,16 @@ from libp2p.crypto.keys import KeyPair
 from libp2p.peer.id import ID
 from qh3._hazmat import Buffer
 from qh3.quic.configuration import QuicConfiguration
-from qh3.quic.connection import END_STATES, QuicConnection, QuicReceiveContext
+from qh3.quic.connection import (
+    END_STATES,
+    RESET_STREAM_FRAME_CAPACITY,
+    STOP_SENDING_FRAME_CAPACITY,
+    QuicConnection,
+    QuicReceiveContext,
+)
 from qh3.quic.events import QuicEvent
 from qh3.quic.packet import QuicErrorCode, QuicFrameType
-from qh3.quic.packet_builder import MTU_PROBE_SIZES
+from qh3.quic.packet_builder import MTU_PROBE_SIZES, QuicPacketBuilder
 from qh3.quic.stream import QuicStream
 
 from neurogrid.p2p.quic.certificate import make_certificate
@@ -255,12 +261,27 @@ class Core(QuicConnection):
         super()._initialize(peer_cid)
         self.tls = mutual_tls(self.tls, self._expected)
 
+    # qh3 forgets a stream in the middle of whose turn the packet is full: whoever waits for its reset would wait for
+    # ever. So it is passed over, and has its turn in the next packet.
+
+    def _write_stop_sending_frame(self, builder: QuicPacketBuilder, stream: QuicStream) -> None:
+        if _has_room(builder, STOP_SENDING_FRAME_CAPACITY):
+            super()._write_stop_sending_frame(builder, stream)
+
+    def _write_reset_stream_frame(self, builder: QuicPacketBuilder, stream: QuicStream) -> None:
+        if _has_room(builder, RESET_STREAM_FRAME_CAPACITY):
+            super()._write_reset_stream_frame(builder, stream)
+
     def _handle_stream_data_blocked_frame(
         self, context: QuicReceiveContext, frame_type: int, buf: Buffer
     ) -> None:
         """The peer waits for credit; it comes when its bytes are read."""
         buf.pull_uint_var()
         buf.pull_uint_var()
+
+
+def _has_room(builder: QuicPacketBuilder, num_bytes: int) -> bool:
+    return min(builder.remaining_buffer_space, builder.remaining_flight_space) >= num_bytes
 
 
 def _with_sender(stream: QuicStream) -> QuicStream:
