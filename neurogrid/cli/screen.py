@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -130,7 +131,8 @@ class Screen:
     def never_waiting(self) -> Iterator[None]:
         """Nobody waits for stderr while the block runs: it is for commands that serve others."""
         direct = sys.stderr
-        if direct is None:  # it was closed before we began
+        # It was closed before we began, or takes everything at once.
+        if direct is None or _is_file(direct):
             yield
             return
         stream = QueuedStream(direct, self._lost)
@@ -200,3 +202,7 @@ def _width(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
     except OSError:
         return DEFAULT_WIDTH
+
+
+def _is_file(stream: TextIO) -> bool:
+    return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)

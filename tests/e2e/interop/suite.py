@@ -123,6 +123,8 @@ async def meet(
                 await peer.wait_connected(host.peer_id)
             else:
                 await peer.connect(host.addresses[0])
+                while peer.peer_id not in host.connected_peers:  # which may be later than there
+                    await trio.sleep(0.01)
             yield Meeting(peer, host, protocol, inbound, received, confirms)
 
 
