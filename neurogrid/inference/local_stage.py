@@ -160,7 +160,7 @@ async def enlist_with_local(
     with_local = replace(fleet.planning, local_id=identity.peer_id)
     if local_layers == "none":
         await fleet.enlist(workers)
-        return "this machine computes no layer, as asked for"
+        return "this machine computes no layer (--local-layers none)"
     if local_layers != "auto":
         fleet.planning = replace(with_local, num_local_layers=local_layers)
         await fleet.enlist([*workers, await stack.enter_async_context(here)])

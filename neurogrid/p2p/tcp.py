@@ -46,7 +46,7 @@ class TcpTransport(TCP):
         except OSError as exc:
             dialling.close()
             raise OpenConnectionError(f"cannot dial {maddr} from {source}: {exc}") from exc
-        except BaseException:
+        except BaseException:  # cancelled: nobody else has the socket
             dialling.close()
             raise
         return RawConnection(TrioTCPStream(trio.SocketStream(dialling)), True)

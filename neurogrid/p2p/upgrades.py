@@ -27,7 +27,7 @@ def close_failed_upgrades(swarm: Any) -> None:
     async def outbound_or_close(raw_conn: Any, peer_id: Any, pre_scope: Any = None) -> Any:
         try:
             return await upgrade_outbound(raw_conn, peer_id, pre_scope)
-        except BaseException:
+        except BaseException:  # also cancelled: nobody else has the connection
             if pre_scope is not None:
                 pre_scope.close()
             await _close(raw_conn)
@@ -36,7 +36,7 @@ def close_failed_upgrades(swarm: Any) -> None:
     async def inbound_or_close(raw_conn: Any, maddr: Any) -> Any:
         try:
             return await upgrade_inbound(raw_conn, maddr)
-        except BaseException:
+        except BaseException:  # as above
             await _close(raw_conn)
             raise
 

@@ -25,8 +25,6 @@ from tests.e2e.quic.hosts import (
     two_hosts,
 )
 
-# Ends
-
 
 def test_a_side_that_has_finished_can_still_receive() -> None:
     async def scenario() -> None:
