@@ -152,7 +152,7 @@ class EndsQueue:
                 return self._embed([job for job in jobs if isinstance(job, _Embedding)])
             started = time.perf_counter()
             results = self._choose([job for job in jobs if isinstance(job, _Choice)])
-            self._burst.step_seconds = time.perf_counter() - started
+            self._burst.stepped(time.perf_counter() - started)
             return results
 
     def _embed(self, jobs: Sequence[_Embedding]) -> Sequence[torch.Tensor]:

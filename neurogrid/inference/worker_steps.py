@@ -148,7 +148,7 @@ class WorkerSteps:
         results = run_steps(steps, chunk=self._chunk)
         ended = time.perf_counter()
         if is_decoded:
-            self._burst.step_seconds = ended - started
+            self._burst.stepped(ended - started)
         else:
             num_tokens -= steps[0].num_tokens  # what is left for further chunks
         call = self.statistics.called(

@@ -14,7 +14,7 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
-from neurogrid.inference.burst import BRIEF, Burst
+from neurogrid.inference.burst import BRIEF, IDLE_STEPS, Burst
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.config import model_config_message
@@ -154,7 +154,7 @@ async def test_who_is_cancelled_or_withdrawn_leaves_the_queue(
 def test_a_burst_is_taken_together_and_the_late_are_not_waited_for() -> None:
     calls: list[list[int]] = []
     burst = Burst()
-    burst.step_seconds = 0.004
+    burst.stepped(0.004)
 
     async def run_torch(function: Callable[..., Any], jobs: Sequence[int]) -> Any:
         calls.append(list(jobs))
@@ -195,15 +195,32 @@ def test_a_lone_session_of_short_steps_is_brief() -> None:
     burst = Burst(lambda: now)
     burst.came(1)
     assert not burst.is_brief  # nobody knows yet
-    burst.step_seconds = BRIEF
+    burst.stepped(BRIEF)
     assert burst.is_brief
-    burst.step_seconds = 2 * BRIEF
+    burst.stepped(2 * BRIEF)
     assert not burst.is_brief
-    burst.step_seconds = BRIEF
+    burst.stepped(BRIEF)
     burst.came(2)
     assert not burst.is_brief
     burst.gone(1)
     assert burst.is_brief
+
+
+def test_who_does_not_come_while_others_step_is_waited_for_no_more() -> None:
+    now = 100.0
+    burst = Burst(lambda: now)
+    burst.came("finished")
+    for _ in range(IDLE_STEPS):
+        burst.came("next")
+        assert burst.delay(1) > 0.0
+        burst.stepped(0.004)
+        now += 0.001
+    burst.came("next")
+    burst.stepped(0.004)
+    assert burst.delay(1) == 0.0
+    assert burst.is_brief
+    burst.came("finished")  # it goes on
+    assert burst.num_active == 2
 
 
 @with_desk
