@@ -235,6 +235,19 @@ class Skeleton:
         self.model = _with_layers(model, self._layers_name, self._slots)
         self._base = model.get_submodule(self._layers_name.rpartition(".")[0])
 
+    def restore(self) -> None:
+        """Put the state that modules keep beside their weights back as it was loaded."""
+        self._pristine.restore()
+
+    def modules_outside(self) -> list[nn.Module]:
+        """All modules but the layers and those that hold them."""
+        layers = f"{self._layers_name}."
+        return [
+            module
+            for name, module in self.model.named_modules()
+            if name and not layers.startswith(f"{name}.") and not name.startswith(layers)
+        ]
+
     def run_layers(
         self,
         hidden_BTD: torch.Tensor,
@@ -300,7 +313,7 @@ class Skeleton:
     def _call(
         self, module: nn.Module, cache: Cache, position: int | Sequence[int], **inputs: Any
     ) -> Any:
-        self._pristine.restore()
+        self.restore()
         first = next(iter(inputs.values()))
         if "position_ids" in self._arguments:
             if isinstance(position, int):

@@ -25,6 +25,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from neurogrid.model.cache import StageCache
+from neurogrid.model.end_passes import EndPasses
 from neurogrid.model.few_rows import speed_up_few_rows
 from neurogrid.model.row_groups import group_rows
 from neurogrid.model.row_masks import rows_masked
@@ -299,7 +300,7 @@ class Ends:
         self._device = torch.device(device)
         self._skeleton = Skeleton(config, dtype=dtype, device=self._device)
         self._dtype = dtype
-        self._cache = StageCache(self._skeleton.config)
+        self._passes = EndPasses(self._skeleton)
         self._is_loaded = False
         self.num_layers = self._skeleton.num_layers
         self.hidden_size = self._skeleton.hidden_size
@@ -314,14 +315,17 @@ class Ends:
         """
         self._skeleton.load_ends(tensors)
         self._is_loaded = True
+        self._passes.find_shortcuts()
 
     def speed_up(self) -> None:
         """Let few rows go through the head faster; its results stay equal up to rounding."""
         speed_up_few_rows(self._skeleton.model)
+        if self._is_loaded:
+            self._passes.find_shortcuts()
 
     def shortest_cut(self, length: int) -> int:
         """The fewest tokens that a session's caches of `length` tokens can be cut back to, on all stages."""
-        return self._cache.shortest_cut(length)
+        return self._passes.cache.shortest_cut(length)
 
     def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
         """What enters layer 0: [1, T, D] in the model's dtype.
@@ -331,12 +335,7 @@ class Ends:
             position: of the first one in the sequence.
         """
         self._check(position)
-        if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            raise ValueError(f"token ids must be one or more of 0..{self.vocab_size - 1}")
-        with torch.inference_mode():
-            self._cache.pretend(position)
-            input_ids_BT = torch.tensor([token_ids], device=self._device)
-            return self._skeleton.run_embedding(input_ids_BT, position, self._cache)
+        return self._embed(token_ids, (1, -1), position)
 
     def embed_rows(self, token_ids: Sequence[int], *, positions: Sequence[int]) -> torch.Tensor:
         """What enters layer 0 for the next token of each of several sessions: [R, 1, D].
@@ -346,12 +345,7 @@ class Ends:
             positions: of each of them in its sequence.
         """
         self._check(min(positions))
-        if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            raise ValueError(f"token ids must be one or more of 0..{self.vocab_size - 1}")
-        with torch.inference_mode():
-            self._cache.pretend(max(positions))
-            input_ids_R1 = torch.tensor(token_ids, device=self._device)[:, None]
-            return self._skeleton.run_embedding(input_ids_R1, list(positions), self._cache)
+        return self._embed(token_ids, (-1, 1), list(positions))
 
     def logits_rows(self, hidden_R1D: torch.Tensor, *, positions: Sequence[int]) -> torch.Tensor:
         """Logits [R, V] in float32 for the token after the last one of each of several sessions.
@@ -363,9 +357,8 @@ class Ends:
         self._check(min(positions))
         _check_hidden(hidden_R1D[:1], self.hidden_size)
         with torch.inference_mode():
-            self._cache.pretend(max(positions))
             hidden_R1D = hidden_R1D.to(self._device, self._dtype)
-            logits_R1V = self._skeleton.run_head(hidden_R1D, list(positions), self._cache)
+            logits_R1V = self._passes.head(hidden_R1D, list(positions))
             return logits_R1V[:, -1].float()
 
     def logits(self, hidden_BTD: torch.Tensor, *, position: int) -> torch.Tensor:
@@ -380,15 +373,23 @@ class Ends:
         self._check(position)
         _check_hidden(hidden_BTD, self.hidden_size)
         with torch.inference_mode():
-            self._cache.pretend(position)
             hidden_BTD = hidden_BTD.to(self._device, self._dtype)
-            return self._skeleton.run_head(hidden_BTD, position, self._cache)[0, -1].float()
+            return self._passes.head(hidden_BTD, position)[0, -1].float()
 
     def _check(self, position: int) -> None:
         if not self._is_loaded:
             raise ValueError("the ends of the model are not loaded yet")
         if position < 0:
             raise ValueError(f"position {position} is negative")
+
+    def _embed(
+        self, token_ids: Sequence[int], shape: tuple[int, int], position: int | Sequence[int]
+    ) -> torch.Tensor:
+        if not token_ids or not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            raise ValueError(f"token ids must be one or more of 0..{self.vocab_size - 1}")
+        with torch.inference_mode():
+            input_ids_BT = torch.tensor(token_ids, device=self._device).view(shape)
+            return self._passes.embedding(input_ids_BT, position)
 
 
 def _check_hidden(hidden_BTD: torch.Tensor, hidden_size: int) -> None:
