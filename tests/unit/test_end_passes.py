@@ -44,7 +44,7 @@ def _whole(checkpoint: Checkpoint) -> Ends:
 def _results(ends: Ends) -> Iterator[torch.Tensor]:
     """What single tokens give, at other places than the proof tries, and past the longest sequence too."""
     generator = torch.Generator().manual_seed(2)
-    longest = 127 if ends.num_layers and _has_table(ends) else 200
+    longest = 127 if _has_table(ends) else 200
     for token_id, position in ((0, 0), (1, 12), (50, 17), (95, 33), (7, longest)):
         yield ends.embed([token_id], position=position)
         hidden = torch.randn(3, 1, ends.hidden_size, generator=generator)
@@ -113,27 +113,26 @@ def _wrap(
 def test_a_pass_that_touches_logits_without_changing_them_is_no_shortcut(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Equal for all that anybody tries, and not for a logit beyond the bound.
-    def clamp(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def anew(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
-        output.logits = output.logits.clamp(-1e9, 1e9)
+        output.logits = output.logits * 1.0
         return output
 
     with monkeypatch.context() as patch:
-        _wrap(patch, tf.LlamaForCausalLM, clamp)
+        _wrap(patch, tf.LlamaForCausalLM, anew)
         assert llama.ends()._passes.shortcuts == {"embedding"}
 
-    def clamp_in_place(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def in_place(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
-        output.logits.clamp_(-1e9, 1e9)
+        output.logits.mul_(1.0)
         return output
 
-    _wrap(monkeypatch, tf.LlamaForCausalLM, clamp_in_place)
+    _wrap(monkeypatch, tf.LlamaForCausalLM, in_place)
     assert llama.ends()._passes.shortcuts == {"embedding"}
 
 
-@pytest.mark.parametrize("key", ["scaled_from_position", "scaled_token"])
-def test_a_branch_at_a_number_that_the_config_names_is_no_shortcut(
+@pytest.mark.parametrize("key", ["scaled_from_position", "scaled_token", "scaled_with_others"])
+def test_a_branch_at_a_number_that_the_config_names_or_for_rows_is_no_shortcut(
     key: str, llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def branch(
@@ -146,8 +145,12 @@ def test_a_branch_at_a_number_that_the_config_names_is_no_shortcut(
         base = forward.args[0]  # type: ignore[attr-defined]
         if input_ids is not None:
             inputs_embeds = base.embed_tokens(input_ids)
-            is_past = key == "scaled_from_position" and int(position_ids.max()) > 77
-            if is_past or (key == "scaled_token" and bool((input_ids == 77).any())):
+            branches = {
+                "scaled_from_position": position_ids.max() > 77,
+                "scaled_token": (input_ids == 77).any(),
+                "scaled_with_others": len(input_ids) > 4,
+            }
+            if branches[key]:
                 inputs_embeds = inputs_embeds * 2
         return forward(position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs)
 
@@ -156,6 +159,32 @@ def test_a_branch_at_a_number_that_the_config_names_is_no_shortcut(
     ends = Ends(config, dtype=torch.float32, device="cpu")
     ends.load({name: t for name, t in llama.tensors.items() if is_end_tensor(name)})
     assert ends._passes.shortcuts == {"head"}
+
+
+def test_a_guard_against_what_is_not_finite_is_no_shortcut(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def guard(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        if not output.logits.isfinite().all():
+            output.logits = output.logits.nan_to_num()
+        return output
+
+    _wrap(monkeypatch, tf.LlamaForCausalLM, guard)
+    assert llama.ends()._passes.shortcuts == {"embedding"}
+
+
+def test_a_module_that_its_model_sets_before_each_call_is_no_shortcut(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Called right after a pass it gives what it gave there, and not after a pass of another length.
+    def set_norm(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        base = forward.args[0]  # type: ignore[attr-defined]
+        base.norm.variance_epsilon = 1.0 + float(kwargs["position_ids"].max())
+        return forward(*args, **kwargs)
+
+    _wrap(monkeypatch, modeling_llama.LlamaModel, set_norm)
+    assert llama.ends()._passes.shortcuts == {"embedding"}
 
 
 def test_a_module_that_keeps_something_for_its_next_call_is_no_shortcut(
