@@ -131,7 +131,7 @@ def test_a_pass_that_touches_logits_without_changing_them_is_no_shortcut(
     assert llama.ends()._passes.shortcuts == {"embedding"}
 
 
-@pytest.mark.parametrize("key", ["scaled_from_position", "scaled_token", "scaled_with_others"])
+@pytest.mark.parametrize("key", ["scaled_at_position", "scaled_token", "scaled_with_others"])
 def test_a_branch_at_a_number_that_the_config_names_or_for_rows_is_no_shortcut(
     key: str, llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_branch_at_a_number_that_the_config_names_or_for_rows_is_no_shortcut(
         if input_ids is not None:
             inputs_embeds = base.embed_tokens(input_ids)
             branches = {
-                "scaled_from_position": position_ids.max() > 77,
+                "scaled_at_position": position_ids.max() == 77,
                 "scaled_token": (input_ids == 77).any(),
                 "scaled_with_others": len(input_ids) > 4,
             }
