@@ -130,7 +130,9 @@ class Chain:
         ) as waiter:
             try:
                 reply = await waiter.send_and_wait(
-                    partial(self._send_first, message), timeout=self._timeout
+                    partial(self._send_first, message),
+                    send_nowait=partial(self._send_first_nowait, message),
+                    timeout=self._timeout,
                 )
                 answer = check_answer(
                     reply.envelope,
@@ -155,6 +157,12 @@ class Chain:
     async def _send_first(self, message: TensorMessage) -> None:
         try:
             await self._protocol.send(self._peer_ids[0], message)
+        except NeuroGridError as exc:
+            raise _NotSentError(exc) from exc
+
+    def _send_first_nowait(self, message: TensorMessage) -> bool:
+        try:
+            return self._protocol.send_nowait(self._peer_ids[0], message)
         except NeuroGridError as exc:
             raise _NotSentError(exc) from exc
 

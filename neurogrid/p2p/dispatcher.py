@@ -63,7 +63,7 @@ class Dispatcher:
     """
 
     def __init__(self, spawn: Callable[..., None], bounds: Bounds) -> None:
-        self.pending = PendingRequests(bounds)
+        self.pending = PendingRequests(bounds, spawn=spawn)
         self.subscribers = Subscribers()
         self.serving = Serving(spawn, bounds)
         self.authorise: Callable[[TensorMessage], None] = lambda message: None

@@ -36,6 +36,7 @@ from neurogrid.p2p.dispatcher import Dispatcher
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.message_forms import (
     enveloped,
+    is_traced,
     message_parts,
     refusal,
     sender_of,
@@ -224,6 +225,10 @@ class Exchange:
 
         Cancellation leaves the connection whole; the message was sent whole, or not at all.
         """
+        if not more and (stream := self._streams.get(peer_id)) is not None:
+            await stream.breathe()
+            if self.send_nowait(peer_id, message):
+                return
         with sending(peer_id, message):
             message = traced(message)
             if peer_id == self.host.peer_id:
@@ -247,14 +252,17 @@ class Exchange:
     def send_nowait(self, peer_id: str, message: TensorMessage) -> bool:
         """Send a small message over 1.1.0 if nothing has to be waited for; else False, and nothing is sent.
 
-        For answers of sync handlers. `send` does what this does not, and says what is wrong, if anything is.
+        `send` does what this does not, and says what is wrong, if anything is.
 
         Raises:
             DataWriteError: the stream broke in it.
             LocalProtocolError: the message has a field out of range.
         """
         stream = self._streams.get(peer_id)
-        return stream is not None and stream.send_nowait(enveloped(traced(message)))
+        # A legacy message is 1.0.0's, and a trace wants a span around the sending.
+        if stream is None or message.msg_type is None or is_traced(message):
+            return False
+        return stream.send_nowait(enveloped(message))
 
     def expect(
         self, peer_id: str, answer: MessageType, *, request_id: int = 0
@@ -299,7 +307,11 @@ class Exchange:
             TransportError: the peer cannot be reached, or the stream broke.
         """
         with self.expect(peer_id, answer, request_id=message.request_id) as waiter:
-            return await waiter.send_and_wait(partial(self.send, peer_id, message), timeout=timeout)
+            return await waiter.send_and_wait(
+                partial(self.send, peer_id, message),
+                send_nowait=partial(self.send_nowait, peer_id, message),
+                timeout=timeout,
+            )
 
     async def refuse(self, message: TensorMessage, error: RequestRefusedError) -> None:
         """Answer a 1.1.0 request with an Error message."""

@@ -5,7 +5,6 @@ A sync handler stays sync and a coroutine function one, since that decides where
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -66,7 +65,7 @@ def answering(
         result = handler(message)
         if result is None:
             return None
-        if inspect.isawaitable(result):
+        if hasattr(result, "__await__"):  # a coroutine has it too
             return _finish(message, result)
         with suppress(NeuroGridError):  # the task meets it again, and tells
             if send_nowait(sender_of(message), answer(message, result)):

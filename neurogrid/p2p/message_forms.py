@@ -32,6 +32,7 @@ __all__ = [
     "BadAnswerError",
     "bare",
     "enveloped",
+    "is_traced",
     "message_parts",
     "name_of",
     "opened",
@@ -60,6 +61,11 @@ class BadAnswerError(Exception):
 def untraced(msg_type: MessageType | None) -> MessageType | None:
     """The type without regard to whether a trace goes with it."""
     return _UNTRACED.get(msg_type, msg_type) if msg_type is not None else None
+
+
+def is_traced(message: TensorMessage) -> bool:
+    """Whether `traced` gives another message."""
+    return message.msg_type in _TRACED and current_trace_context() is not None
 
 
 def traced(message: TensorMessage) -> TensorMessage:

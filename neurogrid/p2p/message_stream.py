@@ -205,24 +205,31 @@ class MessageStream:
                 f"{num_bytes} B are more than the {self.hello.max_data} B that "
                 f"{self.peer_id} accepts in one message"
             )
-        await self._breathe()
+        await self.breathe()
         if message.msg_type in CREDITED_TYPES:
             await self._send_credited(message, parts, num_bytes)
         elif not self._send_nowait(message, parts, num_bytes):
             await self._outbox.put(Outgoing(message, parts))
 
     def send_nowait(self, message: TensorMessage) -> bool:
-        """Send a small message that needs no credit if nothing has to be waited for; False if something has.
+        """Send a small message if nothing has to be waited for; False if something has, and nothing is sent.
 
         Raises:
             DataWriteError: the stream broke; so much is known.
             LocalProtocolError: the message cannot be sent.
         """
-        if self._closed is not None or self.hello is None or message.msg_type in CREDITED_TYPES:
+        if self.hello is None or self._closed is not None or not self._outbox.is_idle:
+            return False
+        is_credited = message.msg_type in CREDITED_TYPES
+        if is_credited and (self._credit_turn.locked() or not self._credit.is_available):
             return False
         parts = message_parts(message)
-        num_bytes = sum(map(len, parts[1:]))
-        return num_bytes <= self.hello.max_data and self._send_nowait(message, parts, num_bytes)
+        num_bytes = sum(map(len, parts)) - len(parts[0])
+        if num_bytes > self.hello.max_data or not self._send_nowait(message, parts, num_bytes):
+            return False
+        if is_credited:
+            self._credit.begin(num_bytes)
+        return True
 
     def owe(self, message: TensorMessage) -> None:
         """Send a small message some time, without waiting; for the reader and what it calls.
@@ -272,7 +279,7 @@ class MessageStream:
             self._on_sent(message.msg_type, len(data))
         return is_sent
 
-    async def _breathe(self) -> None:
+    async def breathe(self) -> None:
         """Let other tasks run once in a while, though nothing has to be waited for."""
         self._num_unbreathed += 1
         if self._num_unbreathed < SENDS_A_BREATH:

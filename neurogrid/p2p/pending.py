@@ -13,8 +13,14 @@ from contextlib import AbstractContextManager, contextmanager
 
 import trio
 
-from neurogrid.errors import LocalProtocolError, NeuroGridError, ResponseTimeout
+from neurogrid.errors import (
+    LocalProtocolError,
+    NeuroGridError,
+    ResponseTimeout,
+    StreamBrokenError,
+)
 from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.deadlines import Deadlines
 from neurogrid.p2p.message_forms import untraced
 from neurogrid.p2p.wire import MessageType, TensorMessage
 
@@ -28,7 +34,7 @@ _ABOUT_THE_PEER = frozenset({MessageType.LAYER_STATUS, MessageType.GPU_INFO})
 
 
 class Waiter:
-    """One awaited answer. It ends once: with a message, an error or its deadline.
+    """One awaited answer. It ends once: with a message or an error. One task at a time waits for it.
 
     Attributes:
         peer_id: the peer that is to answer.
@@ -37,19 +43,22 @@ class Waiter:
         ended_by: the peer whose answer or error ended the wait.
     """
 
-    def __init__(self, peer_id: str, answer: MessageType, correlation: int) -> None:
+    def __init__(
+        self, peer_id: str, answer: MessageType, correlation: int, deadlines: Deadlines
+    ) -> None:
         self.peer_id = peer_id
         self.ended_by = peer_id
         self.answer = answer
         self.correlation = correlation
-        self._done = trio.Event()
+        self._deadlines = deadlines
+        self._woken = trio.Event()
         self._sending: trio.CancelScope | None = None
         self._outcome: TensorMessage | NeuroGridError | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether an answer or an error is there."""
-        return self._done.is_set()
+        return self._outcome is not None
 
     @property
     def num_bytes(self) -> int:
@@ -60,9 +69,18 @@ class Waiter:
         """End the wait; a second outcome is ignored."""
         if self._outcome is None:
             self._outcome = outcome
-            self._done.set()
+            self._woken.set()
             if self._sending is not None:
                 self._sending.cancel()
+
+    def expire(self) -> None:
+        """The deadline of who waits has come."""
+        self._woken.set()
+        self._woken = trio.Event()
+
+    def abandon(self) -> None:
+        """The host is closing."""
+        self.resolve(StreamBrokenError("this host is closing"))
 
     async def wait(self, *, timeout: float) -> TensorMessage:
         """Return the answer.
@@ -71,22 +89,44 @@ class Waiter:
             ResponseTimeout: no answer in `timeout` seconds.
             NeuroGridError: the peer refused, or its stream broke.
         """
-        with trio.move_on_after(timeout):
-            await self._done.wait()
+        if self._outcome is None:
+            await self._wait_until(trio.current_time() + timeout)
+        else:
+            await trio.lowlevel.checkpoint()
         return self._result(timeout)
 
     async def send_and_wait(
-        self, send: Callable[[], Awaitable[None]], *, timeout: float
+        self,
+        send: Callable[[], Awaitable[None]],
+        *,
+        timeout: float,
+        send_nowait: Callable[[], bool] = lambda: False,
     ) -> TensorMessage:
-        """Call `send()` and return the answer: as `wait`, whose end ends the sending too. Once for a waiter."""
-        with trio.CancelScope(deadline=trio.current_time() + timeout) as self._sending:
-            try:
-                await send()
-            except NeuroGridError as exc:
-                self.resolve(exc)
-            self._sending = None
-            await self._done.wait()
+        """Send, and return the answer: as `wait`, whose end ends the sending too. Once for a waiter.
+
+        Args:
+            send: sends.
+            send_nowait: tried before: sends if nothing has to be waited for, else returns False.
+        """
+        deadline = trio.current_time() + timeout
+        try:
+            if not send_nowait():
+                with trio.CancelScope(deadline=deadline) as self._sending:
+                    await send()
+                self._sending = None
+        except NeuroGridError as exc:
+            self.resolve(exc)
+        if self._outcome is None:
+            await self._wait_until(deadline)
         return self._result(timeout)
+
+    async def _wait_until(self, deadline: float) -> None:
+        """Return when there is an outcome, or at the deadline, of trio's clock."""
+        self._deadlines.set(self, deadline)
+        try:
+            await self._woken.wait()
+        finally:
+            self._deadlines.clear(self)
 
     def _result(self, timeout: float) -> TensorMessage:
         if self._outcome is None:
@@ -100,7 +140,7 @@ class _ErrorWatch(Waiter):
     """Lets an error of one more peer end the wait for an answer of another."""
 
     def __init__(self, peer_id: str, main: Waiter) -> None:
-        super().__init__(peer_id, MessageType.ERROR, main.correlation)
+        super().__init__(peer_id, MessageType.ERROR, main.correlation, main._deadlines)
         self._main = main
 
     def resolve(self, outcome: TensorMessage | NeuroGridError) -> None:
@@ -140,10 +180,20 @@ class _Peer:
 
 
 class PendingRequests:
-    """The table of waiters, bounded for each peer and in total."""
+    """The table of waiters, bounded for each peer and in total.
 
-    def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
+    Args:
+        spawn: starts a task as `Host.start_soon` does: the one that watches the deadlines.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds = DEFAULT_BOUNDS,
+        *,
+        spawn: Callable[..., object] = trio.lowlevel.spawn_system_task,
+    ) -> None:
         self._bounds = bounds
+        self._deadlines = Deadlines(spawn)
         self._peers: dict[str, _Peer] = {}
         self._gone: dict[str, None] = {}  # in the order in which they went
         self._num_waiters = 0
@@ -175,7 +225,7 @@ class PendingRequests:
                 f"{len(peer.waiters)} requests to {peer_id} and {self._num_waiters} in all are pending"
             )
         waiter = self._take_announced(peer, answer, correlation)
-        waiter = waiter or Waiter(peer_id, answer, correlation)
+        waiter = waiter or Waiter(peer_id, answer, correlation, self._deadlines)
         peer.waiters.append(waiter)
         self._num_waiters += 1
         return waiter
@@ -209,7 +259,7 @@ class PendingRequests:
         self._take_announced(peer, answer, correlation)
         while len(peer.announced) >= self._bounds.max_pending_per_peer:
             peer.announced.popleft()
-        peer.announced.append(Waiter(peer_id, answer, correlation))
+        peer.announced.append(Waiter(peer_id, answer, correlation, self._deadlines))
 
     def take_back(self, peer_id: str, answer: MessageType, correlation: int) -> None:
         """What was announced will not be asked for after all, or not of a peer that is there."""

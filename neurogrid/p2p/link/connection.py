@@ -71,6 +71,8 @@ class LinkConnection(IMuxedConn):
         event_started: set once streams can be opened.
         event_shutting_down: set when no more can be.
         event_closed: set when the socket is closed.
+        end_reason: why nothing can come or go any more; None while it can.
+        is_idle: whether nothing waits to be sent, so that what comes now goes out at once.
     """
 
     def __init__(self, conn: ISecureConn, peer_id: ID, *, pool: BufferPool) -> None:
@@ -91,14 +93,14 @@ class LinkConnection(IMuxedConn):
         self._pipe: Pipe | None = None
         self._scope = trio.CancelScope()  # of all tasks
 
-        self._reason: str | None = None  # why its streams cannot go on
+        self.end_reason: str | None = None
         self._is_closing = False  # in order: what is sealed is still sent
         self._said_goodbye = trio.Event()
         self._backlog: deque[LinkStream] = deque()
         self._stream_came = trio.Event()
         self._acknowledged = trio.Event()
         self._work = trio.Event()
-        self._writer_is_idle = False
+        self.is_idle = False
         self._keep_alive = KeepAlive(self.core, pool.limits, kick=self.kick, give_up=self._break)
         self._unbreathed = 0
 
@@ -133,7 +135,7 @@ class LinkConnection(IMuxedConn):
 
     async def start(self) -> None:
         """Drive the connection until it is over; raises nothing that the peer or the network caused."""
-        if self._reason is not None:
+        if self.end_reason is not None:
             self.event_started.set()
             return
         self._pipe, plaintext = open_pipe(self.secured_conn)
@@ -146,7 +148,7 @@ class LinkConnection(IMuxedConn):
                     await self._read(plaintext)
                     nursery.cancel_scope.cancel()
         finally:
-            if self._reason is None:
+            if self.end_reason is None:
                 self._end("the connection was closed here")
                 self.core.go_away(GO_AWAY_NORMAL)
                 self._push()  # as far as it goes: this task is cancelled
@@ -181,7 +183,7 @@ class LinkConnection(IMuxedConn):
                 self._acknowledged = trio.Event()
             await self._acknowledged.wait()
         if not self.is_established:
-            raise MuxedConnUnavailable(self._reason or "the connection is closing")
+            raise MuxedConnUnavailable(self.end_reason or "the connection is closing")
         try:
             stream = LinkStream(self, self.core.open_stream())
         except LocalProtocolError as exc:
@@ -202,18 +204,13 @@ class LinkConnection(IMuxedConn):
                     self.core.accept(stream.state)
                     self.kick_soon()
                     return stream
-            if self._reason is not None:
-                raise MuxedConnUnavailable(self._reason or "the connection is closing")
+            if self.end_reason is not None:
+                raise MuxedConnUnavailable(self.end_reason or "the connection is closing")
             if self._stream_came.is_set():
                 self._stream_came = trio.Event()
             await self._stream_came.wait()
 
     # ------------------------------------------------------------------ what its streams ask for
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether anything can come or go."""
-        return self._reason is None
 
     def check_alive(self) -> None:
         """Raise if nothing can come or go any more.
@@ -221,8 +218,8 @@ class LinkConnection(IMuxedConn):
         Raises:
             MuxedStreamReset: why.
         """
-        if self._reason is not None:
-            raise MuxedStreamReset(self._reason)
+        if self.end_reason is not None:
+            raise MuxedStreamReset(self.end_reason)
 
     def consumed(self, state: StreamState, num_bytes: int) -> None:
         """A reader took bytes out of a stream's inbox."""
@@ -237,20 +234,15 @@ class LinkConnection(IMuxedConn):
             self._unbreathed = 0
             await trio.lowlevel.cancel_shielded_checkpoint()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits to be sent, so that what comes now goes out at once."""
-        return self._writer_is_idle
-
     def kick(self) -> None:
         """Send now what can be sent without waiting; leave the rest to the writing task."""
-        if self._writer_is_idle and self._push() is not Pushed.IDLE:
+        if self.is_idle and self._push() is not Pushed.IDLE:
             self.kick_soon()
 
     def kick_soon(self) -> None:
         """Let the writing task look."""
-        if self._writer_is_idle:
-            self._writer_is_idle = False
+        if self.is_idle:
+            self.is_idle = False
             self._work.set()
 
     # ------------------------------------------------------------------ the tasks
@@ -269,7 +261,7 @@ class LinkConnection(IMuxedConn):
                     break
                 else:
                     self._work = trio.Event()
-                    self._writer_is_idle = True
+                    self.is_idle = True
                     await self._work.wait()
         except _BROKEN as exc:
             self._break(f"the connection broke: {_describe(exc)}")
@@ -298,7 +290,7 @@ class LinkConnection(IMuxedConn):
         assert self._pipe is not None
         try:
             events: list[Event] | None = self.core.receive_data(plaintext)
-            while events is not None and self._reason is None:
+            while events is not None and self.end_reason is None:
                 self._keep_alive.heard()
                 for event in events:
                     self._dispatch(event)
@@ -356,7 +348,7 @@ class LinkConnection(IMuxedConn):
 
     def _say_goodbye(self, code: int, reason: str = "the connection was closed here") -> None:
         """Stop in order: send what is sealed and a GO_AWAY, then end."""
-        if self._reason is not None:
+        if self.end_reason is not None:
             return
         self._is_closing = True
         self._end(reason)
@@ -376,9 +368,9 @@ class LinkConnection(IMuxedConn):
 
     def _end(self, reason: str) -> None:
         """Let nobody wait for this connection any more. What has arrived can still be read."""
-        if self._reason is not None:
+        if self.end_reason is not None:
             return
-        self._reason = reason
+        self.end_reason = reason
         logger.debug("the connection to %s ends: %s", self.peer_id, reason)
         self.event_shutting_down.set()
         self.core.drop_writes()

@@ -182,18 +182,13 @@ class LinkStream(MuxedStream):
                 self._take_error = exc
             finally:
                 self._is_taking = False
-            if not self._has_enough and self._take_error is None and self._may_receive:
-                return
+            state = self.state
+            is_over = state.fin_received or state.was_reset or state.is_discarding
+            if not (self._has_enough or self._take_error or is_over or self._connection.end_reason):
+                return  # more may come, to a reader who has all that came
         reader, self._reader = self._reader, None
         if reader is not None:  # it may have been cancelled by what it was given
             trio.lowlevel.reschedule(reader)
-
-    @property
-    def _may_receive(self) -> bool:
-        """Whether more may come to a reader who has all that came."""
-        state = self.state
-        is_over = state.fin_received or state.was_reset or state.is_discarding
-        return not is_over and self._connection.is_alive
 
     def _take_all(self, take: Callable[[Piece], bool]) -> bool:
         """Give the reader what has arrived; whether it has had all that it wants."""
@@ -269,7 +264,8 @@ class LinkStream(MuxedStream):
             )
 
     def _check_writable(self) -> None:
-        self.check_open()
+        if self.state.was_reset or self._connection.end_reason is not None:
+            self.check_open()
         if self.state.fin_wanted:
             raise MuxedStreamClosed("this side has finished sending")
 

@@ -30,7 +30,6 @@ _KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape", "nano
 _PLAIN_MAPS: Final = (0x86, 0x87)
 _PLAIN_MAP_BYTES: Final = 256
 _PLAIN_STAGES: Final = 8
-_INTEGERS: Final = frozenset({int})
 
 
 def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
@@ -46,9 +45,9 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
         and 0 <= e.position <= MAX_U64
         and 0 <= e.start_layer < e.stop_layer <= MAX_LAYERS
         and len(e.shape) <= MAX_RANK
-        and _are_within(e.shape, MAX_U32)
+        and _are_uints(e.shape, MAX_U32)
         and len(e.stage_nanos) <= MAX_STAGES
-        and _are_within(e.stage_nanos, MAX_U64)
+        and _are_uints(e.stage_nanos, MAX_U64)
     )
     if not fits:
         raise LocalProtocolError(
@@ -98,8 +97,12 @@ def decode_envelope(data: Data) -> TensorEnvelope:
     return TensorEnvelope(session_id, position, start, stop, dtype, shape, tensor, nanos)
 
 
-def _are_within(values: Sequence[int], largest: int) -> bool:
-    return not values or (min(values) >= 0 and max(values) <= largest)
+def _are_uints(values: Sequence[int], largest: int) -> bool:
+    # A boolean is an int in Python, and not on the wire.
+    for value in values:  # noqa: SIM110  a generator takes twice as long
+        if type(value) is not int or not 0 <= value <= largest:
+            return False
+    return True
 
 
 _Entries = tuple[int, int, int, int, str, tuple[int, ...], tuple[int, ...]]
@@ -148,7 +151,7 @@ def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
         nanos = entries["nanos"] if view[0] == _PLAIN_MAPS[1] else []
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return None
-    # As many keys found as announced: none is there twice. A boolean is an int in Python, and not on the wire.
+    # As many keys found as announced: none is there twice.
     if (
         len(entries) == view[0] & 0x0F
         and type(sid) is type(pos) is type(start) is type(stop) is int
@@ -160,10 +163,8 @@ def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
         and pos >= 0
         and 0 <= start < stop <= MAX_LAYERS
         and dtype in DTYPES
-        and _INTEGERS.issuperset(map(type, shape))
-        and _are_within(shape, MAX_U32)
-        and _INTEGERS.issuperset(map(type, nanos))
-        and _are_within(nanos, MAX_U64)
+        and _are_uints(shape, MAX_U32)
+        and _are_uints(nanos, MAX_U64)
     ):
         found = (sid, pos, start, stop, dtype, tuple(shape), tuple(nanos))
         return found, int(unpacker.tell())

@@ -117,16 +117,20 @@ def encode_header(
         raise LocalProtocolError(
             f"{_name(message.msg_type)} message carries no trace context; send the traced type"
         )
-    _check_range("seq_id", message.seq_id, _MAX_U64)
     if message.msg_type is None:
+        _check_range("seq_id", message.seq_id, _MAX_U64)
         _check_range("layer_id of a legacy message", message.layer_id, _MAX_LEGACY_LAYER)
         _check_range("request_id of a legacy message", message.request_id, 0)
         return _LEGACY.pack(message.layer_id, message.seq_id, data_bytes)
-    _check_range("layer_id", message.layer_id, _MAX_U32)
-    _check_range("request_id", message.request_id, _MAX_U64)
-    header = _EXTENDED.pack(
-        message.msg_type, message.layer_id, message.seq_id, message.request_id, data_bytes
-    )
+    try:
+        header = _EXTENDED.pack(
+            message.msg_type, message.layer_id, message.seq_id, message.request_id, data_bytes
+        )
+    except struct.error as error:
+        _check_range("layer_id", message.layer_id, _MAX_U32)
+        _check_range("seq_id", message.seq_id, _MAX_U64)
+        _check_range("request_id", message.request_id, _MAX_U64)
+        raise LocalProtocolError(f"{_name(message.msg_type)} message: {error}") from error
     return (
         header + _encode_trace(message.trace_context)
         if message.msg_type in TRACED_TYPES

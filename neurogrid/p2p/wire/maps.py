@@ -46,16 +46,17 @@ _PACKER: Final = msgpack.Packer(use_bin_type=True)
 Value = int | float | str | bytes | bool | None | list[int | float | str | bytes | bool | None]
 
 
-def encode_map(entries: Mapping[str, object]) -> bytes:
+def encode_map(entries: dict[str, object]) -> bytes:
     """The map in the order given, each value in its smallest form.
 
     Raises:
         LocalProtocolError: a value has no msgpack form (an integer past 64 bits, another type).
     """
     try:
-        return bytes(_PACKER.pack(dict(entries)))
+        packed: bytes = _PACKER.pack(entries)
     except (ValueError, TypeError, OverflowError) as error:
         raise LocalProtocolError(f"not to be written as msgpack: {error}") from error
+    return packed
 
 
 def decode_map(
