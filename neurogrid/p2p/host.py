@@ -110,6 +110,7 @@ class Host(ABC):
         self._connected_handlers: list[ConnectionHandler] = []
         self._disconnected_handlers: list[ConnectionHandler] = []
         self._direct_handlers: list[ConnectionHandler] = []
+        # Of each peer, from its connection until everybody was told that it is gone: the swarm forgets it before.
         self._disconnected: dict[str, trio.Event] = {}
         self._reach: HostReach | None = None
 
@@ -291,8 +292,11 @@ class Host(ABC):
             handler(peer_id)
 
     async def wait_disconnected(self, peer_id: str) -> None:
-        """Return when there is no connection to the peer; at once if there is none now."""
-        if peer_id in self._linked_peers:
+        """Return when there is no connection to the peer and everybody was told so; at once if that is so now.
+
+        Everybody: those of `on_disconnected`, and what decides whom this host serves (`role_of`).
+        """
+        if peer_id in self._linked_peers or peer_id in self._disconnected:
             await self._disconnected.setdefault(peer_id, trio.Event()).wait()
 
     # For implementations
@@ -318,6 +322,7 @@ class Host(ABC):
             raise PeerUnreachableError(f"{peer_id} is connected, but not admitted")
 
     def _note_connected(self, peer_id: str, *, is_dialler: bool) -> None:
+        self._disconnected.setdefault(peer_id, trio.Event())
         if self.gate is None:
             self._announce(peer_id)
         else:
@@ -330,14 +335,13 @@ class Host(ABC):
     def _note_disconnected(self, peer_id: str) -> None:
         if peer_id in self._linked_peers:
             return  # another connection to the same peer is still there
-        was_announced = self.gate is None or self.gate.disconnected(peer_id)
+        if self.gate is None or self.gate.disconnected(peer_id):
+            for handler in self._disconnected_handlers:
+                handler(peer_id)
+        # Last: who waits finds it told.
         event = self._disconnected.pop(peer_id, None)
         if event is not None:
             event.set()
-        if not was_announced:
-            return
-        for handler in self._disconnected_handlers:
-            handler(peer_id)
 
 
 async def serve_stream(stream: Stream, handler: StreamHandler) -> None:

@@ -55,11 +55,8 @@ def test_members_are_served(over: Runner, scene: Scene, ours: Identity, theirs: 
             assert set(told) == {(other.peer_id, WORKER), (one.peer_id, COORDINATOR)}
             await check_echo(one, other)
             await check_echo(other, one)
-            gone: list[str] = []
-            one.on_disconnected(gone.append)
-            other.on_disconnected(gone.append)
             await one.disconnect(other.peer_id)
-            await until(lambda: len(gone) == 2)
+            await other.wait_disconnected(one.peer_id)
             assert (one.role_of(other.peer_id), other.role_of(one.peer_id)) == (None, None)
 
     over.run(scenario)

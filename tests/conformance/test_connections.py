@@ -203,10 +203,23 @@ def test_both_sides_are_told_once_of_the_end(over: Runner, end: End) -> None:
                 nursery.start_soon(other.wait_disconnected, one.peer_id)
                 await end(network, one, other)
             assert (one.connected_peers, other.connected_peers) == (frozenset(), frozenset())
-            await until(lambda: bool(ours.seen and theirs.seen))
             assert ours.seen == [("disconnected", other.peer_id)]
             assert theirs.seen == [("disconnected", one.peer_id)]
             await one.wait_disconnected(other.peer_id)  # returns at once
+
+    over.run(scenario)
+
+
+def test_who_comes_to_wait_late_finds_the_end_told_all_the_same(over: Runner) -> None:
+    """A host may have forgotten a connection, and be about to say so."""
+
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other):
+            theirs = Events(other)
+            await one.disconnect(other.peer_id)
+            await until(lambda: not other.connected_peers)
+            await other.wait_disconnected(one.peer_id)
+            assert theirs.seen == [("disconnected", one.peer_id)]
 
     over.run(scenario)
 
