@@ -20,7 +20,16 @@ from typing import Final
 from neurogrid.inference.planner import ModelSize, PeerSpeed
 from neurogrid.inference.progress import WorkerInfo
 
-__all__ = ["MIN_DRIFT", "MIN_STEPS", "NUM_LOOKS", "DriftWatch", "drifts", "how_fast", "with_drifts"]
+__all__ = [
+    "MIN_DRIFT",
+    "MIN_STEPS",
+    "NUM_LOOKS",
+    "DriftWatch",
+    "Steps",
+    "drifts",
+    "how_fast",
+    "with_drifts",
+]
 
 # By this factor a member has to be faster or slower than it is taken for: steps of one speed differ by half as much.
 MIN_DRIFT: Final = 2.0
@@ -95,6 +104,10 @@ class DriftWatch:
                 self.known[peer_id] = factor
             news.append(peer_id)
         return news
+
+    def is_doubted(self, peer_id: str) -> bool:
+        """Whether the last look at a member found it otherwise than it is taken for."""
+        return peer_id in self._doubts
 
     def forget(self, peer_id: str) -> None:
         """Who has this peer id is believed again."""

@@ -34,8 +34,6 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.inference.assigning import Assigner
-from neurogrid.inference.describing import capacities
-from neurogrid.inference.drift import DriftWatch, drifts, with_drifts
 from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.member import Member
 from neurogrid.inference.placing import RECONNECT_TIMEOUT, WORKER_FAILURES, Placer, name_range
@@ -43,6 +41,8 @@ from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.inference.roster import Roster
+from neurogrid.inference.speeds import SpeedWatch
+from neurogrid.inference.trials import Trials
 
 __all__ = ["Fleet"]
 
@@ -52,8 +52,6 @@ logger = logging.getLogger(__name__)
 RETRY_DELAY = 5.0
 # Seconds to wait for a worker's connection to come back while others might have its layers.
 MEND_PATIENCE = 3.0
-# Between looks at how fast the members are. Seconds.
-DRIFT_INTERVAL = 15.0
 # After a better plan could not be put in place for want of room beside running sessions, or was given up. Seconds.
 IMPROVE_DELAY = 30.0
 
@@ -66,6 +64,7 @@ class Fleet(Roster):
 
     Attributes:
         planning: what is asked of every plan; may be changed until `start`.
+        trials: of members that were found slow and have nothing to compute.
     """
 
     def __init__(
@@ -73,6 +72,7 @@ class Fleet(Roster):
         planning: FleetPlanning,
         placer: Placer,
         describe: Callable[[Sequence[RemoteWorker]], Awaitable[list[WorkerInfo]]],
+        trials: Trials,
         progress: Progress,
     ) -> None:
         super().__init__(progress, on_lost=placer.lost)
@@ -83,10 +83,10 @@ class Fleet(Roster):
         self._joining: list[RemoteWorker] = []
         # What is brought to members though nothing is missing; it gives way to what is.
         self._extra: trio.CancelScope | None = None
-        # Trio's times at which a better plan is looked for, and at which the speeds are.
+        # Trio's time at which a better plan is looked for.
         self._improve_at = math.inf
-        self._look_at = 0.0
-        self._drifts = DriftWatch()
+        self.trials = trials
+        self._speeds = SpeedWatch(trials, progress, on_news=self._look_for_better)
 
     # ------------------------------------------------------------------ the beginning
 
@@ -149,7 +149,7 @@ class Fleet(Roster):
             for member in self.members
             if not (member.is_leaving or member.is_cut or member.rests_until > now)
         ]
-        return with_drifts(infos, self._drifts.known)
+        return self._speeds.applied(infos)
 
     # ------------------------------------------------------------------ mending
 
@@ -163,7 +163,7 @@ class Fleet(Roster):
         async with trio.open_nursery() as nursery:
             while True:
                 changed = self.change
-                self._look_for_drift()
+                self._speeds.look(self.members, self.planning.size, nursery)
                 for worker in self._take_joining():
                     nursery.start_soon(self._welcome, worker)
                 for member in self._unprepared():
@@ -190,8 +190,8 @@ class Fleet(Roster):
             logger.warning("%s", exc)
             return
         self._progress.joined(info)
-        self._drifts.forget(info.peer_id)
-        self._improve_at = trio.current_time()
+        self._speeds.forget(info.peer_id)
+        self._look_for_better()
         self.add(Member(worker, info))
 
     def _unprepared(self) -> list[Member]:
@@ -255,22 +255,10 @@ class Fleet(Roster):
             self._extra = None
             self.changed()
 
-    def _look_for_drift(self) -> None:
-        """Find out, now and then, whether members are slower or faster than they are taken for."""
-        now = trio.current_time()
-        if now < self._look_at:
-            return
-        self._look_at = now + DRIFT_INTERVAL
-        peers = capacities(list(self.infos.values()), len(self.planning.size.layers))
-        speeds = {peer.peer_id: peer.speed for peer in peers if peer.speed}
-        found = drifts(
-            speeds, {m.peer_id: m.times.recent for m in self.members}, self.planning.size
-        )
-        for peer_id in found:
-            self._members[peer_id].times.forget_recent()  # each look at steps of its own
-        for peer_id in self._drifts.look(found):
-            self._progress.drifted(peer_id, self._drifts.known.get(peer_id, 1.0))
-            self._improve_at = now
+    def _look_for_better(self) -> None:
+        """Somebody joined, or is slower or faster than was planned with."""
+        self._improve_at = trio.current_time()
+        self.changed()
 
     async def _improve(self) -> None:
         """Take a plan for new sessions that is worth its bytes, if there is one; sessions that run stay as they are."""
@@ -367,5 +355,5 @@ class Fleet(Roster):
     def _seconds_to_wait(self) -> float:
         """Until a member that rests may be asked again, speeds are looked at, or a better plan is looked for."""
         now = trio.current_time()
-        times = [self._look_at, self._improve_at, *(m.rests_until for m in self.members)]
+        times = [self._speeds.look_at, self._improve_at, *(m.rests_until for m in self.members)]
         return min((at for at in times if at > now), default=now) - now

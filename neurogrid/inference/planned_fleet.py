@@ -37,6 +37,7 @@ from neurogrid.inference.planner import Explanation, Plan, explain
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.remote_worker import RemoteWorker
+from neurogrid.inference.trials import Trials
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.discovery.dht import Announcement
@@ -208,6 +209,7 @@ async def open_plan(
                 assumed_bytes=settings.peer_memory_bytes,
                 alike={parse_peer_address(address)[1] for address in local},
             ),
+            Trials(model.ends.hidden_size, model.dtype, model.max_seq_len),
             progress,
         )
         progress.formed(fleet, protocol.counters)

@@ -206,6 +206,7 @@ class TokenSession:
     async def _open_pipeline(self, prior: Prior | None = None) -> None:
         assert self._selection is not None
         stages = self._selection.stages
+        await self._fleet.trials.give_way([stage.peer_id for stage in stages])
         told = {"neurogrid.workers": len(stages)}
         with span("inference.open_session", told):
             self._pipeline = await open_session(

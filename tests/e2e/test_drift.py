@@ -1,4 +1,4 @@
-"""A worker that becomes slower for good gets fewer layers, and no session is disturbed by that."""
+"""A worker that becomes slower for good gets fewer layers, or none until it is quick, and no session is disturbed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from neurogrid import open_coordinator
 from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.drift import MIN_DRIFT
 from neurogrid.inference.progress import Progress
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.counters import Direction
@@ -23,6 +24,8 @@ from tests.e2e.test_recovery import by_stage, settings, weight_bytes
 PROMPT = "A function definition"
 # A process that gets a fifth of the time, in turns as cgroups deal them out. Seconds.
 RUNS, STOPS = 0.02, 0.08
+# A worker that has room for two layers of eight, which is better than the help of one that is throttled.
+ROOM_FOR_TWO = "6MiB"
 # Tokens of the session that runs, after the new plan is in place.
 NUM_MORE = 8
 MAX_LENGTH = 1024
@@ -85,7 +88,7 @@ def num_layers(coordinator: Coordinator, peer_id: str) -> int:
 def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurogrid.inference.fleet.DRIFT_INTERVAL", 1.0)
+    monkeypatch.setattr("neurogrid.inference.speeds.DRIFT_INTERVAL", 1.0)
 
     async def main() -> tuple[list[int], list[list[int]]]:
         told = Told()
@@ -123,3 +126,36 @@ def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
     whole.generation_config.eos_token_id = None
     expected = reference_tokens(whole, prompt, max(map(len, sessions)))
     assert all(tokens == expected[: len(tokens)] for tokens in sessions)
+
+
+def test_a_worker_that_was_left_out_for_its_slowness_is_looked_at_again_and_used_when_it_is_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurogrid.inference.speeds.DRIFT_INTERVAL", 1.0)
+    monkeypatch.setattr("neurogrid.inference.trials.FIRST_DELAY", 0.5)
+    monkeypatch.setattr("neurogrid.inference.trials.MAX_DELAY", 2.0)
+
+    async def main() -> list[list[int]]:
+        told = Told()
+        chosen = settings(workers, max_seq_len=MAX_LENGTH, prefix_reuse=False)
+        async with open_coordinator(chosen, progress=told) as coordinator:
+            assert num_layers(coordinator, workers[-1].peer_id) == 0
+            slow = by_stage(coordinator, workers)[-1]
+            with trio.fail_after(DEADLINE):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(throttle, slow)
+                    sessions = await write(coordinator, 1, told)
+                    assert num_layers(coordinator, slow.peer_id) == 0
+                    nursery.cancel_scope.cancel()
+                sessions += await write(coordinator, 2, told)
+            assert {peer_id for peer_id, _ in told.drifts} == {slow.peer_id}
+            assert told.drifts[-1][1] < MIN_DRIFT
+            assert num_layers(coordinator, slow.peer_id) > 0
+            return sessions
+
+    with ExitStack() as stack:
+        limits = [(), (), ("--memory-limit", ROOM_FOR_TWO)]
+        workers = [stack.enter_context(start_worker(tmp_path, *limit)) for limit in limits]
+        sessions = trio.run(main)
+    longest = max(sessions, key=len)
+    assert all(tokens == longest[: len(tokens)] for tokens in sessions)
