@@ -144,11 +144,13 @@ class Libp2pHost(Host):
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:
-        concrete = (
-            interface
+        concrete = [
+            str(interface)
             for address in self.libp2p.get_transport_addrs()
             for interface in _on_each_interface(address)
-        )
+        ]
+        # They began to listen side by side: TCP comes first, whichever was ready.
+        concrete.sort(key=lambda address: "/udp/" in address)
         return tuple(dict.fromkeys(f"{address}/p2p/{self.peer_id}" for address in concrete))
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
@@ -158,7 +160,8 @@ class Libp2pHost(Host):
             known = self.libp2p.get_peerstore().addrs(ID.from_base58(peer_id))
         except PeerStoreError:
             return circuits
-        places = (str(address).removesuffix(suffix) for address in known)
+        # Stock hosts tell what they listen at: whoever dials 0.0.0.0 finds himself.
+        places = (str(a).removesuffix(suffix) for a in known if not _is_wildcard(a))
         # One of those may be private to a network that nobody else is on; a relay was reached from here at least.
         return tuple(dict.fromkeys((*circuits, *(f"{place}{suffix}" for place in places))))
 
@@ -330,6 +333,7 @@ async def open_host(
         ):
             host = Libp2pHost(libp2p, identity, nursery, admission)
             hosts.append(host)
+            _tell_where_to_dial(libp2p, host)
             host._start_gate()
             if len(host.listen_addresses) < len(listen_addrs):
                 raise ConfigurationError(f"cannot listen on {', '.join(map(str, listen_addrs))}")
@@ -391,9 +395,23 @@ def _wrap(net_stream: INetStream, peer_id: str, protocol_id: str) -> Libp2pStrea
     return Libp2pStream(cast(NetStream, net_stream), peer_id=peer_id, protocol_id=protocol_id)
 
 
+def _is_wildcard(address: Multiaddr) -> bool:
+    return str(address).startswith(("/ip4/0.0.0.0/", "/ip6/::/"))
+
+
+def _tell_where_to_dial(libp2p: IHost, host: Libp2pHost) -> None:
+    """Have identify name addresses that can be dialled; through a relay is for those who look for one."""
+
+    def addresses() -> list[Multiaddr]:
+        return [Multiaddr(a) for a in host.addresses if "/p2p-circuit/" not in a]
+
+    stock: Any = libp2p
+    stock.get_addrs = addresses
+
+
 def _on_each_interface(address: Multiaddr) -> list[Multiaddr]:
     """A listening address, as addresses that can be dialled."""
-    if not str(address).startswith(("/ip4/0.0.0.0/", "/ip6/::/")):
+    if not _is_wildcard(address):
         return [address]
     expanded = expand_wildcard_address(address)
     if not str(address).endswith("/quic-v1"):

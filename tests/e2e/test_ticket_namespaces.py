@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,22 @@ def test_a_coordinator_behind_a_nat_is_joined_through_its_relay(
             with start_worker(tmp_path, *join, command=homes[1].command(WORKER)) as worker:
                 status, text = coordinator.wait_end()
                 assert (status, bool(text.strip())) == (0, True), (coordinator.lines, worker.log)
+
+
+def test_workers_that_dialled_the_coordinator_reach_each_other(
+    net: Network, tmp_path: Path
+) -> None:
+    """They listen on every interface; what they say of themselves has to be of use on another machine."""
+    here, *others = net.lan(3).machines
+    new = ("--new-cluster", str(tmp_path / "cluster"), "--min-peers", "2", "--stages", "2")
+    quiet = ("--disable-mdns",)
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(
+            start_coordinator(*new, *quiet, command=here.command(COORDINATOR), where=())
+        )
+        join = ("--join", ticket_of(coordinator), *quiet)
+        for machine in others:
+            stack.enter_context(start_worker(tmp_path, *join, command=machine.command(WORKER)))
+        status, text = coordinator.wait_end()
+        assert (status, bool(text.strip())) == (0, True), coordinator.lines
+        assert not [line for line in coordinator.lines if "cannot reach" in line]
