@@ -79,4 +79,11 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
 def _formatter(level: str) -> logging.Formatter:
     if level == "debug":
         return logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")
-    return logging.Formatter("%(levelname).1s %(message)s")
+    return _BriefFormatter("%(levelname).1s %(message)s")
+
+
+class _BriefFormatter(logging.Formatter):
+    """What is told to a person as it is; before what they should look at, its level."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        return record.message if record.levelno == logging.INFO else super().formatMessage(record)

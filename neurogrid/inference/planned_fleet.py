@@ -231,6 +231,7 @@ async def open_plan(
 
         protocol.on_message(MessageType.LAYER_STATUS, on_layer_status)
         progress.working("asking the workers what they have")
+        # Workers that were started here have this machine for themselves.
         is_shared = settings.local_layers == "auto" and settings.local_workers
         why_local = await enlist_with_local(
             stack,
@@ -242,7 +243,12 @@ async def open_plan(
             max_sessions=settings.max_sessions,
             timeouts=settings.timeouts,
         )
-        logger.info("%s", why_local)
+        if is_shared:
+            why_local = (
+                "the coordinator itself computes no layer: the workers that it started here do"
+            )
+        elif settings.local_layers != "none":
+            logger.info("%s", why_local)
         yield PlannedFleet(protocol, model, fleet, why_local)
 
 
