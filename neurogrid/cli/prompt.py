@@ -71,9 +71,7 @@ async def write_completion(
         screen.write(text.push(token_id))
     screen.write(text.finish() + "\n")
     sent = coordinator.counters.total(Direction.SENT).num_bytes
-    counted = (
-        f" ({len(token_ids)} prompt and {pace.num_tokens} new tokens)" if pace.num_tokens else ""
-    )
+    counted = f" ({len(token_ids)} prompt + {pace.num_tokens} new)" if pace.num_tokens else ""
     screen.say(
         f"{pace}{counted}, {format_bytes(sent)} sent",
         event="generated",

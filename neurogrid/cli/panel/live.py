@@ -19,6 +19,8 @@ from neurogrid.cli.screen import Screen
 __all__ = ["open_panel"]
 
 INTERVAL: Final = 0.5  # seconds between two looks
+# What the terminal writes behind the panel when it is ended: if that took another row, the panel's top would stay.
+ECHO: Final = "^C"
 
 
 @asynccontextmanager
@@ -84,7 +86,7 @@ class _Panel:
             return
         self._view = view
         console, (width, height) = self._console, self._size
-        drawn = draw(view, width=width, height=height, encoding=console.encoding)
+        drawn = draw(view, width=width - len(ECHO), height=height, encoding=console.encoding)
         self._lines = console.render_lines(drawn, pad=False)
         live.update(_Lines(self._lines), refresh=True)
 
