@@ -138,8 +138,9 @@ class Trials:
         planned = PlannedStage(member.peer_id, layers.start, layers.stop, 0)
         stage = PipelineStage(planned, member.worker, times)
         routing = Routing(member.worker.protocol, "star")
-        # Different tokens: a mixture of experts chooses among all of them.
-        hidden_BTD = torch.randn(1, self._num_steps, self._hidden_size).to(self._dtype)
+        # Different ones: a mixture of experts chooses among all of them. As small as embeddings are, so that nothing
+        # overflows.
+        hidden_BTD = (0.02 * torch.randn(1, self._num_steps, self._hidden_size)).to(self._dtype)
         enough_at = trio.current_time() + TRIAL_SECONDS
         async with await open_session([stage], routing, max_length=self._num_steps) as session:
             for hidden_B1D in hidden_BTD.split(1, dim=1):
