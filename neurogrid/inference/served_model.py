@@ -263,6 +263,14 @@ class ServedModel:
                 code=ErrorCode.COMPUTE_FAILED,
             ) from exc
 
+    def prepare(self, *, start: int, stop: int, position: int, cache: StageCache) -> None:
+        """Do beforehand what `forward` of one token at `position` needs besides its hidden state, if one comes."""
+        try:
+            self._stage.prepare(start=start, stop=stop, position=position, cache=cache)
+        except (ModelError, RuntimeError, ValueError, MemoryError) as exc:
+            # The forward meets it again, and raises it.
+            logger.debug("could not prepare layers %d to %d: %s", start, stop - 1, exc)
+
     def forward_rows(
         self, rows: Sequence[Row], *, start: int, stop: int
     ) -> list[torch.Tensor | Exception | None]:

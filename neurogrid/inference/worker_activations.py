@@ -82,6 +82,8 @@ class WorkerActivations:
             # Without a route somebody waits for just this, though the session be over.
             if session.place is None or session in self._sessions:
                 await self._pass_on(session, message, message.envelope, result_BTD, taken)
+                if hidden_BTD.shape[1] == 1:  # it decodes
+                    await self._steps.prepare(session)
         except RequestRefusedError as exc:
             if session.place is not None and session not in self._sessions:
                 return

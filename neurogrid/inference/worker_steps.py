@@ -118,6 +118,18 @@ class WorkerSteps:
             session.lock.release()
         return result_BTD, step.queue_seconds
 
+    async def prepare(self, session: Session) -> None:
+        """Do beforehand what the next token of a session needs besides what is to come, while nobody waits."""
+        if session.length < 1 or self.num_waiting or self._burst.num_active > 1:
+            return
+        await self._state.run_torch_briefly(
+            session.model.prepare,
+            start=session.start,
+            stop=session.stop,
+            position=session.length,
+            cache=session.cache,
+        )
+
     async def _is_finite(self, hidden_BTD: torch.Tensor) -> bool:
         """Look at a token here, which takes some microseconds, and at more of them where torch runs."""
         if hidden_BTD.shape[1] == 1:

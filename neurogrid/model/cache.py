@@ -28,6 +28,7 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from neurogrid.errors import ModelError, UnsupportedModelError
+from neurogrid.model.prepared import PreparedPass
 
 __all__ = ["Home", "StageCache"]
 
@@ -56,6 +57,7 @@ class StageCache(DynamicCache):
 
     Attributes:
         home: where its states are; None for here.
+        prepared: the pass over its next token, as far as it is known before; None where it is not.
         last_batched: the number of the last forward in which it was with others, as its stage counts them.
 
     Not thread-safe; one forward at a time.
@@ -74,6 +76,7 @@ class StageCache(DynamicCache):
         self._length = 0
         self._spoiled: str | None = None
         self.home: Home | None = None
+        self.prepared: PreparedPass | None = None
         self.last_batched = 0
 
     @property
@@ -183,6 +186,7 @@ class StageCache(DynamicCache):
             ValueError: it cannot be cut back to that. The cache is unchanged.
             ModelError: an earlier forward failed half way.
         """
+        self.prepared = None
         if self._check_cut(num_tokens):
             self._take_home()
             self._become(self, num_tokens)
@@ -195,6 +199,7 @@ class StageCache(DynamicCache):
         self._check_cut(num_tokens)
         self._take_home()
         twin = copy.copy(self)
+        twin.prepared = None
         twin._lengths = list(self._lengths)
         twin.layers = list(self.layers)
         twin._become(self, num_tokens)

@@ -37,6 +37,7 @@ from neurogrid.model.loading import (
     quiet_transformers,
 )
 from neurogrid.model.naming import is_end_tensor, layer_of
+from neurogrid.model.prepared import LayerCall, Recorder, same_values
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
 
@@ -54,9 +55,10 @@ class _Pass:
         result: what left layer stop - 1, or what reached the first slot of a capturing pass.
         num_results: how many things a layer of this model returns in a tuple, 0 for a bare tensor.
         capturing: whether the pass ends at the first slot, keeping what would enter layer 0.
+        recorder: visits the layers that would run, in their place.
     """
 
-    __slots__ = ("capturing", "hidden_BTD", "num_results", "result", "start", "stop")
+    __slots__ = ("capturing", "hidden_BTD", "num_results", "recorder", "result", "start", "stop")
 
     def __init__(self) -> None:
         self.start = self.stop = 0
@@ -64,6 +66,7 @@ class _Pass:
         self.result: Any = None
         self.num_results = 0
         self.capturing = False
+        self.recorder: Recorder | None = None
 
     def given(self) -> torch.Tensor:
         """`hidden_BTD`, in a pass that runs."""
@@ -113,6 +116,11 @@ class _Slot(_Placeholder):
             if self.is_last and shared.start == shared.stop:
                 return shared.dress(shared.given())
             return shared.dress(hidden_states)
+        if shared.recorder is not None:
+            recorder = shared.recorder
+            if not recorder.visit(self.__dict__["layer"], hidden_states, args, kwargs):
+                raise _PassEnded
+            return shared.dress(recorder.marker)
         if self.layer_id == shared.start:
             hidden_states = shared.given()
         result = self.__dict__["layer"](hidden_states, *args, **kwargs)
@@ -270,6 +278,32 @@ class Skeleton:
         finally:
             shared.hidden_BTD = shared.result = None
         raise UnsupportedModelError(f"the base model never called its layer {stop - 1}")
+
+    def record_layers(
+        self, marker_BTD: torch.Tensor, start: int, stop: int, position: int, cache: Cache
+    ) -> list[LayerCall] | None:
+        """How the base model calls loaded layers [start, stop) for a token at `position`; in inference mode.
+
+        Args:
+            marker_BTD: [1, 1, D], stands for what the layers return.
+
+        Returns:
+            None where it does something to what it was returned, or layers return more than one thing.
+        """
+        shared = self._pass
+        if shared.num_results:
+            return None
+        recorder = Recorder(start, stop, marker_BTD, cache)
+        shared.start, shared.stop, shared.recorder = start, stop, recorder
+        expected_BTD = marker_BTD.clone()
+        try:
+            self._call(self._base, cache, position, inputs_embeds=self._dummy(marker_BTD))
+        except _PassEnded:
+            pass
+        finally:
+            shared.recorder = None
+        is_plain = recorder.is_plain and same_values(marker_BTD, expected_BTD)
+        return recorder.calls if is_plain and len(recorder.calls) == stop - start else None
 
     def run_embedding(
         self, input_ids_BT: torch.Tensor, position: int | Sequence[int], cache: Cache

@@ -27,6 +27,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from neurogrid.model.cache import StageCache
 from neurogrid.model.end_passes import EndPasses
 from neurogrid.model.few_rows import speed_up_few_rows
+from neurogrid.model.prepared import PreparedPass, markers, same_calls
 from neurogrid.model.row_groups import group_rows
 from neurogrid.model.row_masks import rows_masked
 from neurogrid.model.rows import RowPool
@@ -84,6 +85,8 @@ class Stage:
         self._pools: WeakSet[RowPool] = WeakSet()
         self._num_forwards = 0
         self._weight_bytes: dict[tuple[int, int], int] = {}
+        # Whether a pass over a range can be prepared, once somebody has looked.
+        self._is_plain: dict[tuple[int, int], bool] = {}
         self.num_layers = self._skeleton.num_layers
         self.hidden_size = self._skeleton.hidden_size
 
@@ -176,13 +179,50 @@ class Stage:
             self._next_forward()
             hidden_BTD = hidden_BTD.to(self._device, self._dtype)
             cache.begin(start, stop, position)
+            prepared, cache.prepared = cache.prepared, None
             try:
-                result_BTD = self._skeleton.run_layers(hidden_BTD, start, stop, position, cache)
+                if prepared is not None and self._fits(prepared, start, stop, position, num_tokens):
+                    result_BTD = prepared.run(hidden_BTD, cache)
+                else:
+                    result_BTD = self._skeleton.run_layers(hidden_BTD, start, stop, position, cache)
                 cache.commit(start, stop, num_tokens)
             except BaseException as exc:  # some layers have their new states, and some not
                 cache.spoil(f"{type(exc).__name__}: {exc}")
                 raise
         return result_BTD
+
+    def prepare(self, *, start: int, stop: int, position: int, cache: StageCache) -> None:
+        """Do beforehand what a `forward` of one token at `position` needs besides its hidden state, if one comes.
+
+        Of no consequence but for its time. Args: as of `forward`, after which this is called.
+        """
+        if cache.home is not None or self._is_plain.get((start, stop)) is False:
+            return
+        cache.check(start, stop, position)
+        with torch.inference_mode():
+            cache.pretend(position)
+            like_BTD = torch.empty(1, 1, self.hidden_size, dtype=self._dtype, device=self._device)
+            calls, *others = (
+                self._skeleton.record_layers(marker_BTD, start, stop, position, cache)
+                for marker_BTD in markers(like_BTD)[: 1 if (start, stop) in self._is_plain else 2]
+            )
+            if others:
+                other = others[0]
+                is_plain = calls is not None and other is not None and same_calls(calls, other)
+                self._is_plain[start, stop] = is_plain
+            if calls is not None and self._is_plain[start, stop]:
+                cache.prepared = PreparedPass(start, stop, position, calls)
+
+    def _fits(
+        self, prepared: PreparedPass, start: int, stop: int, position: int, num_tokens: int
+    ) -> bool:
+        """Whether it is for this forward, and of the layers that are held now."""
+        is_meant = (prepared.start, prepared.stop, prepared.position) == (start, stop, position)
+        return (
+            is_meant
+            and num_tokens == 1
+            and all(call.layer is self.layer(start + i) for i, call in enumerate(prepared.calls))
+        )
 
     def group_rows(
         self, rows: Sequence[Row], *, start: int, stop: int, bounds: Sequence[int]
