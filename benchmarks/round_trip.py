@@ -4,8 +4,8 @@
 
 Both ends in one process, so that nothing but work is measured: raw trio TCP, a bare stream of ours, and `Protocol`
 with a sync and an async handler, in turn within each round. Then a sampling profile of the last two, by part. At last
-both ends in processes of their own, on cores that fall idle between the messages, and on cores that a process of
-lowest priority keeps awake: the difference is what it costs here to wake a core.
+both ends in processes of their own, raw and `Protocol` in turn, on cores that fall idle between the messages, and on
+cores that a process of lowest priority keeps awake: the difference is what it costs here to wake a core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import transport
 import trio
 from report import spread, table, write_report
 from transport_libp2p import protocol_client
-from transport_load import KIB
+from transport_load import KIB, Client
+from transport_sockets import TrioClient
 
 from neurogrid.p2p import Protocol, Stream, TensorMessage, open_host
 
@@ -72,10 +73,18 @@ def main() -> None:
     )
     idle, awake = _two_processes(), _two_processes(keep_awake=True)
     body += "\n\n" + table(
-        ("two processes, sync handler", "p50 us"),
+        (
+            "two processes",
+            "raw trio TCP, p50 us",
+            "Protocol, sync handler",
+            "x raw in the same round",
+        ),
         [
-            ("cores fall idle", spread([1e6 * value for value in idle]).show(0)),
-            ("cores are kept awake", spread([1e6 * value for value in awake]).show(0)),
+            (what, spread(raw).show(0), spread(ours).show(0), spread(ratios).show(2))
+            for what, raw, ours, ratios in (
+                ("cores fall idle", *idle),
+                ("cores are kept awake", *awake),
+            )
         ],
     )
     write_report("round_trip", (__doc__ or "").partition("\n")[0], body)
@@ -205,15 +214,30 @@ async def _protocol(is_async: bool) -> AsyncIterator[Trip]:
 # Two processes
 
 
-def _two_processes(*, keep_awake: bool = False) -> list[float]:
-    with transport._children(["--serve", transport.OURS]) as (address, _pid), _spinners(keep_awake):
-        return trio.run(_round_trips, address)
+Rounds = tuple[list[float], list[float], list[float]]
 
 
-async def _round_trips(address: str) -> list[float]:
-    async with protocol_client(address) as client:
-        await client.round_trips(NUM_BYTES, 200)
-        return [median(await client.round_trips(NUM_BYTES, ROUND_TRIPS)) for _ in range(ROUNDS)]
+def _two_processes(*, keep_awake: bool = False) -> Rounds:
+    with (
+        transport._children(["--serve", transport.RAW]) as (raw_address, _),
+        transport._children(["--serve", transport.OURS]) as (address, _),
+        _spinners(keep_awake),
+    ):
+        return trio.run(_round_trips, raw_address, address)
+
+
+async def _round_trips(raw_address: str, address: str) -> Rounds:
+    """Medians in us of raw trio TCP and of `Protocol`, and their ratio, of each round."""
+    raw: Client = TrioClient(raw_address)
+    async with protocol_client(address) as ours:
+        results: dict[Client, list[float]] = {raw: [], ours: []}
+        for number in range(2 * ROUNDS + 1):
+            for client, medians in results.items():
+                middle = 1e6 * median(await client.round_trips(NUM_BYTES, ROUND_TRIPS))
+                if number:  # the first warms up
+                    medians.append(middle)
+    ratios = [mine / its for its, mine in zip(results[raw], results[ours], strict=True)]
+    return results[raw], results[ours], ratios
 
 
 @contextmanager
