@@ -63,13 +63,15 @@ async def keep_coordinators(protocol: Protocol, addresses: Sequence[str]) -> Asy
             keep_connections(host, limits=limits, connect=connect) as keeper,
             trio.open_nursery() as nursery,
         ):
+            introduced: set[str] = set()
 
             def connected(peer_id: str) -> None:
                 if peer_id in keeper.wanted:
-                    host.start_soon(_introduce, protocol, peer_id)
+                    host.start_soon(_introduce, protocol, peer_id, introduced)
 
             nursery.start_soon(end_when_refused)
             host.on_connected(connected)
+            host.on_disconnected(introduced.discard)
             for peer_id, known in _by_peer(addresses).items():
                 keeper.want(peer_id, known)
             yield keeper
@@ -111,8 +113,12 @@ async def _follow(discovery: Discovery, keeper: Keeper) -> None:
             keeper.want(change.peer_id, change.addresses)
 
 
-async def _introduce(protocol: Protocol, peer_id: str) -> None:
-    """Bring up the stream on which each side says what it is."""
+async def _introduce(protocol: Protocol, peer_id: str, introduced: set[str]) -> None:
+    """Bring up the stream on which each side says what it is.
+
+    Of two who dial each other at once each has two connections, of which one may be closed with its streams: so this
+    is done for each, and told once.
+    """
     num_failures = 0
     while peer_id in protocol.host.connected_peers:
         try:
@@ -123,7 +129,9 @@ async def _introduce(protocol: Protocol, peer_id: str) -> None:
             logger.warning("%s; trying again in %.1f s", exc, delay)
             await trio.sleep(delay)
         else:
-            logger.info("connected to the coordinator %s", peer_id)
+            if peer_id not in introduced:
+                introduced.add(peer_id)
+                logger.info("connected to the coordinator %s", peer_id)
             return
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import msgpack
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -22,6 +23,7 @@ from neurogrid.p2p.trust import (
 from tests.unit.test_trust_formats import OTHER, PEER
 
 NOW = 1_800_000_000.0
+THIRD = "12D3KooWKB63wofPS1XwMmtt27ainsRwoJPpmqzDKjN8wgqQGgfh"
 
 
 @pytest.fixture
@@ -132,14 +134,57 @@ def test_uses_of_a_token_are_counted_across_processes(cluster: Cluster) -> None:
     assert redeem(cluster, data) is None
     again = Cluster.load(cluster.directory)
     assert redeem(again, data, OTHER) is None
-    assert redeem(again, data) is Refusal.TOKEN_USED_UP
-    assert redeem(cluster, data) is Refusal.TOKEN_USED_UP
+    assert redeem(again, data, THIRD) is Refusal.TOKEN_USED_UP
+    assert redeem(cluster, data, THIRD) is Refusal.TOKEN_USED_UP
     # Those that have expired are forgotten.
     later = NOW + 2 * 86_400
     another = cluster.ticket(PEER, [], max_uses=1, now=later).token.data
     size = (cluster.directory / "token-uses").stat().st_size
     assert redeem(cluster, another, now=later) is None
-    assert (cluster.directory / "token-uses").stat().st_size == size
+    assert (cluster.directory / "token-uses").stat().st_size < size
+
+
+def test_a_use_belongs_to_one_peer(cluster: Cluster) -> None:
+    """It gets the same certificate again, also of another process, and not one that is valid longer."""
+    data = cluster.ticket(PEER, [], max_uses=1, lifetime=3600, now=NOW).token.data
+    given = cluster.redeem(data, PEER, now=NOW, lifetime=60)
+    for issuer in (cluster, Cluster.load(cluster.directory)):
+        assert issuer.redeem(data, PEER, now=NOW + 59, lifetime=60) == given
+        assert redeem(issuer, data, OTHER) is Refusal.TOKEN_USED_UP
+    another = cluster.ticket(PEER, [], max_uses=1, now=NOW).token.data
+    assert cluster.redeem(another, PEER, now=NOW, lifetime=60) != given
+    assert redeem(cluster, data, now=NOW + 60) is Refusal.TOKEN_USED_UP
+    assert redeem(cluster, data, now=NOW + 3600) is Refusal.TOKEN_EXPIRED
+
+
+def test_a_peer_whose_certificate_has_expired_needs_another_use(cluster: Cluster) -> None:
+    data = cluster.ticket(PEER, [], max_uses=2, now=NOW).token.data
+    first = cluster.redeem(data, PEER, now=NOW, lifetime=60)
+    second = cluster.redeem(data, PEER, now=NOW + 60, lifetime=60)
+    assert second != first
+    assert cluster.redeem(data, PEER, now=NOW + 90, lifetime=60) == second
+    assert redeem(cluster, data, OTHER) is Refusal.TOKEN_USED_UP
+
+
+def test_a_use_does_not_bring_back_what_was_revoked(cluster: Cluster) -> None:
+    data = cluster.ticket(PEER, [], max_uses=2, now=NOW).token.data
+    given = cluster.redeem(data, PEER, now=NOW, lifetime=60)
+    cluster.revoke(serials=[given.serial])
+    assert redeem(cluster, data) is Refusal.REVOKED
+    cluster.reinstate(serials=[given.serial])
+    cluster.revoke([PEER])
+    assert redeem(cluster, data) is Refusal.REVOKED
+
+
+def test_the_uses_of_all_tokens_are_bounded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurogrid.p2p.trust.token_uses.MAX_USES_COUNTED", 2)
+    for peer_id in (PEER, OTHER):
+        data = cluster.ticket(PEER, [], max_uses=2, now=NOW).token.data
+        assert redeem(cluster, data, peer_id) is None
+    assert redeem(cluster, data, THIRD) is Refusal.TOKEN_USED_UP
+    assert redeem(cluster, data, OTHER) is None
 
 
 def test_a_revoked_peer_gets_nothing_for_a_token(cluster: Cluster) -> None:
@@ -158,8 +203,16 @@ def test_tickets_out_of_range_are_not_made(cluster: Cluster, options: dict[str, 
 
 
 def test_a_damaged_count_stops_the_ticket(cluster: Cluster) -> None:
-    data = cluster.ticket(PEER, [], max_uses=2, now=NOW).token.data
-    for content in (b"\xc1", b"\x93\x01\x02\x03", b"\x91\xc0"):
+    token = cluster.ticket(PEER, [], max_uses=2, now=NOW).token
+    data = token.data
+    for content in (
+        b"\xc1",
+        b"\x93\x01\x02\x03",
+        b"\x91\xc0",
+        msgpack.packb([[token.serial, token.not_after, 1]]),
+        msgpack.packb([[token.serial, token.not_after, [[PEER, 1]]]]),
+        msgpack.packb([[token.serial, token.not_after, [[PEER, b"no certificate"]]]]),
+    ):
         (cluster.directory / "token-uses").write_bytes(content)
         with pytest.raises(ConfigurationError, match="does not count uses"):
             cluster.redeem(data, PEER, now=NOW, lifetime=60)

@@ -2,7 +2,7 @@
 
     DIR/cluster.key      the private key (PKCS #8, PEM), 0600; it is read by this module and by nothing else
     DIR/revocations      the newest revocation list, signed
-    DIR/token-uses       how often limited tickets were used
+    DIR/token-uses       the certificates that limited tickets gave
     DIR/whereabouts      where the host listens, or listened, that runs with this directory
     DIR/lock             held while one of these is changed
     DIR/membership       what the host that runs with this directory shows (`Membership`)
@@ -183,18 +183,42 @@ class Cluster:
         return membership
 
     def redeem(self, data: bytes, peer_id: str, *, now: float, lifetime: float) -> Certificate:
-        """Make the certificate that a join token promises to whoever shows it.
+        """The certificate that a join token promises to whoever shows it.
+
+        A token with a limited number of uses gives a peer that shows it again the same certificate again, while that
+        is valid, and no use is spent. One without a limit gives another each time.
 
         Raises:
-            RefusedError: the token is none of ours, expired or used up, or the peer was revoked.
+            RefusedError: the token is none of ours, expired or used up, or the peer or its certificate was revoked.
             ConfigurationError: the directory cannot be read or written.
         """
         token = JoinToken.decode(data, self.public_key)
         token.check(now=now, clock_skew=0.0)  # the clock that it was made by
-        certificate = self.sign_for(peer_id, token.role, now=now, lifetime=lifetime)
         with locked(self.directory):
-            self._uses.spend(token, now=now)
-        return certificate
+            given = self._given(token, peer_id, now=now)
+            if given is not None:
+                self.revocations().check(given)
+                return given
+            certificate = self.sign_for(peer_id, token.role, now=now, lifetime=lifetime)
+            self._uses.spend(token, certificate, now=now)
+            return certificate
+
+    def _given(self, token: JoinToken, peer_id: str, *, now: float) -> Certificate | None:
+        """What a token with a limited number of uses gave to this peer, if it is valid."""
+        data = self._uses.given(token, peer_id)
+        if data is None:
+            return None
+        try:
+            given = Certificate.decode(data, self.public_key)
+        except RefusedError as exc:
+            raise ConfigurationError(
+                f"{self.directory / 'token-uses'} does not count uses of tickets: {exc}"
+            ) from exc
+        try:
+            given.check(peer_id, now=now, clock_skew=0.0)
+        except RefusedError:
+            return None
+        return given
 
     def sign_for(self, peer_id: str, role: str, *, now: float, lifetime: float) -> Certificate:
         """As `issue`, for what a peer asks for.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from neurogrid.errors import ConfigurationError
@@ -20,6 +21,7 @@ from neurogrid.p2p.trust.limits import (
     CERTIFICATE_LIFETIME,
     CLOCK_SKEW,
     ISSUER_RECHECK_INTERVAL,
+    MAX_JOINED,
     RECHECK_INTERVAL,
 )
 from neurogrid.p2p.trust.membership import Membership
@@ -71,6 +73,8 @@ class ClusterAdmission(Admission):
         self._lifetime = lifetime
         self._clock = clock
         self._clock_skew = clock_skew
+        # By the token's serial and the peer id: whom a token made a member, and by which certificate.
+        self._joined: OrderedDict[tuple[int, str], Certificate] = OrderedDict()
         self._peer_id = ""
         self._complaint = ""
         if not self._admits or not all(map(is_role, self._admits)):
@@ -185,10 +189,17 @@ class ClusterAdmission(Admission):
     def _is_without(self, peer_id: str, shown: Credentials) -> bool:
         """Whether a peer has no certificate that would do."""
         try:
-            self._check(peer_id, Certificate.decode(shown.certificate, self.membership.cluster_key))
+            certificate = Certificate.decode(shown.certificate, self.membership.cluster_key)
         except RefusedError:
             return True
-        return False
+        return not self._is_good(peer_id, certificate)
+
+    def _is_good(self, peer_id: str, certificate: Certificate) -> bool:
+        try:
+            self._check(peer_id, certificate)
+        except RefusedError:
+            return False
+        return True
 
     def _judge_token(self, peer_id: str, shown: Credentials) -> Admitted:
         if self._issuer is None:
@@ -198,9 +209,15 @@ class ClusterAdmission(Admission):
         token = JoinToken.decode(shown.token, self.membership.cluster_key)
         token.check(now=self._clock())
         check_role(token.role, self._admits)
+        certificate = self._joined.get((token.serial, peer_id))
+        if certificate is None or not self._is_good(peer_id, certificate):
+            certificate = self._redeem(self._issuer, token, peer_id)
+        return _admitted(certificate, is_issuer=False, is_new=True)
+
+    def _redeem(self, issuer: Cluster, token: JoinToken, peer_id: str) -> Certificate:
         try:
-            certificate = self._issuer.redeem(
-                shown.token, peer_id, now=self._clock(), lifetime=self._lifetime
+            certificate = issuer.redeem(
+                token.data, peer_id, now=self._clock(), lifetime=self._lifetime
             )
         except ConfigurationError as exc:
             logger.error("cannot give %s a certificate: %s", peer_id, exc)
@@ -208,13 +225,18 @@ class ClusterAdmission(Admission):
                 Refusal.NO_ISSUER, "the issuer cannot use its directory; its log says why"
             ) from exc
         logger.info("%s has joined as %s, by a ticket", peer_id, certificate.role)
-        return _admitted(certificate, is_issuer=False, is_new=True)
+        self._joined[token.serial, peer_id] = certificate
+        if len(self._joined) > MAX_JOINED:
+            self._joined.popitem(last=False)
+        return certificate
 
     # What changes with time
 
     def take_issued(self, data: bytes) -> None:
         certificate = Certificate.decode(data, self.membership.cluster_key)
         certificate.check(self._peer_id, now=self._clock(), clock_skew=self._clock_skew)
+        if certificate == self.membership.certificate:
+            return  # of two exchanges that crossed, both bring it
         self.membership.take_certificate(certificate)
         logger.info(
             "certificate as %s until %s", certificate.role, format_time(certificate.not_after)

@@ -15,6 +15,7 @@ __all__ = [
     "MAX_CERTIFICATE_BYTES",
     "MAX_EXCHANGES_PER_PEER",
     "MAX_HELD_STREAMS",
+    "MAX_JOINED",
     "MAX_LOG_LINES",
     "MAX_MESSAGE_BYTES",
     "MAX_PEER_ID_CHARS",
@@ -29,6 +30,7 @@ __all__ = [
     "MAX_TOKEN_USES",
     "MAX_TOKENS_COUNTED",
     "MAX_UNADMITTED",
+    "MAX_USES_COUNTED",
     "RECHECK_INTERVAL",
     "TICKET_LIFETIME",
 ]
@@ -60,6 +62,11 @@ MAX_TICKET_CHARS: Final = 8192  # twice what all of the above come to
 MAX_TOKEN_USES: Final = 4096
 # Tokens with a limited number of uses that an issuer counts, until they expire.
 MAX_TOKENS_COUNTED: Final = 1024
+# Certificates that those have given, together: twice what one token can give.
+MAX_USES_COUNTED: Final = 2 * MAX_TOKEN_USES
+# Peers that have joined by a token while an issuer runs, of whom it knows that they have: dozens join at a time, and
+# who was forgotten is a member all the same.
+MAX_JOINED: Final = 1024
 
 # Times, in seconds
 

@@ -1,4 +1,8 @@
-"""How often each join token was used, for those that give a limited number of certificates.
+"""The certificates that join tokens gave, for those that give a limited number.
+
+A use of a token belongs to one peer: who shows the token again is given the same certificate again, and nothing is
+counted. Two who dial each other at once exchange credentials twice, and a verdict may be lost with its connection.
+What a peer gets so is what it has had, or was owed.
 
 Only the issuer counts, in a file beside the cluster's key; a token is forgotten when it expires.
 """
@@ -11,24 +15,39 @@ from typing import Final
 import msgpack
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.join_token import JoinToken
-from neurogrid.p2p.trust.limits import CLOCK_SKEW, MAX_TOKENS_COUNTED
+from neurogrid.p2p.trust.limits import CLOCK_SKEW, MAX_TOKENS_COUNTED, MAX_USES_COUNTED
 from neurogrid.p2p.trust.private_files import read_private, write_private
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 
 __all__ = ["TokenUses"]
 
-MAX_FILE_BYTES: Final = 64 * 1024
+MAX_FILE_BYTES: Final = MAX_USES_COUNTED * 512  # a use takes about 300 B
+
+# Of each token, by its serial: when it expires, and for each use the peer and its certificate.
+_Uses = dict[int, tuple[int, list[tuple[str, bytes]]]]
 
 
 class TokenUses:
-    """The counts in one file. The caller holds the directory's lock."""
+    """The uses in one file. The caller holds the directory's lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def spend(self, token: JoinToken, *, now: float) -> None:
-        """Count one use.
+    def given(self, token: JoinToken, peer_id: str) -> bytes | None:
+        """The certificate that a peer was given last for a token, as it was signed; None if there is none.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
+        if not token.max_uses:
+            return None
+        _, given = self._read().get(token.serial, (0, []))
+        return next((data for peer, data in reversed(given) if peer == peer_id), None)
+
+    def spend(self, token: JoinToken, certificate: Certificate, *, now: float) -> None:
+        """Count one use, for the peer of a certificate that is to be given.
 
         Raises:
             RefusedError: TOKEN_USED_UP.
@@ -37,31 +56,36 @@ class TokenUses:
         if not token.max_uses:
             return
         uses = {
-            serial: (num_uses, not_after)
-            for serial, (num_uses, not_after) in self._read().items()
+            serial: (not_after, given)
+            for serial, (not_after, given) in self._read().items()
             if now < not_after + CLOCK_SKEW
         }
-        num_uses, _ = uses.get(token.serial, (0, 0))
-        if num_uses >= token.max_uses:
+        _, given = uses.get(token.serial, (0, []))
+        if len(given) >= token.max_uses:
             raise RefusedError(
                 Refusal.TOKEN_USED_UP,
                 f"the ticket was good for {token.max_uses} machines, and so many have joined",
             )
-        if token.serial not in uses and len(uses) >= MAX_TOKENS_COUNTED:
+        num_counted = sum(len(certificates) for _, certificates in uses.values())
+        if num_counted >= MAX_USES_COUNTED or (
+            token.serial not in uses and len(uses) >= MAX_TOKENS_COUNTED
+        ):
             raise RefusedError(
                 Refusal.TOKEN_USED_UP, "the issuer counts the uses of too many tickets already"
             )
-        uses[token.serial] = (num_uses + 1, token.not_after)
+        given.append((certificate.peer_id, certificate.data))
+        uses[token.serial] = (token.not_after, given)
         rows = [[serial, *entry] for serial, entry in uses.items()]
         write_private(self._path, msgpack.packb(rows))
 
-    def _read(self) -> dict[int, tuple[int, int]]:
+    def _read(self) -> _Uses:
         data = read_private(self._path, MAX_FILE_BYTES)
         if data is None:
             return {}
         try:
             return {
-                int(serial): (int(num), int(until)) for serial, num, until in msgpack.unpackb(data)
+                int(serial): (int(until), [(str(peer), b"" + signed) for peer, signed in given])
+                for serial, until, given in msgpack.unpackb(data)
             }
         except (ValueError, TypeError, msgpack.UnpackException) as exc:
             raise ConfigurationError(f"{self._path} does not count uses of tickets: {exc}") from exc
