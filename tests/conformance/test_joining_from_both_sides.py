@@ -33,7 +33,7 @@ from tests.conformance.streams import check_echo, serve_echo
 
 DELAY = 0.01  # seconds, one way
 # When the coordinator's dial arrives after the worker's: before, in each step of, and after the worker's exchange.
-LATER = [n * DELAY / 4 for n in range(20)]
+LATER = [(n + 0.5) * DELAY / 4 for n in range(20)]
 MEMORY = Runner("memory")
 
 
