@@ -46,7 +46,13 @@ class Deadlines:
         return len(self._deadlines)
 
     def set(self, waiting: Expiring, deadline: float) -> None:
-        """Call `waiting.expire()` at `deadline`, of trio's clock, unless it is cleared before."""
+        """Call `waiting.expire()` at `deadline`, of trio's clock, unless it is cleared before.
+
+        Raises:
+            trio.BusyResourceError: it has a deadline already.
+        """
+        if waiting in self._deadlines:
+            raise trio.BusyResourceError("another task is waiting for this")
         if self._is_over:
             waiting.abandon()
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given
@@ -83,6 +84,18 @@ def test_one_task_serves_all_and_ends_when_none_is_left() -> None:
                 assert not nursery.child_tasks
                 assert sleeper.expired_at is None
         assert started == 3
+
+    run(test)
+
+
+def test_nothing_has_two_deadlines() -> None:
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+            deadlines, sleeper = Deadlines(nursery.start_soon), Sleeper()
+            deadlines.set(sleeper, trio.current_time() + 1)
+            with pytest.raises(trio.BusyResourceError):
+                deadlines.set(sleeper, trio.current_time() + 2)
+            deadlines.clear(sleeper)
 
     run(test)
 
