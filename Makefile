@@ -32,11 +32,15 @@ test-unit: .venv/.ready
 # With real processes and sockets. The second waits more than it works: make -j2 runs it beside the first.
 test-e2e: test-commands test-networks
 
+# What runs beside the commands: peers in other languages, transfers, and what breaks the protocol.
+PEER_TESTS := tests/e2e/interop tests/e2e/transfers tests/e2e/bad_input_peer
+
 test-commands: setup
-	$(BIN)/python -m pytest tests/e2e -q --durations=20
+	$(BIN)/python -m pytest tests/e2e $(PEER_TESTS:%=--ignore=%) -q --durations=20
 
 test-networks: setup
 	$(BIN)/python -m pytest tests/conformance -q -k libp2p
+	$(BIN)/python -m pytest $(PEER_TESTS) -q
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .
