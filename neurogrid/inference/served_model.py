@@ -28,6 +28,7 @@ from neurogrid.model.cache import StageCache
 from neurogrid.model.config import build_config, config_fingerprint
 from neurogrid.model.cost import LayerCost, layer_cost
 from neurogrid.model.device import device_memory
+from neurogrid.model.loading import MODEL_CODE_ERRORS
 from neurogrid.model.miniature import check_splittable
 from neurogrid.model.stage import Row, Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
@@ -267,8 +268,8 @@ class ServedModel:
         """Do beforehand what `forward` of one token at `position` needs besides its hidden state, if one comes."""
         try:
             self._stage.prepare(start=start, stop=stop, position=position, cache=cache)
-        except (ModelError, RuntimeError, ValueError, MemoryError) as exc:
-            # The forward meets it again, and raises it.
+        except (ModelError, MemoryError, *MODEL_CODE_ERRORS) as exc:
+            # What came before is answered already; the forward meets it again, and raises it.
             logger.debug("could not prepare layers %d to %d: %s", start, stop - 1, exc)
 
     def forward_rows(

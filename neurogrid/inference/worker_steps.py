@@ -120,7 +120,9 @@ class WorkerSteps:
 
     async def prepare(self, session: Session) -> None:
         """Do beforehand what the next token of a session needs besides what is to come, while nobody waits."""
-        if session.length < 1 or self.num_waiting or self._burst.num_active > 1:
+        # At its end there is no next: a table of positions may end there too, which a GPU does not forgive.
+        is_between = 0 < session.length < session.max_length
+        if not is_between or self.num_waiting or self._burst.num_active > 1:
             return
         await self._state.run_torch_briefly(
             session.model.prepare,

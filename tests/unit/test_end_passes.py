@@ -136,13 +136,13 @@ def test_a_branch_at_a_number_that_the_config_names_or_for_rows_is_no_shortcut(
     key: str, llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def branch(
-        forward: Callable[..., Any],
+        forward: functools.partial[Any],
         input_ids: Any = None,
         position_ids: Any = None,
         inputs_embeds: Any = None,
         **kwargs: Any,
     ) -> Any:
-        base = forward.args[0]  # type: ignore[attr-defined]
+        base = forward.args[0]
         if input_ids is not None:
             inputs_embeds = base.embed_tokens(input_ids)
             branches = {
@@ -178,8 +178,8 @@ def test_a_module_that_its_model_sets_before_each_call_is_no_shortcut(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Called right after a pass it gives what it gave there, and not after a pass of another length.
-    def set_norm(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        base = forward.args[0]  # type: ignore[attr-defined]
+    def set_norm(forward: functools.partial[Any], *args: Any, **kwargs: Any) -> Any:
+        base = forward.args[0]
         base.norm.variance_epsilon = 1.0 + float(kwargs["position_ids"].max())
         return forward(*args, **kwargs)
 

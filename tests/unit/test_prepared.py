@@ -7,15 +7,23 @@ import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import trio
 from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 from torch import nn
 from transformers.models.llama import modeling_llama
 
+from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.session_table import Session
+from neurogrid.inference.worker_state import WorkerState
+from neurogrid.inference.worker_steps import WorkerSteps
 from neurogrid.model.cache import StageCache
+from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.config import model_config_message
 from neurogrid.model.prepared import markers, same_values
 from neurogrid.model.stage import Stage
 
@@ -168,6 +176,48 @@ def test_a_base_model_that_meddles_between_layers_is_not_prepared(
     monkeypatch.undo()
     stage.prepare(start=0, stop=3, position=PROMPT, cache=cache)
     assert cache.prepared is None  # it is not asked again
+
+
+def test_no_next_position_is_no_error(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(FAMILIES["opt"](), tmp_path)
+    files = CheckpointFiles.open(tmp_path)
+    longest = checkpoint.config.max_position_embeddings
+    message = model_config_message(
+        checkpoint.config, files.config, model_name="m", max_seq_len=longest, dtype=torch.float32
+    )
+    model = ServedModel(message, device=torch.device("cpu"))
+    blob = b"".join(bytes(chunk) for chunk in files.layer_blob(0).chunks())
+    model.load(0, memoryview(bytearray(blob)), b"")
+    cache = model.new_cache()
+    hidden = torch.randn(1, longest, model.hidden_size)
+    model.forward(hidden, start=0, stop=1, position=0, cache=cache)
+    with pytest.raises(IndexError):  # the table of positions ends here
+        model._stage.prepare(start=0, stop=1, position=longest, cache=cache)
+    model.prepare(start=0, stop=1, position=longest, cache=cache)
+    assert cache.prepared is None
+
+
+def test_the_end_of_a_session_has_no_next_step() -> None:
+    prepared: list[int] = []
+
+    async def run_torch_briefly(function: Callable[..., None], **arguments: Any) -> None:
+        prepared.append(arguments["position"])
+
+    async def main() -> None:
+        steps = WorkerSteps(cast(WorkerState, SimpleNamespace(run_torch_briefly=run_torch_briefly)))
+        for length in (0, 1, 7, 8):
+            session = SimpleNamespace(
+                length=length,
+                max_length=8,
+                start=0,
+                stop=1,
+                cache=None,
+                model=SimpleNamespace(prepare=None),
+            )
+            await steps.prepare(cast(Session, session))
+
+    trio.run(main)
+    assert prepared == [1, 7]
 
 
 def test_a_session_takes_its_memory_with_it(llama: Checkpoint) -> None:
