@@ -29,6 +29,13 @@ class ByteBudget:
         """Bytes that are held now, of all peers."""
         return self._held.total()
 
+    def try_add(self, peer_id: str, num_bytes: int) -> bool:
+        """Count bytes as held until `remove` if they fit now; False, and nothing is counted, if they do not."""
+        if not self._fits(peer_id, num_bytes):
+            return False
+        self.add(peer_id, num_bytes)
+        return True
+
     async def wait_room(self, peer_id: str, num_bytes: int, *, timeout: float) -> bool:
         """Wait until `num_bytes` more would fit; False when they did not for `timeout` seconds."""
         with trio.move_on_after(timeout) as scope:

@@ -7,7 +7,7 @@ table that maps the exceptions of py-libp2p to ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.net_stream import NetStream
 
 from neurogrid.errors import StreamBrokenError
+from neurogrid.p2p.intake import Intake
 from neurogrid.p2p.link import LinkStream
 from neurogrid.p2p.stream import Stream
 
@@ -49,9 +50,9 @@ class Libp2pStream(Stream):
         except BaseLibp2pError as exc:
             raise self._broken(exc) from exc
 
-    async def receive_each(self, take: Callable[[bytes | bytearray | memoryview], bool]) -> bool:
+    async def receive_each(self, intake: Intake) -> bool:
         try:
-            return await self._link_stream.receive_each(take)
+            return await self._link_stream.receive_each(intake)
         except BaseLibp2pError as exc:
             raise self._broken(exc) from exc
 

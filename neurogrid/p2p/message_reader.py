@@ -8,7 +8,7 @@ on, so that nobody holds room by promises. Between messages a long-lived stream 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +17,7 @@ import trio
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError
 from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.budget import ByteBudget
+from neurogrid.p2p.intake import Intake
 from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.succession import Hold
 from neurogrid.p2p.wire import (
@@ -30,7 +31,7 @@ from neurogrid.p2p.wire import (
 __all__ = ["MessageReader"]
 
 
-class MessageReader:
+class MessageReader(Intake):
     """Reads one direction of one stream. A context manager: leaving it gives back what is held.
 
     Args:
@@ -56,6 +57,10 @@ class MessageReader:
         self._since = math.inf  # when its header began, and then its Data
         self._has_room = False  # its header is there, and room for its Data
         self._held = 0  # of the budget
+        # Of `receive_all`:
+        self._on_message: Callable[[TensorMessage], None] = lambda message: None
+        self._hold: Hold | None = None
+        self._patience = trio.CancelScope()  # its own: messages are taken in another task
 
     def __enter__(self) -> Self:
         return self
@@ -78,28 +83,24 @@ class MessageReader:
         Raises:
             RemoteProtocolError, RequestRefusedError, StreamBrokenError: as `receive`, and what `on_message` raises.
         """
+        self._on_message, self._hold = on_message, hold
         decoder = self._decoder
-
-        def take(data: Data) -> bool:
-            for message in decoder.receive_data(data):
-                on_message(message)
-            is_held = hold is not None and hold.is_on
-            return not decoder.num_gathered and decoder.error is None and not is_held
-
         while True:
             if hold is not None and hold.is_on:
                 for message in await hold.wait():
                     on_message(message)
-            if not decoder.num_gathered and decoder.error is None:
-                # Between messages nothing is timed, and small ones come whole.
-                if not await self._stream.receive_each(take):
+            if decoder.error is not None:
+                raise decoder.error
+            if decoder.awaited_bytes and not self._has_room:
+                await self._make_room(decoder.awaited_bytes)
+            # Between messages nothing is timed. What begins one sets the clock, and this task looks at it when the
+            # time of one is over: it may be the time of a message that has come long since.
+            with trio.CancelScope(deadline=self._deadline()) as self._patience:
+                if not await self._stream.receive_each(self):
+                    decoder.receive_eof()
                     return
-            else:
-                messages = await self.receive()
-                if not messages:
-                    return
-                for message in messages:
-                    on_message(message)
+            if self._patience.cancelled_caught and trio.current_time() >= self._deadline():
+                raise self._too_slow()
 
     async def receive(self) -> list[TensorMessage]:
         """The messages that the next bytes complete, at least one; none at the orderly end of the stream.
@@ -123,18 +124,23 @@ class MessageReader:
             if not num_bytes:
                 self._decoder.receive_eof()
                 return []
-            self._paid_bytes += num_bytes
+            self._came(num_bytes, messages)
             if messages:
-                self._release()
                 return messages
 
     async def _receive_some_in_time(self) -> tuple[int, list[TensorMessage]]:
         """As `_receive_some`, for as long as what has come pays for."""
         quiet = trio.current_time() + self._silence_timeout
-        deadline = self._since + self._bounds.message_deadline(self._paid_bytes)
-        with trio.CancelScope(deadline=min(deadline, quiet)):
+        with trio.CancelScope(deadline=min(self._deadline(), quiet)):
             return await self._receive_some()
-        raise RemoteProtocolError(
+        raise self._too_slow()
+
+    def _deadline(self) -> float:
+        """Until when the rest of the message under way may take; endless between messages."""
+        return self._since + self._bounds.message_deadline(self._paid_bytes)
+
+    def _too_slow(self) -> RemoteProtocolError:
+        return RemoteProtocolError(
             f"{self._stream.peer_id} was silent or too slow in the middle of a message",
             code=ErrorCode.DEADLINE_EXCEEDED,
         )
@@ -149,24 +155,67 @@ class MessageReader:
         num_bytes = await self._stream.receive_into(buffer)
         return num_bytes, decoder.buffer_filled(num_bytes)
 
+    # ------------------------------------------------------------------ as an intake
+
+    def take(self, data: Data) -> bool:
+        return self._hand_on(len(data), self._decoder.receive_data(data))
+
+    def memory(self) -> memoryview | None:
+        return self._decoder.get_buffer()
+
+    def filled(self, num_bytes: int) -> bool:
+        return self._hand_on(num_bytes, self._decoder.buffer_filled(num_bytes))
+
+    def _hand_on(self, num_bytes: int, messages: Sequence[TensorMessage]) -> bool:
+        """Whether what comes next can be taken without waiting."""
+        self._came(num_bytes, messages)
+        for message in messages:
+            self._on_message(message)
+        decoder = self._decoder
+        if decoder.error is not None or (self._hold is not None and self._hold.is_on):
+            return False
+        awaited = decoder.awaited_bytes
+        if awaited and not self._has_room:
+            return self._take_room(awaited)
+        if decoder.num_gathered and self._since == math.inf:
+            self._start_clock()
+        return True
+
+    # ------------------------------------------------------------------ room and time
+
+    def _came(self, num_bytes: int, messages: Sequence[TensorMessage]) -> None:
+        """Count what came, and give back what the messages held that it has completed."""
+        if messages:
+            self._release()
+        else:
+            self._paid_bytes += num_bytes
+
     async def _make_room(self, num_bytes: int) -> None:
-        """Wait until the message that was announced has room, and start its clock."""
-        if num_bytes > self._bounds.small_message:
-            peer_id, timeout = self._stream.peer_id, self._bounds.room_timeout
-            if not await self._budget.wait_room(peer_id, num_bytes, timeout=timeout):
+        """Wait until the message that was announced has room."""
+        timeout = self._bounds.room_timeout
+        while not self._take_room(num_bytes):
+            if not await self._budget.wait_room(self._stream.peer_id, num_bytes, timeout=timeout):
                 raise RequestRefusedError(
                     f"no room for a message of {num_bytes} B within {timeout:g} s",
                     code=ErrorCode.BUSY,
                     retry_after=timeout,
                 )
-            self._budget.add(peer_id, num_bytes)
+
+    def _take_room(self, num_bytes: int) -> bool:
+        """Start the clock of the message that was announced if there is room for it; whether there is."""
+        if num_bytes > self._bounds.small_message:
+            if not self._budget.try_add(self._stream.peer_id, num_bytes):
+                return False
             self._held = num_bytes
         self._has_room = True
         self._start_clock()
+        return True
 
     def _start_clock(self) -> None:
         self._since = trio.current_time()
         self._paid_bytes = 0
+        if self._patience.deadline == math.inf:
+            self._patience.deadline = self._deadline()
 
     def _release(self) -> None:
         self._since = math.inf

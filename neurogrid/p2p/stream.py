@@ -8,9 +8,10 @@ holds over the other.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from neurogrid.errors import StreamBrokenError
+from neurogrid.p2p.intake import Intake, feed
 
 __all__ = ["Stream", "receive_exactly"]
 
@@ -49,21 +50,18 @@ class Stream(ABC):
         Cancellation is safe: bytes that were not returned stay for the next call.
         """
 
-    async def receive_each(self, take: Callable[[bytes | bytearray | memoryview], bool]) -> bool:
-        """Call `take` with what comes, piece by piece, until it returns False; returns False at the end of the stream.
+    async def receive_each(self, intake: Intake) -> bool:
+        """Give `intake` what comes until it wants no more; returns False at the end of the stream.
 
-        As a loop over `receive_some`, but that implementations that can call `take` where the bytes arrive, without
-        a turn of this task. It must not block, nor keep a piece that is a view; what it raises is raised here.
+        As a loop over `receive_some` and `receive_into`, but that implementations that can call it where the bytes
+        arrive, without a turn of this task. What it raises is raised here.
 
         Raises:
             StreamBrokenError: the stream was reset or the connection is gone.
 
-        Cancellation is safe: what `take` was not called with stays for the next call.
+        Cancellation is safe: what `intake` was not told of stays for the next call.
         """
-        while data := await self.receive_some():
-            if not take(data):
-                return True
-        return False
+        return await feed(intake, self.receive_some, self.receive_into)
 
     async def receive_into(self, destination: memoryview) -> int:
         """Receive into `destination` (bytes, writable); return how many came, 0 when the peer has finished.

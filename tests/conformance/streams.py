@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
 
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p import Host, Stream
+from neurogrid.p2p.intake import Intake, Piece
 from tests.conformance.networks import until
 
 ECHO = "/test/echo/1"
@@ -95,3 +96,13 @@ async def receive_into(received: bytearray, stream: Stream) -> None:
 def digest(data: bytes) -> tuple[int, str]:
     """Length and hash: what differs says so in one line."""
     return len(data), hashlib.sha256(data).hexdigest()
+
+
+class Taking(Intake):
+    """An intake without memory of its own: calls `take` with each piece."""
+
+    def __init__(self, take: Callable[[Piece], bool]) -> None:
+        self._take = take
+
+    def take(self, data: Piece) -> bool:
+        return self._take(data)

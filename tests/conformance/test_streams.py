@@ -13,6 +13,7 @@ from neurogrid.p2p import Stream
 from tests.conformance.networks import Network, Runner, two_hosts, until
 from tests.conformance.streams import (
     ECHO,
+    Taking,
     check_both_ways,
     check_echo,
     digest,
@@ -234,10 +235,12 @@ def test_each_piece_is_handed_over_until_enough(over: Runner) -> None:
                     await near.send_all(data)
                     await near.send_eof()
 
-                assert await far.receive_each(take_a_mebibyte)
+                assert await far.receive_each(Taking(take_a_mebibyte))
                 assert MIB <= len(received) < 3 * MIB
                 received += await far.receive_some()
-                assert not await far.receive_each(lambda piece: received.extend(piece) or True)
+                assert not await far.receive_each(
+                    Taking(lambda piece: received.extend(piece) or True)
+                )
             assert digest(bytes(received)) == digest(data)
 
     over.run(scenario)
@@ -255,7 +258,7 @@ def test_what_a_taker_raises_is_its_readers(over: Runner) -> None:
             for text in (b"first", b"second"):
                 await near.send_all(text)
                 with pytest.raises(ValueError, match="not this"):
-                    await far.receive_each(refuse)
+                    await far.receive_each(Taking(refuse))
             assert received == b"firstsecond"
             await near.send_eof()
             assert await receive_all(far) == b""
@@ -275,7 +278,7 @@ def test_a_taker_may_cancel_its_reader(over: Runner) -> None:
                     return True
 
                 await near.send_all(b"first")
-                await far.receive_each(take)
+                await far.receive_each(Taking(take))
             assert scope.cancelled_caught
             await near.send_all(b"second")
             await near.send_eof()
@@ -299,7 +302,9 @@ def test_a_taker_is_told_that_nothing_more_comes(over: Runner, how: str) -> None
                 nursery.start_soon(break_off)
                 with suppress(StreamBrokenError):
                     # A host that goes away in order may end its streams before it closes the connection.
-                    assert not await far.receive_each(lambda piece: received.extend(piece) or True)
+                    assert not await far.receive_each(
+                        Taking(lambda piece: received.extend(piece) or True)
+                    )
             assert received == b"first"
 
     over.run(scenario)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -289,14 +290,13 @@ class LinkConnection(IMuxedConn):
     async def _read(self, plaintext: bytes) -> None:
         assert self._pipe is not None
         try:
-            events: list[Event] | None = self.core.receive_data(plaintext)
-            while events is not None and self.end_reason is None:
+            self._dispatch_all(self.core.receive_data(plaintext))
+            while self.end_reason is None:
                 self._keep_alive.heard()
-                for event in events:
-                    self._dispatch(event)
                 if self.core.outflow.has_output:
                     self.kick()
-                events = await self._pipe.receive(self.core)
+                if not await self._pipe.receive(self.core, self._dispatch_all):
+                    break
         except RemoteProtocolError as exc:
             logger.warning("closing the connection to %s: %s", self.peer_id, exc)
             self._say_goodbye(GO_AWAY_PROTOCOL_ERROR, f"the peer broke the protocol: {exc}")
@@ -307,6 +307,10 @@ class LinkConnection(IMuxedConn):
             with suppress(RemoteProtocolError, *_BROKEN):  # whatever came is not read any more
                 await self._pipe.drain()
         self._end("the peer closed the connection")
+
+    def _dispatch_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._dispatch(event)
 
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, DataReceived):

@@ -8,11 +8,11 @@ frames of one byte must not make us keep 64 KiB, or an object, for each.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, TypeAlias
+from typing import Final
 
-__all__ = ["Inbox", "Piece"]
+from neurogrid.p2p.intake import Piece
 
-Piece: TypeAlias = bytes | bytearray | memoryview
+__all__ = ["Inbox"]
 
 # Below this a copy is cheaper than to keep the piece apart.
 _SMALL: Final = 4096

@@ -126,10 +126,12 @@ class Inflow:
         loan = stream.loan
         assert loan is not None
         loan.filled += num_bytes
-        if loan.filled == len(loan.memory):
+        is_full = loan.filled == len(loan.memory)
+        if is_full:
             stream.loan = None
         self._windows.credit(stream, num_bytes)
-        self._on_data(stream)
+        if is_full or not loan.wants_all:
+            self._on_data(stream)
 
     def _end(self) -> None:
         stream, self._stream = self._stream, None

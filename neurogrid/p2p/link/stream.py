@@ -6,15 +6,14 @@ was not: the peer has a prefix of the write, and the connection and its other st
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamReset
 
-from neurogrid.p2p.link.inbox import Piece
+from neurogrid.p2p.intake import Intake
 from neurogrid.p2p.link.muxed_stream import MuxedStream
-from neurogrid.p2p.link.stream_state import Outgoing, StreamState
+from neurogrid.p2p.link.stream_state import Loan, Outgoing, StreamState
 
 if TYPE_CHECKING:
     from neurogrid.p2p.link.connection import LinkConnection
@@ -37,12 +36,11 @@ class LinkStream(MuxedStream):
         self.state = state
         self._connection = connection
         self._reader: trio.lowlevel.Task | None = None
-        self._take: Callable[[Piece], bool] | None = (
-            None  # of a reader that waits in `receive_each`
-        )
+        self._intake: Intake | None = None  # of a reader that waits in `receive_each`
+        self._loan: Loan | None = None  # of the intake's memory, until it was told of it
         self._is_taking = False
         self._has_enough = False  # it has had all that it wants
-        self._take_error: Exception | None = None  # what it raised
+        self._intake_error: Exception | None = None  # what it raised
         state.owner = self
 
     def __del__(self) -> None:
@@ -82,34 +80,36 @@ class LinkStream(MuxedStream):
         await self._connection.breathe(len(data))
         return data
 
-    async def receive_each(self, take: Callable[[Piece], bool]) -> bool:
-        """Call `take` with what arrives, piece by piece, until it returns False; returns False at the end.
+    async def receive_each(self, intake: Intake) -> bool:
+        """Give `intake` what arrives until it wants no more; returns False at the end.
 
-        It is called where the bytes arrive, in the task that reads the connection, which saves a turn of this one:
-        it must not block, nor keep a piece that is a view; what it raises is raised here.
+        It is called where the bytes arrive, in the task that reads the connection, which saves a turn of this one;
+        its memory is decrypted into where frames allow. What it raises is raised here.
 
         Raises:
             MuxedStreamReset: either side has reset the stream, or the connection is gone.
 
-        Cancellation is safe: what `take` was not called with stays for the next call.
+        Cancellation is safe: what `intake` was not told of stays for the next call.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
+        connection = self._connection
         while True:
-            while self.state.inbox.size:
-                piece = self.state.inbox.pop()
-                self._connection.consumed(self.state, len(piece))
-                if not take(piece):
-                    return True
-            if not self._expects_data():
-                return False
-            self._take, self._has_enough, self._take_error = take, False, None
+            has_enough = self._give(intake)
+            if connection.core.outflow.has_output:
+                connection.kick()  # credit for what it was given
+            if has_enough:
+                return True
             try:
+                if not self._expects_data():
+                    return False
+                self._intake, self._has_enough, self._intake_error = intake, False, None
                 await self._wait()
             finally:
-                self._take = None
-            if self._take_error is not None:
-                raise self._take_error
-            if self._has_enough:
+                self._intake = None
+                has_more = self._settle(intake)
+            if self._intake_error is not None:
+                raise self._intake_error
+            if self._has_enough or not has_more:
                 return True
 
     async def receive_into(self, destination: memoryview) -> int:
@@ -174,31 +174,47 @@ class LinkStream(MuxedStream):
         """Let the reader look again, or give it what has arrived."""
         if self._reader is None or self._is_taking:
             return
-        if self._take is not None and self.state.inbox.size:
+        if self._intake is not None:
             self._is_taking = True  # what it does with them may want to wake it, too
             try:
-                self._has_enough = self._take_all(self._take)
+                self._has_enough = self._give(self._intake)
             except Exception as exc:  # noqa: BLE001  the reader raises it: it is not the connection's
-                self._take_error = exc
+                self._intake_error = exc
             finally:
                 self._is_taking = False
             state = self.state
             is_over = state.fin_received or state.was_reset or state.is_discarding
-            if not (self._has_enough or self._take_error or is_over or self._connection.end_reason):
+            if not (
+                self._has_enough or self._intake_error or is_over or self._connection.end_reason
+            ):
                 return  # more may come, to a reader who has all that came
         reader, self._reader = self._reader, None
         if reader is not None:  # it may have been cancelled by what it was given
             trio.lowlevel.reschedule(reader)
 
-    def _take_all(self, take: Callable[[Piece], bool]) -> bool:
-        """Give the reader what has arrived; whether it has had all that it wants."""
+    def _give(self, intake: Intake) -> bool:
+        """Give an intake what has arrived, and its memory to what comes next; whether it has had all that it wants."""
         state, core = self.state, self._connection.core
+        if self._loan is not None and state.loan is not None:
+            return False  # its memory is not full
+        if not self._settle(intake):
+            return True
         while state.inbox.size:
             piece = state.inbox.pop()
             core.consumed(state, len(piece))  # whoever gave us the bytes sends the credit
-            if not take(piece):
+            if not intake.take(piece):
                 return True
+        if not state.is_discarding and (memory := intake.memory()) is not None:
+            self._loan = core.lend(state, memory, wants_all=True)
         return False
+
+    def _settle(self, intake: Intake) -> bool:
+        """Take the intake's memory back, and tell it how much has come into it; whether it wants more."""
+        loan, self._loan = self._loan, None
+        if loan is None:
+            return True
+        self._connection.core.reclaim(self.state)
+        return not loan.filled or intake.filled(loan.filled)
 
     # ------------------------------------------------------------------ writing
 

@@ -17,13 +17,15 @@ class Loan:
     Attributes:
         memory: all of it.
         filled: bytes of it that have arrived.
+        wants_all: whether nothing need be told before it is full.
     """
 
-    __slots__ = ("filled", "memory")
+    __slots__ = ("filled", "memory", "wants_all")
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(self, memory: memoryview, *, wants_all: bool) -> None:
         self.memory = memory
         self.filled = 0
+        self.wants_all = wants_all
 
     @property
     def free(self) -> memoryview:

@@ -329,11 +329,14 @@ class Yamux:
         self._buffers.give_back(num_bytes)
         self.windows.credit(stream, num_bytes)
 
-    def lend(self, stream: StreamState, memory: memoryview) -> Loan:
-        """Let what arrives next be written to a reader's memory, until it is full or reclaimed."""
+    def lend(self, stream: StreamState, memory: memoryview, *, wants_all: bool = False) -> Loan:
+        """Let what arrives next be written to a reader's memory, until it is full or reclaimed.
+
+        DataReceived tells of each piece of it, or only that it is full.
+        """
         if stream.inbox.size:
             raise LocalProtocolError("there are bytes to be read before")
-        stream.loan = Loan(memory)
+        stream.loan = Loan(memory, wants_all=wants_all)
         return stream.loan
 
     def reclaim(self, stream: StreamState) -> None:

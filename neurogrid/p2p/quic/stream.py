@@ -6,12 +6,12 @@ hands over no more: the peer has a prefix of it, and the connection and its othe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamReset
 
+from neurogrid.p2p.intake import Intake, feed
 from neurogrid.p2p.link.inbox import Inbox
 from neurogrid.p2p.link.muxed_stream import MuxedStream
 from neurogrid.p2p.quic.window import StreamWindow
@@ -61,12 +61,9 @@ class QuicMuxedStream(MuxedStream):
 
     # ------------------------------------------------------------------ reading
 
-    async def receive_each(self, take: Callable[[bytes | bytearray | memoryview], bool]) -> bool:
-        """Call `take` with what comes until it returns False; returns False at the end. Raises as `receive_some`."""
-        while data := await self.receive_some():
-            if not take(data):
-                return True
-        return False
+    async def receive_each(self, intake: Intake) -> bool:
+        """Give `intake` what comes until it wants no more; returns False at the end. Raises as `receive_some`."""
+        return await feed(intake, self.receive_some, self.receive_into)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return what arrived, at least a byte and at most `max_bytes`; `b""` at the end.
