@@ -14,6 +14,7 @@ from neurogrid.p2p.buffers import Tensor
 from neurogrid.p2p.counters import Direction, Traffic, TrafficCounters
 from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.intake import Intake
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol, new_request_id
 from neurogrid.p2p.stream import Stream
@@ -43,6 +44,7 @@ __all__ = [
     "open_host",
     "Host",
     "Stream",
+    "Intake",
     "Identity",
     "parse_peer_address",
     # The protocol

@@ -24,14 +24,14 @@ class Intake(ABC):
     def memory(self) -> memoryview | None:
         """Where to write the bytes that come next (format "B", writable, not empty); None to be given them by `take`.
 
-        Asked for after each `take` and `filled` that returned True.
+        Asked for before anything is taken, and after each `take` and `filled` that returned True.
         """
         return None
 
     def filled(self, num_bytes: int) -> bool:
-        """The first `num_bytes` of `memory` were written; False ends `receive_each`.
+        """The first `num_bytes` of `memory` were written, at least one; False ends `receive_each`.
 
-        Where reading stops before all of it is, be it cancelled, it is told how much.
+        That may be told when all of it is; but where reading stops before, be it cancelled, it is told how much.
         """
         raise NotImplementedError
 

@@ -106,3 +106,29 @@ class Taking(Intake):
 
     def take(self, data: Piece) -> bool:
         return self._take(data)
+
+
+class Filling(Intake):
+    """An intake that takes `num_bytes` bytes, all but the first piece in memory of its own."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._memory = memoryview(bytearray(num_bytes))
+        self._num_bytes = 0
+
+    @property
+    def received(self) -> bytes:
+        return bytes(self._memory[: self._num_bytes])
+
+    def take(self, data: Piece) -> bool:
+        if not self._num_bytes:
+            data = data[: len(self._memory)]
+            self._memory[: len(data)] = data
+            return self.filled(len(data))
+        raise AssertionError("there was memory for it")
+
+    def memory(self) -> memoryview | None:
+        return self._memory[self._num_bytes :] if self._num_bytes else None
+
+    def filled(self, num_bytes: int) -> bool:
+        self._num_bytes += num_bytes
+        return self._num_bytes < len(self._memory)

@@ -13,6 +13,7 @@ from neurogrid.p2p import Stream
 from tests.conformance.networks import Network, Runner, two_hosts, until
 from tests.conformance.streams import (
     ECHO,
+    Filling,
     Taking,
     check_both_ways,
     check_echo,
@@ -306,6 +307,72 @@ def test_a_taker_is_told_that_nothing_more_comes(over: Runner, how: str) -> None
                         Taking(lambda piece: received.extend(piece) or True)
                     )
             assert received == b"first"
+
+    over.run(scenario)
+
+
+def test_a_takers_memory_is_filled(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            head, body, tail = b"head", secrets.token_bytes(3 * MIB), b"tail"
+
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def write() -> None:
+                    await near.send_parts([head, body])
+                    await near.send_all(tail)
+                    await near.send_eof()
+
+                filling = Filling(len(head + body))
+                assert await far.receive_each(filling)
+                assert digest(filling.received) == digest(head + body)
+                # What is short of its memory is told at the end.
+                filling = Filling(100)
+                assert not await far.receive_each(filling)
+                assert filling.received == tail
+
+    over.run(scenario)
+
+
+def test_a_taker_that_is_cancelled_has_been_told_of_all_in_its_memory(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            data = secrets.token_bytes(MIB)
+            received = bytearray()
+            for at in range(0, len(data), 128 * KIB):
+                filling = Filling(MIB)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(far.receive_each, filling)
+                    await near.send_all(data[at : at + 1000])
+                    await until(lambda filling=filling: filling.received)  # type: ignore[misc]
+                    await near.send_all(data[at + 1000 : at + 128 * KIB])
+                    await trio.sleep(0.01)  # some of it may have come, or none, or all
+                    nursery.cancel_scope.cancel()
+                received += filling.received
+                while len(received) < at + 128 * KIB:
+                    received += await far.receive_some(at + 128 * KIB - len(received))
+            assert digest(bytes(received)) == digest(data)
+
+    over.run(scenario)
+
+
+@pytest.mark.parametrize("how", ["reset", "disconnect"])
+def test_a_taker_with_memory_is_told_that_nothing_more_comes(over: Runner, how: str) -> None:
+    async def scenario(network: Network) -> None:
+        async with two_hosts(network) as (one, other), stream_pair(one, other) as (near, far):
+            filling = Filling(MIB)
+
+            async def break_off() -> None:
+                await until(lambda: filling.received == b"first")
+                await (near.reset() if how == "reset" else one.disconnect(other.peer_id))
+
+            async with trio.open_nursery() as nursery:
+                await near.send_all(b"first")
+                nursery.start_soon(break_off)
+                with suppress(StreamBrokenError):
+                    assert not await far.receive_each(filling)
+            assert filling.received == b"first"
 
     over.run(scenario)
 

@@ -63,10 +63,11 @@ LAYERS = (
         frozenset({"msgpack"}),
         COMMAND_LINE,
     ),
-    # The path of every byte: below streams and hosts, and above nothing of ours.
+    Layer("neurogrid.p2p.intake", frozenset()),
+    # The path of every byte: below streams and hosts, and above nothing of ours but who takes the bytes.
     Layer(
         "neurogrid.p2p.link",
-        frozenset({"neurogrid.errors", "neurogrid.p2p.link"}),
+        frozenset({"neurogrid.errors", "neurogrid.p2p.intake", "neurogrid.p2p.link"}),
         frozenset({"libp2p", "multiaddr", "trio", "cryptography"}),
         COMMAND_LINE,
     ),

@@ -362,6 +362,22 @@ def test_payload_is_placed_into_a_readers_memory() -> None:
     assert stream.inbox.take() == b"and more"
 
 
+def test_memory_that_is_wanted_full_is_told_of_once() -> None:
+    core = make()
+    stream = opened(core)
+    memory = bytearray(10)
+    core.lend(stream, memoryview(memory), wants_all=True)
+    assert core.receive_data(frame(DATA, 0, 1, data=b"1234")) == []
+    core.receive_data(frame(DATA, 0, 1, 4))
+    target = core.payload_target(4)
+    assert target is not None
+    target[:] = b"5678"
+    assert core.payload_placed(4) == []
+    assert core.receive_data(frame(DATA, 0, 1, data=b"90")) == [DataReceived(stream)]
+    assert memory == b"1234567890"
+    assert core.receive_data(frame(DATA, 0, 1, data=b"more")) == [DataReceived(stream)]
+
+
 def test_memory_that_was_reclaimed_is_left_alone() -> None:
     core = make()
     stream = opened(core)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 import trio
@@ -34,6 +35,7 @@ BOUNDS = Bounds(
     max_bytes=1000,
 )
 HEADER_BYTES = 25
+WAYS = pytest.mark.parametrize("where_it_arrives", [False, True])
 
 
 class Script(Stream):
@@ -90,11 +92,11 @@ async def read_all(reader: MessageReader) -> None:
         pass
 
 
-async def too_slow(reader: MessageReader) -> float:
+async def too_slow(reader: MessageReader, *, where_it_arrives: bool = False) -> float:
     """Seconds after which the reader gives the peer up."""
     start = trio.current_time()
     with pytest.raises(RemoteProtocolError) as caught:
-        await read_all(reader)
+        await (reader.receive_all(lambda message: None) if where_it_arrives else read_all(reader))
     assert caught.value.code == ErrorCode.DEADLINE_EXCEEDED
     return trio.current_time() - start
 
@@ -136,31 +138,36 @@ def test_unless_the_stream_is_not_to_be_silent() -> None:
     run(test)
 
 
+@WAYS
 @pytest.mark.parametrize("num_bytes", [1, 24])
-def test_a_header_has_its_time_however_it_comes(num_bytes: int) -> None:
+def test_a_header_has_its_time_however_it_comes(num_bytes: int, where_it_arrives: bool) -> None:
     async def test() -> None:
         pieces = [(3.0, activation(3)[at : at + 1]) for at in range(num_bytes)]
         with reader_of(*pieces) as reader:
             # From its first byte on; each byte that comes buys a hundredth of a second.
-            assert await too_slow(reader) == pytest.approx(3.0 + 10.0, abs=0.1)
+            assert await too_slow(reader, where_it_arrives=where_it_arrives) == pytest.approx(
+                3.0 + 10.0, abs=0.1
+            )
 
     run(test)
 
 
-def test_a_header_behind_a_message_has_its_time() -> None:
+@WAYS
+def test_a_header_behind_a_message_has_its_time(where_it_arrives: bool) -> None:
     async def test() -> None:
         with reader_of((0.0, activation(3) + activation(3)[:5])) as reader:
-            assert await too_slow(reader) == pytest.approx(10.0)
+            assert await too_slow(reader, where_it_arrives=where_it_arrives) == pytest.approx(10.0)
 
     run(test)
 
 
-def test_data_that_is_announced_and_never_comes() -> None:
+@WAYS
+def test_data_that_is_announced_and_never_comes(where_it_arrives: bool) -> None:
     async def test() -> None:
         budget = budget_of()
         with reader_of((0.0, activation(900)[:HEADER_BYTES]), budget=budget) as reader:
             # Not the 19 s that all of it might take.
-            assert await too_slow(reader) == pytest.approx(10.0)
+            assert await too_slow(reader, where_it_arrives=where_it_arrives) == pytest.approx(10.0)
         assert budget.held_bytes == 0
 
     run(test)
@@ -175,6 +182,67 @@ def test_data_that_comes_pays_for_its_time() -> None:
         trickle = [(1.0, data[at : at + 1]) for at in range(HEADER_BYTES, len(data))]
         with reader_of((0.0, data[:HEADER_BYTES]), *trickle) as reader:
             assert await too_slow(reader) == pytest.approx(10.0, abs=0.2)
+
+    run(test)
+
+
+def test_a_message_has_its_time_whatever_came_before_it() -> None:
+    async def test() -> None:
+        # The clock of the first goes off in the silence after the second, which nothing is made of but that the
+        # stream is waited for anew.
+        data = activation(900)
+        pieces = [(0.0, data[:100]), (5.0, data[100:]), (2.0, data), (30.0, data[:300])]
+        with reader_of(*pieces) as reader:
+            given_up = await too_slow(reader, where_it_arrives=True)
+        assert given_up == pytest.approx(10.0 + 30.0 + 10.0, abs=0.1)
+
+    run(test)
+
+
+def test_data_that_comes_into_its_memory_pays_for_its_time() -> None:
+    async def test() -> None:
+        bounds = replace(BOUNDS, min_rate=100_000.0, max_bytes_per_peer=10**7, max_bytes=10**7)
+        data = activation(1_000_000)
+        received: list[TensorMessage] = []
+
+        def read(*pieces: tuple[float, bytes]) -> MessageReader:
+            budget = ByteBudget(per_peer=10**7, total=10**7)
+            return MessageReader(Script(*pieces), StreamDecoder(), budget=budget, bounds=bounds)
+
+        steady = [(1.0, data[at : at + 100_000]) for at in range(0, len(data), 100_000)]
+        with read(*steady, (0.0, b"")) as reader:
+            await reader.receive_all(received.append)
+        assert [len(message.data) for message in received] == [1_000_000]
+        trickle = [(1.0, data[:300_000]), *((1.0, bytes(1000)) for _ in range(100))]
+        with read(*trickle) as reader:
+            # All of it pays but what came before its header was whole.
+            assert 10.0 < await too_slow(reader, where_it_arrives=True) < 13.0
+
+    run(test)
+
+
+def test_where_it_arrives_a_message_waits_for_room_too() -> None:
+    async def test() -> None:
+        budget = budget_of()
+        budget.add("peer", 500)
+        received: list[tuple[float, int]] = []
+
+        def take(message: TensorMessage) -> None:
+            received.append((trio.current_time(), len(message.data)))
+
+        async def make_room() -> None:
+            await trio.sleep(15.0)  # longer than a message may take
+            budget.remove("peer", 500)
+
+        start = trio.current_time()
+        data = activation(600)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make_room)
+            pieces = (0.0, activation(3) + data[:100]), (0.0, data[100:]), (0.0, b"")
+            with reader_of(*pieces, budget=budget) as reader:
+                await reader.receive_all(take)
+        assert received == [(start, 3), (start + 15.0, 600)]
+        assert budget.held_bytes == 0
 
     run(test)
 

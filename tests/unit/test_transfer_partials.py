@@ -53,7 +53,7 @@ async def leave(
     shared = await table.open(store, INFOS[number])
     for index in range(num_chunks):
         async with shared.lock:
-            assert await table.add(shared, index, SOURCES[number].chunk(index)) is Added.NEW
+            assert await table.add(shared, [(index, SOURCES[number].chunk(index))]) == [Added.NEW]
     table.close(shared)
 
 
@@ -84,16 +84,16 @@ def test_what_becomes_of_a_chunk() -> None:
         shared = await table.open(MEMORY, INFOS[0])
         first, second, third = (SOURCES[0].chunk(index) for index in range(3))
         async with shared.lock:
-            assert await table.add(shared, 0, second) is Added.WRONG
+            assert await table.add(shared, [(0, second)]) == [Added.WRONG]
             assert shared.num_received == 0
-            assert await table.add(shared, 0, first) is Added.NEW
-            assert await table.add(shared, 0, first) is Added.AGAIN
-            assert await table.add(shared, 0, second) is Added.WRONG
-            assert await table.add(shared, 2, third[:-1]) is Added.WRONG
+            assert await table.add(shared, [(0, first)]) == [Added.NEW]
+            assert await table.add(shared, [(0, first)]) == [Added.AGAIN]
+            assert await table.add(shared, [(0, second)]) == [Added.WRONG]
+            assert await table.add(shared, [(2, third[:-1])]) == [Added.WRONG]
             assert shared.num_received == 1
-            assert await table.add(shared, 2, third) is Added.NEW
+            assert await table.add(shared, [(2, third)]) == [Added.NEW]
             assert shared.stored is None
-            assert await table.add(shared, 1, second) is Added.NEW
+            assert await table.add(shared, [(1, second)]) == [Added.NEW]
         assert shared.stored is not None
         assert shared.stored.data == b"".join((first, second, third))
         table.close(shared)
@@ -104,17 +104,40 @@ def test_what_becomes_of_a_chunk() -> None:
     run(main)
 
 
+def test_of_several_those_before_the_wrong_one_are_kept() -> None:
+    async def main(table: PartialTable) -> None:
+        shared = await table.open(MEMORY, INFOS[0])
+        first, second, third = (SOURCES[0].chunk(index) for index in range(3))
+        async with shared.lock:
+            assert await table.add(shared, [(0, first), (1, first), (2, third)]) == [
+                Added.NEW,
+                Added.WRONG,
+            ]
+            assert shared.num_received == 1
+            assert await table.add(shared, []) == []
+            assert await table.add(shared, [(0, first), (2, third), (1, second)]) == [
+                Added.AGAIN,
+                Added.NEW,
+                Added.NEW,
+            ]
+        assert shared.stored is not None
+        assert shared.stored.data == b"".join((first, second, third))
+        table.close(shared)
+
+    run(main)
+
+
 def test_progress_is_a_chunk_that_was_not_there() -> None:
     async def main(table: PartialTable) -> None:
         shared = await table.open(MEMORY, INFOS[0])
         async with shared.lock:
             jump(table, 5)
-            await table.add(shared, 0, SOURCES[0].chunk(0))
+            await table.add(shared, [(0, SOURCES[0].chunk(0))])
             came = shared.last_progress
             assert came == trio.current_time()
             jump(table, 5)
-            await table.add(shared, 0, SOURCES[0].chunk(0))
-            await table.add(shared, 1, SOURCES[0].chunk(0))
+            await table.add(shared, [(0, SOURCES[0].chunk(0))])
+            await table.add(shared, [(1, SOURCES[0].chunk(0))])
             assert shared.last_progress == came
         table.close(shared)
 
@@ -132,7 +155,7 @@ def test_two_transfers_share_what_is_there_and_both_are_told() -> None:
         for index in range(3):
             assert told == []
             async with one.lock:
-                await table.add(one, index, SOURCES[0].chunk(index))
+                await table.add(one, [(index, SOURCES[0].chunk(index))])
         assert told == ["one", "other"]
         table.close(one)
         assert other.stored is not None
@@ -145,7 +168,7 @@ def test_a_blob_is_idle_when_its_last_user_has_gone() -> None:
     async def main(table: PartialTable) -> None:
         shared = await table.open(MEMORY, INFOS[0])
         async with shared.lock:
-            await table.add(shared, 0, SOURCES[0].chunk(0))
+            await table.add(shared, [(0, SOURCES[0].chunk(0))])
         table.retain(shared)
         table.close(shared)
         assert table.idle == []
@@ -216,7 +239,7 @@ def test_a_blob_that_is_in_use_is_never_dropped() -> None:
         assert shared.num_received == 1
         for index in (1, 2):
             async with shared.lock:
-                await table.add(shared, index, SOURCES[0].chunk(index))
+                await table.add(shared, [(index, SOURCES[0].chunk(index))])
         assert shared.stored is not None
         table.close(shared)
 
@@ -242,7 +265,7 @@ def test_files_are_left_to_their_directory(tmp_path: Path) -> None:
         assert await kept(table, 0) == 0
         shared = await table.open(DirectoryStore(tmp_path), INFOS[0])
         async with shared.lock:
-            await table.add(shared, 2, SOURCES[0].chunk(2))
+            await table.add(shared, [(2, SOURCES[0].chunk(2))])
         assert shared.stored is not None
         table.close(shared)
         # The whole blob is found when it is asked for once more.

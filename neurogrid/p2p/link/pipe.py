@@ -43,6 +43,11 @@ MESSAGES_PER_FRAME: Final = 4
 NOTSENT_LOWAT: Final = 256 * 1024
 
 
+# As long as the buffer to receive into is filled, so many are received before other tasks run: together some 300 us
+# of work, where a turn of them all costs 15.
+RECEIVES_A_TURN: Final = 2
+
+
 class Pushed(Enum):
     """How far `push` came."""
 
@@ -168,17 +173,25 @@ class SocketPipe(Pipe):
             await trio.lowlevel.wait_readable(self._fd)
         else:
             await trio.lowlevel.checkpoint()
+        for _ in range(RECEIVES_A_TURN):
+            space = self._opener.space
+            try:
+                num_bytes = self._socket.recv_into(space)
+            except BlockingIOError:
+                self._may_have_more = False
+                return True
+            if not num_bytes:
+                return False
+            self._opener.received(num_bytes)
+            self._open_all(core, dispatch)
+            self._may_have_more = num_bytes == len(space)
+            if not self._may_have_more:
+                break
+        return True
+
+    def _open_all(self, core: Yamux, dispatch: Dispatch) -> None:
+        """Decrypt every message that is there whole, straight to where it belongs."""
         opener = self._opener
-        space = opener.space
-        try:
-            num_bytes = self._socket.recv_into(space)
-        except BlockingIOError:
-            self._may_have_more = False
-            return True
-        if not num_bytes:
-            return False
-        self._may_have_more = num_bytes == len(space)
-        opener.received(num_bytes)
         while (length := opener.next_length()) is not None:
             target = core.payload_target(length)
             if target is not None:
@@ -188,7 +201,6 @@ class SocketPipe(Pipe):
                 events = core.receive_data(opener.open())
             if events:
                 dispatch(events)
-        return True
 
     async def drain(self) -> None:
         while True:

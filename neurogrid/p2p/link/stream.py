@@ -199,12 +199,23 @@ class LinkStream(MuxedStream):
             return False  # its memory is not full
         if not self._settle(intake):
             return True
-        while state.inbox.size:
-            piece = state.inbox.pop()
-            core.consumed(state, len(piece))  # whoever gave us the bytes sends the credit
-            if not intake.take(piece):
+        inbox = state.inbox
+        while True:
+            memory = intake.memory()
+            if not inbox.size:
+                break
+            # Whoever gave us the bytes sends the credit.
+            if memory is None:
+                piece = inbox.pop()
+                core.consumed(state, len(piece))
+                goes_on = intake.take(piece)
+            else:
+                num_bytes = inbox.take_into(memory)
+                core.consumed(state, num_bytes)
+                goes_on = intake.filled(num_bytes)
+            if not goes_on:
                 return True
-        if not state.is_discarding and (memory := intake.memory()) is not None:
+        if memory is not None and not state.is_discarding:
             self._loan = core.lend(state, memory, wants_all=True)
         return False
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import trio
 
@@ -26,6 +27,7 @@ from neurogrid.p2p.transfer.partials import Added, PartialTable, SharedBlob
 from neurogrid.p2p.transfer.policy import OfferedBlob
 from neurogrid.p2p.transfer.store import BlobStore, StoredBlob
 from neurogrid.p2p.wire import (
+    Data,
     ErrorCode,
     MessageType,
     TensorMessage,
@@ -42,6 +44,8 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER = 10.0
 # Digests of at most 256 chunks cost microseconds to hash; 2 MiB of them take milliseconds, and a thread.
 _SMALL_OFFER = 8 * 1024
+# Chunks that have come meanwhile are verified in one go of a thread.
+CHUNKS_AT_ONCE = 8
 
 
 class IncomingTransfer:
@@ -255,43 +259,65 @@ class IncomingTransfers:
         return self._take(transfer, transfer.shared)
 
     async def _take(self, transfer: IncomingTransfer, shared: SharedBlob) -> None:
-        """Deal with the oldest chunk in the queue. One by one, so that they are taken in order."""
+        """Deal with what is in the queue, if whoever was before has not. In order, and some at once."""
         self._partials.retain(shared)
         try:
             async with shared.lock:
-                layer_id, chunk = transfer.queue.popleft()
+                queue = transfer.queue
+                taken = [queue.popleft() for _ in range(min(len(queue), CHUNKS_AT_ONCE))]
                 # Of a blob that is whole by now nothing more matters.
-                if not transfer.is_over and shared.stored is None:
-                    await self._add(transfer, shared, layer_id, chunk)
+                if taken and not transfer.is_over and shared.stored is None:
+                    await self._add(transfer, shared, taken)
         except RequestRefusedError as exc:
             transfer.end(exc)
         finally:
             self._partials.close(shared)
 
     async def _add(
-        self, transfer: IncomingTransfer, shared: SharedBlob, layer_id: int, chunk: WeightsChunk
+        self,
+        transfer: IncomingTransfer,
+        shared: SharedBlob,
+        taken: Sequence[tuple[int, WeightsChunk]],
     ) -> None:
-        offered, index = transfer.offered, chunk.chunk_index
-        if layer_id != offered.layer_id:
-            raise transfer_invalid(offered.layer_id, f"a chunk of layer {layer_id} came instead")
-        total = shared.info.num_chunks
-        require_fit(
-            chunk,
-            layer_id=layer_id,
-            total_chunks=total,
-            expected_bytes=shared.info.chunk_bytes(index) if index < total else None,
-        )
-        added = await self._partials.add(shared, index, chunk.data)
-        if added is not Added.WRONG:
-            return
+        fitting: list[tuple[int, Data]] = []
+        misfit: RequestRefusedError | None = None
+        for layer_id, chunk in taken:
+            try:
+                _require_chunk_of(transfer.offered, layer_id, chunk)
+            except RequestRefusedError as exc:
+                misfit = exc
+                break
+            fitting.append((chunk.chunk_index, chunk.data))
+        added = await self._partials.add(shared, fitting)
+        if Added.WRONG in added:
+            self._refuse_wrong(transfer.offered, shared, fitting[len(added) - 1][0])
+        if misfit is not None:
+            raise misfit
+
+    def _refuse_wrong(self, offered: OfferedBlob, shared: SharedBlob, index: int) -> NoReturn:
         assert shared.partial is not None
         if index in shared.partial.chunks:
-            raise transfer_invalid(layer_id, f"chunk {index} came twice with different bytes")
+            raise transfer_invalid(
+                offered.layer_id, f"chunk {index} came twice with different bytes"
+            )
         raise RequestRefusedError(
-            f"weights of layer {layer_id}: chunk {index} from {offered.peer_id} has another hash "
-            "than announced",
+            f"weights of layer {offered.layer_id}: chunk {index} from {offered.peer_id} has "
+            "another hash than announced",
             code=ErrorCode.HASH_MISMATCH,
         )
+
+
+def _require_chunk_of(offered: OfferedBlob, layer_id: int, chunk: WeightsChunk) -> None:
+    """Raise RequestRefusedError for a chunk that cannot be one of the blob that was offered."""
+    info, index = offered.info, chunk.chunk_index
+    if layer_id != offered.layer_id:
+        raise transfer_invalid(offered.layer_id, f"a chunk of layer {layer_id} came instead")
+    require_fit(
+        chunk,
+        layer_id=layer_id,
+        total_chunks=info.num_chunks,
+        expected_bytes=info.chunk_bytes(index) if index < info.num_chunks else None,
+    )
 
 
 async def decode_offer(message: TensorMessage) -> OfferedBlob:

@@ -10,7 +10,7 @@ import enum
 import hashlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import trio
@@ -122,30 +122,39 @@ class PartialTable:
         """Keep a blob open for one more user; `close` it afterwards."""
         shared.num_users += 1
 
-    async def add(self, shared: SharedBlob, index: int, data: Data) -> Added:
-        """Verify a chunk and keep it; the caller holds the lock.
+    async def add(self, shared: SharedBlob, chunks: Sequence[tuple[int, Data]]) -> list[Added]:
+        """Verify chunks, by their numbers, and keep them; the caller holds the lock.
+
+        Returns what became of each, up to the first that is wrong.
 
         Raises:
-            RequestRefusedError: the store has no room.
+            RequestRefusedError: the store has no room; what came before is kept.
 
         A chunk that is being written is finished before this is cancelled.
         """
         partial = shared.partial
         assert partial is not None
+        added: list[Added] = []
 
-        def verify_and_write() -> Added:
-            if hashlib.sha256(data).digest() != shared.info.chunk_digest(index):
-                return Added.WRONG
-            if index in partial.chunks:
-                return Added.AGAIN
-            partial.write(index, data)
-            return Added.NEW
+        def verify_and_write() -> None:
+            for index, data in chunks:
+                if hashlib.sha256(data).digest() != shared.info.chunk_digest(index):
+                    added.append(Added.WRONG)
+                    return
+                if index in partial.chunks:
+                    added.append(Added.AGAIN)
+                else:
+                    partial.write(index, data)
+                    added.append(Added.NEW)
 
-        added = await self._run(verify_and_write)
-        if added is Added.NEW:
-            partial.chunks.add(index)
-            shared.last_progress = trio.current_time()
-            await self._finish_if_full(shared)
+        try:
+            await self._run(verify_and_write)
+        finally:
+            for (index, _), became in zip(chunks, added, strict=False):
+                if became is Added.NEW:
+                    partial.chunks.add(index)
+                    shared.last_progress = trio.current_time()
+        await self._finish_if_full(shared)
         return added
 
     def close(self, shared: SharedBlob) -> None:

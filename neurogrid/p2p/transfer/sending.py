@@ -1,7 +1,8 @@
 """Send a blob to a peer: offer it, send the chunks that are missing there, wait until it is usable.
 
-A blob is read chunk by chunk in threads, each chunk when its turn comes, so that of a blob of any size two
-chunks are in memory. Credit paces the sender; the peer's Error stops it.
+A blob is read in threads, a few chunks ahead of the network, so that of a blob of any size a few are in memory.
+Blobs to one peer go one after the other: the peer has work with the one while the next comes, and has something to
+begin with early. Credit paces the sender; the peer's Error stops it.
 
 Source: protocol_spec/transfers.md.
 """
@@ -12,6 +13,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import trio
 
@@ -52,8 +55,14 @@ ACCEPT_TIMEOUT = 180.0
 STALL_TIMEOUT = 60.0
 # From the last chunk to the acknowledgement: the peer may have to load what it got. Seconds.
 ACK_TIMEOUT = 180.0
-# One chunk is read while another is written to the network.
-CHUNKS_IN_FLIGHT = 2
+# Some chunks are read while others are written to the network; a thread costs a tenth of what it reads.
+READERS = 2
+CHUNKS_A_READ = 4
+# A blob that waits for another one to the same peer sends a chunk so often, so that it is not taken for given up.
+# Seconds.
+SIGN_OF_LIFE = 10.0
+# One byte of each is read in a thread, so that nobody else waits for the disk.
+PAGE_BYTES = 4096
 # To tell a peer that a transfer is over. Seconds.
 FAREWELL_TIMEOUT = 5.0
 
@@ -192,9 +201,15 @@ class _Sending:
         self, missing: Sequence[int], acknowledged: Waiter, ack_timeout: float
     ) -> None:
         indices = iter(missing)
-        async with trio.open_nursery() as nursery:
-            for _ in range(CHUNKS_IN_FLIGHT):
-                nursery.start_soon(self._send_some, indices)
+        turn = _turn(self._protocol, self._peer_id)
+        while not await _acquire(turn, SIGN_OF_LIFE):
+            await self._send_some(islice(indices, 1))
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(READERS):
+                    nursery.start_soon(self._send_some, indices)
+        finally:
+            turn.release()
         # `run` cancels this when the acknowledgement comes.
         await trio.sleep(ack_timeout)
         acknowledged.resolve(
@@ -204,30 +219,55 @@ class _Sending:
         )
 
     async def _send_some(self, indices: Iterator[int]) -> None:
-        for index in indices:
-            # Here the bytes are read: they may lie on a disk.
-            data = await trio.to_thread.run_sync(self._read, index)
-            with trio.move_on_after(self._stall_timeout) as scope:
-                await self._protocol.send(
-                    self._peer_id,
-                    TensorMessage(
-                        msg_type=MessageType.WEIGHTS,
-                        layer_id=self._offer.layer_id,
-                        request_id=self._offer.request_id,
-                        data=data,
-                    ),
-                )
-            if scope.cancelled_caught:
-                raise TransportError(
-                    f"the transfer stopped: no chunk went out for {self._stall_timeout:g} s"
-                )
-            num_bytes = self._info.chunk_bytes(index)
-            self.sent_bytes += num_bytes
-            if self._on_sent is not None:
-                self._on_sent(num_bytes)
+        while wanted := list(islice(indices, CHUNKS_A_READ)):
+            chunks = await trio.to_thread.run_sync(self._read, wanted)
+            for chunk in chunks:
+                await self._send(chunk)
 
-    def _read(self, index: int) -> bytes:
-        return WeightsChunk(index, self._info.num_chunks, self._source.chunk(index)).encode()
+    async def _send(self, chunk: WeightsChunk) -> None:
+        numbers, data = chunk.encode_parts()
+        message = TensorMessage(
+            msg_type=MessageType.WEIGHTS,
+            layer_id=self._offer.layer_id,
+            request_id=self._offer.request_id,
+            data=numbers,
+        )
+        with trio.move_on_after(self._stall_timeout) as scope:
+            await self._protocol.send(self._peer_id, message, data)
+        if scope.cancelled_caught:
+            raise TransportError(
+                f"the transfer stopped: no chunk went out for {self._stall_timeout:g} s"
+            )
+        num_bytes = self._info.chunk_bytes(chunk.chunk_index)
+        self.sent_bytes += num_bytes
+        if self._on_sent is not None:
+            self._on_sent(num_bytes)
+
+    def _read(self, indices: Sequence[int]) -> list[WeightsChunk]:
+        """The chunks, views of a file's pages perhaps, which lie in memory then."""
+        chunks = [
+            WeightsChunk(index, self._info.num_chunks, self._source.chunk(index))
+            for index in indices
+        ]
+        for chunk in chunks:
+            bytes(memoryview(chunk.data)[::PAGE_BYTES])
+        return chunks
+
+
+_turns: WeakKeyDictionary[Exchange, WeakValueDictionary[str, trio.Lock]] = WeakKeyDictionary()
+
+
+def _turn(protocol: Exchange, peer_id: str) -> trio.Lock:
+    """Whoever sends chunks to the peer has it."""
+    turns = _turns.setdefault(protocol, WeakValueDictionary())
+    return turns.setdefault(peer_id, trio.Lock())
+
+
+async def _acquire(lock: trio.Lock, timeout: float) -> bool:
+    """Whether it could be had within so many seconds."""
+    with trio.move_on_after(timeout) as scope:
+        await lock.acquire()
+    return not scope.cancelled_caught
 
 
 async def require_v11(protocol: Exchange, peer_id: str) -> None:

@@ -1,0 +1,140 @@
+"""Blobs to one peer go one after the other, and none is silent while it waits. Over a network in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+import trio
+
+from neurogrid.p2p import Protocol
+from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.transfer import (
+    BytesSource,
+    Held,
+    MemoryStore,
+    OfferedBlob,
+    StoredBlob,
+    TransferPolicy,
+    Transfers,
+    Wanted,
+    send_blob,
+    sending,
+)
+from neurogrid.p2p.wire import CHUNK_BYTES
+
+DEADLINE = 60.0
+NUM_CHUNKS = 9
+
+
+class Take(TransferPolicy):
+    async def decide(self, offered: OfferedBlob) -> Held | Wanted:
+        async def use(stored: StoredBlob) -> None: ...
+
+        return Wanted(MemoryStore(), use)
+
+
+class Slow(BytesSource):
+    """Bytes that can be read once `may_go` is set."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.digests()
+        self.may_go = threading.Event()
+
+    def chunk(self, index: int) -> memoryview:
+        assert self.may_go.wait(DEADLINE)
+        return super().chunk(index)
+
+
+def blob(number: int) -> bytes:
+    return Random(number).randbytes(NUM_CHUNKS * CHUNK_BYTES)
+
+
+Send = Callable[[int, BytesSource], trio.CancelScope]
+
+
+@asynccontextmanager
+async def sender() -> AsyncIterator[tuple[Send, list[int]]]:
+    """What starts to send a blob as a layer, and the layers of the chunks that went. Left when all have."""
+    went: list[int] = []
+    with trio.fail_after(DEADLINE):
+        async with (
+            open_memory_network() as network,
+            network.open_host() as giver,
+            network.open_host() as taker,
+        ):
+            await giver.connect(taker.addresses[0])
+            protocol = Protocol(giver)
+            Transfers(Protocol(taker), Take())
+
+            async def send_one(layer: int, source: BytesSource, scope: trio.CancelScope) -> None:
+                with scope:
+                    sent = await send_blob(
+                        protocol,
+                        taker.peer_id,
+                        source,
+                        layer_id=layer,
+                        on_sent=lambda num_bytes: went.append(layer),
+                    )
+                    assert sent.sent_bytes == source.num_bytes
+
+            async with trio.open_nursery() as nursery:
+
+                def send(layer: int, source: BytesSource) -> trio.CancelScope:
+                    scope = trio.CancelScope()
+                    nursery.start_soon(send_one, layer, source, scope)
+                    return scope
+
+                yield send, went
+
+
+def test_one_is_sent_whole_before_the_next() -> None:
+    async def main() -> None:
+        async with sender() as (send, went):
+            for layer in range(3):
+                send(layer, BytesSource(blob(layer)))
+        order = [went[at] for at in range(0, len(went), NUM_CHUNKS)]
+        assert sorted(order) == [0, 1, 2]
+        assert went == [layer for layer in order for _ in range(NUM_CHUNKS)]
+
+    trio.run(main)
+
+
+def test_one_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "SIGN_OF_LIFE", 0.05)
+
+    async def main() -> None:
+        slow = Slow(blob(0))
+        async with sender() as (send, went):
+            try:
+                send(0, slow)
+                await trio.sleep(0.2)  # it has its turn, and nothing to send
+                send(1, BytesSource(blob(1)))
+                while went.count(1) < 2:
+                    await trio.sleep(0.01)
+                assert went.count(0) == 0
+            finally:
+                slow.may_go.set()
+        assert sorted(went) == [0] * NUM_CHUNKS + [1] * NUM_CHUNKS
+
+    trio.run(main)
+
+
+def test_one_that_is_given_up_makes_room() -> None:
+    async def main() -> None:
+        slow = Slow(blob(0))
+        async with sender() as (send, went):
+            scope = send(0, slow)
+            await trio.sleep(0.2)
+            send(1, BytesSource(blob(1)))
+            await trio.sleep(0.1)
+            assert went == []
+            scope.cancel()
+            slow.may_go.set()  # the thread that reads it is waited for
+        assert went == [1] * NUM_CHUNKS
+
+    trio.run(main)
