@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -55,8 +55,9 @@ ACCEPT_TIMEOUT = 180.0
 STALL_TIMEOUT = 60.0
 # From the last chunk to the acknowledgement: the peer may have to load what it got. Seconds.
 ACK_TIMEOUT = 180.0
-# Some chunks are read while others are written to the network; a thread costs a tenth of what it reads.
-READERS = 2
+# Some chunks are read while others are written to the network, and one is there when another has been written. What it
+# costs to ask a thread is a tenth of what the network costs for a chunk.
+CHUNKS_IN_FLIGHT = 2
 CHUNKS_A_READ = 4
 # A blob that waits for another one to the same peer sends a chunk so often, so that it is not taken for given up.
 # Seconds.
@@ -203,11 +204,14 @@ class _Sending:
         indices = iter(missing)
         turn = _turn(self._protocol, self._peer_id)
         while not await _acquire(turn, SIGN_OF_LIFE):
-            await self._send_some(islice(indices, 1))
+            for chunk in await self._read(islice(indices, 1)):
+                await self._send(chunk)
         try:
-            async with trio.open_nursery() as nursery:
-                for _ in range(READERS):
-                    nursery.start_soon(self._send_some, indices)
+            ahead, ready = trio.open_memory_channel[WeightsChunk](CHUNKS_A_READ)
+            async with trio.open_nursery() as nursery, ready:
+                nursery.start_soon(self._read_all, indices, ahead)
+                for _ in range(CHUNKS_IN_FLIGHT):
+                    nursery.start_soon(self._send_each, ready.clone())
         finally:
             turn.release()
         # `run` cancels this when the acknowledgement comes.
@@ -218,10 +222,17 @@ class _Sending:
             )
         )
 
-    async def _send_some(self, indices: Iterator[int]) -> None:
-        while wanted := list(islice(indices, CHUNKS_A_READ)):
-            chunks = await trio.to_thread.run_sync(self._read, wanted)
-            for chunk in chunks:
+    async def _read_all(
+        self, indices: Iterator[int], ahead: trio.MemorySendChannel[WeightsChunk]
+    ) -> None:
+        async with ahead:
+            while chunks := await self._read(islice(indices, CHUNKS_A_READ)):
+                for chunk in chunks:
+                    await ahead.send(chunk)
+
+    async def _send_each(self, ready: trio.MemoryReceiveChannel[WeightsChunk]) -> None:
+        async with ready:
+            async for chunk in ready:
                 await self._send(chunk)
 
     async def _send(self, chunk: WeightsChunk) -> None:
@@ -243,15 +254,18 @@ class _Sending:
         if self._on_sent is not None:
             self._on_sent(num_bytes)
 
-    def _read(self, indices: Sequence[int]) -> list[WeightsChunk]:
+    async def _read(self, indices: Iterable[int]) -> list[WeightsChunk]:
         """The chunks, views of a file's pages perhaps, which lie in memory then."""
-        chunks = [
-            WeightsChunk(index, self._info.num_chunks, self._source.chunk(index))
-            for index in indices
-        ]
-        for chunk in chunks:
-            bytes(memoryview(chunk.data)[::PAGE_BYTES])
-        return chunks
+
+        def read() -> list[WeightsChunk]:
+            total, source = self._info.num_chunks, self._source
+            chunks = [WeightsChunk(index, total, source.chunk(index)) for index in wanted]
+            for chunk in chunks:
+                bytes(memoryview(chunk.data)[::PAGE_BYTES])
+            return chunks
+
+        wanted = list(indices)
+        return await trio.to_thread.run_sync(read) if wanted else []
 
 
 _turns: WeakKeyDictionary[Exchange, WeakValueDictionary[str, trio.Lock]] = WeakKeyDictionary()
