@@ -26,6 +26,7 @@ import torch
 import trio
 from report import Spread, spread, table, write_report
 from transformers import AutoModelForCausalLM, LlamaConfig
+from transport_load import Usage
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference import remote_v11
@@ -150,10 +151,13 @@ async def transport_rate(address: str) -> float:
 
 @dataclass
 class Run:
-    """One start: seconds from the first offer to Ready and to the first token, and bytes of weights sent."""
+    """One start: seconds from the first offer to Ready and to the first token, CPU seconds of all processes until
+    then, and bytes of weights sent.
+    """
 
     ready: float
     first_token: float
+    cpu: float
     num_bytes: int
 
 
@@ -162,12 +166,15 @@ class _Offers:
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.cpu = 0.0  # seconds that all processes had taken until then
+        self.usage = Usage([os.getpid()])
         self._send_blob: Callable[..., Awaitable[Any]] = remote_v11.send_blob
         # Put around the real one, which it calls: the package tells nobody when an offer goes out.
         remote_v11.send_blob = self.send_blob  # type: ignore[assignment]
 
     async def send_blob(self, *args: Any, **kwargs: Any) -> Any:
-        self.began = self.began or time.perf_counter()
+        if not self.began:
+            self.cpu, self.began = self.usage.cpu_seconds(), time.perf_counter()
         return await self._send_blob(*args, **kwargs)
 
 
@@ -184,9 +191,9 @@ async def start(model: Path, addresses: list[str], cache: Path, offers: _Offers)
         ready = time.perf_counter()
         async for _ in coordinator.generate(PROMPT, max_tokens=1):
             pass
-        first = time.perf_counter()
+        first, cpu = time.perf_counter(), offers.usage.cpu_seconds()
         sent = coordinator.counters.total(Direction.SENT, msg_type=MessageType.WEIGHTS).num_bytes
-    return Run(ready - offers.began, first - offers.began, sent)
+    return Run(ready - offers.began, first - offers.began, cpu - offers.cpu, sent)
 
 
 async def share(model: Path, addresses: list[str], cache: Path) -> tuple[int, float]:
@@ -303,6 +310,11 @@ def main() -> None:
             "the same, as a share of what is allowed",
             show([run.first_token / most for run, most in zip(first, allowed, strict=True)]),
             "at most 1",
+        ],
+        [
+            f"CPU seconds of all processes until then, of {os.cpu_count()} cores",
+            show([run.cpu for run in first]),
+            "",
         ],
         ["weight bytes sent / model", show([run.num_bytes / num_bytes for run in first]), ""],
         [

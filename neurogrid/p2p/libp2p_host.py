@@ -25,7 +25,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import trio
@@ -73,6 +73,9 @@ from neurogrid.p2p.upgrades import close_failed_upgrades
 __all__ = ["Libp2pHost", "check_listen_address", "open_host"]
 
 logger = logging.getLogger(__name__)
+
+# 26 us each, and each new stream asks.
+_id_of = lru_cache(maxsize=1024)(ID.from_base58)
 
 CLOSE_TIMEOUT = 3.0  # seconds, to say goodbye on all connections
 # A cluster is some dozens of machines; the rest is for bootstrap peers and passers-by.
@@ -157,7 +160,7 @@ class Libp2pHost(Host):
         suffix = f"/p2p/{peer_id}"
         circuits = self._reach.circuits_to(peer_id) if self._reach is not None else ()
         try:
-            known = self.libp2p.get_peerstore().addrs(ID.from_base58(peer_id))
+            known = self.libp2p.get_peerstore().addrs(_id_of(peer_id))
         except PeerStoreError:
             return circuits
         # Stock hosts tell what they listen at: whoever dials 0.0.0.0 finds himself.
@@ -196,7 +199,7 @@ class Libp2pHost(Host):
     async def _dial(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
         try:
             with trio.fail_after(DIAL_TIMEOUT):
-                connection = await self._swarm.dial_addr(multiaddr, ID.from_base58(peer_id))
+                connection = await self._swarm.dial_addr(multiaddr, _id_of(peer_id))
                 await connection.event_started.wait()
         except trio.TooSlowError as exc:
             raise PeerUnreachableError(f"no answer from {address} in {DIAL_TIMEOUT:g} s") from exc
@@ -220,7 +223,7 @@ class Libp2pHost(Host):
         try:
             with trio.fail_after(NEGOTIATE_TIMEOUT):
                 net_stream = await self.libp2p.new_stream(
-                    ID.from_base58(peer_id), [TProtocol(name) for name in protocol_ids]
+                    _id_of(peer_id), [TProtocol(name) for name in protocol_ids]
                 )
         except trio.TooSlowError as exc:
             raise PeerUnreachableError(f"{peer_id} does not answer a new stream") from exc
@@ -255,7 +258,7 @@ class Libp2pHost(Host):
         try:
             # Not by the swarm's own `close_peer`: that also forgets, without closing it, a connection that the
             # peer has made meanwhile.
-            for connection in self._swarm.get_connections(ID.from_base58(peer_id)):
+            for connection in self._swarm.get_connections(_id_of(peer_id)):
                 await connection.close()
         except BaseLibp2pError as exc:
             raise TransportError(f"cannot close the connection to {peer_id}: {exc}") from exc
