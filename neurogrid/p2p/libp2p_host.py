@@ -62,6 +62,7 @@ from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.inbound import bound_inbound_connections, closed_listeners, end_inbound_tasks
 from neurogrid.p2p.libp2p_stream import Libp2pStream
 from neurogrid.p2p.link import install_link
+from neurogrid.p2p.negotiation import propose_at_once
 from neurogrid.p2p.patience import link_limits, quic_limits
 from neurogrid.p2p.quic import QuicTransport, prefer_tcp
 from neurogrid.p2p.security import security_options
@@ -318,6 +319,7 @@ async def open_host(
         ),
     )
     install_link(libp2p.get_network(), link_limits(keep_alive))
+    propose_at_once(libp2p)
     bound_inbound_connections(libp2p.get_network())
     close_failed_upgrades(libp2p.get_network())
     end_inbound_tasks(libp2p.get_network())
