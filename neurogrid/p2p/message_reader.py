@@ -174,10 +174,12 @@ class MessageReader(Intake):
         decoder = self._decoder
         if decoder.error is not None or (self._hold is not None and self._hold.is_on):
             return False
+        if not decoder.num_gathered:
+            return True
         awaited = decoder.awaited_bytes
         if awaited and not self._has_room:
             return self._take_room(awaited)
-        if decoder.num_gathered and self._since == math.inf:
+        if self._since == math.inf:
             self._start_clock()
         return True
 

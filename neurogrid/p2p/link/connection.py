@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -290,12 +289,13 @@ class LinkConnection(IMuxedConn):
     async def _read(self, plaintext: bytes) -> None:
         assert self._pipe is not None
         try:
-            self._dispatch_all(self.core.receive_data(plaintext))
+            for event in self.core.receive_data(plaintext):
+                self._dispatch(event)
             while self.end_reason is None:
                 self._keep_alive.heard()
                 if self.core.outflow.has_output:
                     self.kick()
-                if not await self._pipe.receive(self.core, self._dispatch_all):
+                if not await self._pipe.receive(self.core, self._dispatch):
                     break
         except RemoteProtocolError as exc:
             logger.warning("closing the connection to %s: %s", self.peer_id, exc)
@@ -307,10 +307,6 @@ class LinkConnection(IMuxedConn):
             with suppress(RemoteProtocolError, *_BROKEN):  # whatever came is not read any more
                 await self._pipe.drain()
         self._end("the peer closed the connection")
-
-    def _dispatch_all(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self._dispatch(event)
 
     def _dispatch(self, event: Event) -> None:
         if isinstance(event, DataReceived):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
@@ -30,7 +30,7 @@ from neurogrid.p2p.link.yamux import Yamux
 
 __all__ = ["Pipe", "Pushed", "open_pipe"]
 
-Dispatch: TypeAlias = Callable[[Sequence[Event]], None]
+Dispatch: TypeAlias = Callable[[Event], None]
 
 # Payload up to this size is copied next to its header: cheaper than a Noise message of its own on both sides
 # (0.8 us of cipher and as much again of Python, against 1.3 us for 64 KiB of copying).
@@ -69,7 +69,7 @@ class Pipe(ABC):
 
     @abstractmethod
     async def receive(self, core: Yamux, dispatch: Dispatch) -> bool:
-        """Wait for bytes, hand them to `core`, and `dispatch` what has happened; False at their end.
+        """Wait for bytes, hand them to `core`, and `dispatch` each thing that has happened; False at their end.
 
         Told at once, a reader can lend its memory to what has come behind.
 
@@ -199,8 +199,8 @@ class SocketPipe(Pipe):
                 events = core.payload_placed(length)
             else:
                 events = core.receive_data(opener.open())
-            if events:
-                dispatch(events)
+            for event in events:
+                dispatch(event)
 
     async def drain(self) -> None:
         while True:
@@ -242,7 +242,8 @@ class SecurePipe(Pipe):
 
     async def receive(self, core: Yamux, dispatch: Dispatch) -> bool:
         data = await self._conn.read()
-        dispatch(core.receive_data(bytes(data)))
+        for event in core.receive_data(bytes(data)):
+            dispatch(event)
         return bool(data)
 
     async def drain(self) -> None:

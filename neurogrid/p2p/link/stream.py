@@ -94,7 +94,7 @@ class LinkStream(MuxedStream):
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = self._connection
         while True:
-            has_enough = self._give(intake)
+            has_enough = self._give(intake, intake.memory())
             if connection.core.outflow.has_output:
                 connection.kick()  # credit for what it was given
             if has_enough:
@@ -177,7 +177,7 @@ class LinkStream(MuxedStream):
         if self._intake is not None:
             self._is_taking = True  # what it does with them may want to wake it, too
             try:
-                self._has_enough = self._give(self._intake)
+                self._has_enough = self._give_more(self._intake)
             except Exception as exc:  # noqa: BLE001  the reader raises it: it is not the connection's
                 self._intake_error = exc
             finally:
@@ -192,18 +192,19 @@ class LinkStream(MuxedStream):
         if reader is not None:  # it may have been cancelled by what it was given
             trio.lowlevel.reschedule(reader)
 
-    def _give(self, intake: Intake) -> bool:
+    def _give_more(self, intake: Intake) -> bool:
+        """As `_give`, to an intake that has had all that came before."""
+        if self._loan is None:
+            return self._give(intake, None)  # it had no memory then
+        if self.state.loan is not None:
+            return False  # its memory is not full
+        return not self._settle(intake) or self._give(intake, intake.memory())
+
+    def _give(self, intake: Intake, memory: memoryview | None) -> bool:
         """Give an intake what has arrived, and its memory to what comes next; whether it has had all that it wants."""
         state, core = self.state, self._connection.core
-        if self._loan is not None and state.loan is not None:
-            return False  # its memory is not full
-        if not self._settle(intake):
-            return True
         inbox = state.inbox
-        while True:
-            memory = intake.memory()
-            if not inbox.size:
-                break
+        while inbox.size:
             # Whoever gave us the bytes sends the credit.
             if memory is None:
                 piece = inbox.pop()
@@ -215,6 +216,7 @@ class LinkStream(MuxedStream):
                 goes_on = intake.filled(num_bytes)
             if not goes_on:
                 return True
+            memory = intake.memory()
         if memory is not None and not state.is_discarding:
             self._loan = core.lend(state, memory, wants_all=True)
         return False
