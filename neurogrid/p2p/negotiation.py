@@ -38,8 +38,9 @@ class _PromptClient(MultiselectClient):
         communicator: IMultiselectCommunicator,
         negotiate_timeout: int = DEFAULT_NEGOTIATE_TIMEOUT,
     ) -> TProtocol:
-        prompt = _PromptCommunicator(communicator, protocols[0])
-        return await super().select_one_of(protocols, prompt, negotiate_timeout)
+        if protocols:
+            communicator = _PromptCommunicator(communicator, protocols[0])
+        return await super().select_one_of(protocols, communicator, negotiate_timeout)
 
 
 class _PromptCommunicator(IMultiselectCommunicator):

@@ -64,6 +64,11 @@ def test_a_peer_that_agrees_to_nothing(answers: list[str]) -> None:
         select(Peer(*answers), ["/1", "/2"])
 
 
+def test_nothing_to_propose() -> None:
+    with pytest.raises(MultiselectClientError):
+        select(Peer(NAME), [])
+
+
 def test_every_negotiation_of_a_host_is_prompt() -> None:
     async def main() -> None:
         async with open_host() as host:
