@@ -169,7 +169,7 @@ def test_a_blob_is_idle_when_its_last_user_has_gone() -> None:
         shared = await table.open(MEMORY, INFOS[0])
         async with shared.lock:
             await table.add(shared, [(0, SOURCES[0].chunk(0))])
-        table.retain(shared)
+        assert await table.open(MEMORY, INFOS[0]) is shared
         table.close(shared)
         assert table.idle == []
         table.close(shared)

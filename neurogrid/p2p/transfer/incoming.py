@@ -1,7 +1,8 @@
 """Transfers that come in: admitted within limits, their chunks verified, ended by whoever ends them first.
 
 A transfer is owned by one task, which waits here for its end. The chunks come from the reader of the stream, in
-order, and are hashed and written in threads; so the reader never waits for either.
+order, and are hashed and written in threads; so the reader never waits for either. What a few of them cost is given
+back to the sender at once, that no task is needed for each; for more of them it has to wait.
 
 Source: protocol_spec/transfers.md.
 """
@@ -46,6 +47,8 @@ RETRY_AFTER = 10.0
 _SMALL_OFFER = 8 * 1024
 # Chunks that have come meanwhile are verified in one go of a thread.
 CHUNKS_AT_ONCE = 8
+# Chunks that wait to be verified before their sender has to: what a transfer holds beside its credit.
+CHUNKS_AHEAD = 4
 
 
 class IncomingTransfer:
@@ -54,13 +57,13 @@ class IncomingTransfer:
     Attributes:
         offered: what it is.
         shared: where its chunks go; None until it may send.
-        queue: chunks that came and were not looked at yet.
     """
 
     def __init__(self, offered: OfferedBlob) -> None:
         self.offered = offered
         self.shared: SharedBlob | None = None
-        self.queue: deque[tuple[int, WeightsChunk]] = deque()
+        self._queue: deque[tuple[int, WeightsChunk]] = deque()  # came, and was not looked at yet
+        self._queue_changed = trio.Event()
         self._began = trio.current_time()
         self._ended = trio.Event()
         self._error: NeuroGridError | None = None
@@ -75,6 +78,32 @@ class IncomingTransfer:
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
+            self._note_change()
+
+    def put(self, layer_id: int, chunk: WeightsChunk) -> Awaitable[None] | None:
+        """A chunk has come; what is returned waits until so many more may."""
+        self._queue.append((layer_id, chunk))
+        self._note_change()
+        return self._wait_short() if len(self._queue) > CHUNKS_AHEAD else None
+
+    async def take(self) -> list[tuple[int, WeightsChunk]]:
+        """Wait for chunks, and take those that have come, in order and some at most; none when the transfer is over."""
+        while not self._queue and not self.is_over:
+            await self._queue_changed.wait()
+        if self.is_over:
+            self._queue.clear()
+        num_chunks = min(len(self._queue), CHUNKS_AT_ONCE)
+        taken = [self._queue.popleft() for _ in range(num_chunks)]
+        self._note_change()
+        return taken
+
+    async def _wait_short(self) -> None:
+        while len(self._queue) > CHUNKS_AHEAD and not self.is_over:
+            await self._queue_changed.wait()
+
+    def _note_change(self) -> None:
+        self._queue_changed.set()
+        self._queue_changed = trio.Event()
 
     async def wait(self, silence_timeout: float) -> StoredBlob | None:
         """Wait for the end: the whole blob, or None when the transfer was forgotten.
@@ -197,7 +226,7 @@ class IncomingTransfers:
                 have=shared.partial.chunks.bitmap(),
             )
             await self.answer(offer, MessageType.TRANSFER_ACCEPT, accept.encode())
-            return await self._wait(transfer, told)
+            return await self._wait(transfer, shared, told)
         finally:
             del shared.on_stored[transfer]
             self._partials.close(shared)
@@ -212,7 +241,9 @@ class IncomingTransfers:
             ),
         )
 
-    async def _wait(self, transfer: IncomingTransfer, told: Waiter) -> StoredBlob | None:
+    async def _wait(
+        self, transfer: IncomingTransfer, shared: SharedBlob, told: Waiter
+    ) -> StoredBlob | None:
         async def listen() -> None:
             try:
                 await told.wait(timeout=math.inf)
@@ -222,12 +253,13 @@ class IncomingTransfers:
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen)
+                nursery.start_soon(self._add_all, transfer, shared)
                 stored = await transfer.wait(self._limits.silence_timeout)
                 nursery.cancel_scope.cancel()
         return stored
 
     def on_weights(self, message: TensorMessage) -> Awaitable[None] | None:
-        """Take a chunk, in the order in which they come; what is returned verifies and keeps it.
+        """Take a chunk, in the order in which they come; what is returned waits while there are too many.
 
         Raises:
             RequestRefusedError: there is no such transfer.
@@ -255,23 +287,18 @@ class IncomingTransfers:
                 RequestRefusedError(f"weights of layer {message.layer_id}: {exc}", code=exc.code)
             )
             return None
-        transfer.queue.append((message.layer_id, chunk))
-        return self._take(transfer, transfer.shared)
+        return transfer.put(message.layer_id, chunk)
 
-    async def _take(self, transfer: IncomingTransfer, shared: SharedBlob) -> None:
-        """Deal with what is in the queue, if whoever was before has not. In order, and some at once."""
-        self._partials.retain(shared)
+    async def _add_all(self, transfer: IncomingTransfer, shared: SharedBlob) -> None:
+        """Verify and keep chunks as they come, until the transfer is over."""
         try:
-            async with shared.lock:
-                queue = transfer.queue
-                taken = [queue.popleft() for _ in range(min(len(queue), CHUNKS_AT_ONCE))]
-                # Of a blob that is whole by now nothing more matters.
-                if taken and not transfer.is_over and shared.stored is None:
-                    await self._add(transfer, shared, taken)
+            while taken := await transfer.take():
+                async with shared.lock:
+                    # Of a blob that is whole by now nothing more matters.
+                    if not transfer.is_over and shared.stored is None:
+                        await self._add(transfer, shared, taken)
         except RequestRefusedError as exc:
             transfer.end(exc)
-        finally:
-            self._partials.close(shared)
 
     async def _add(
         self,

@@ -118,10 +118,6 @@ class PartialTable:
             raise
         return shared
 
-    def retain(self, shared: SharedBlob) -> None:
-        """Keep a blob open for one more user; `close` it afterwards."""
-        shared.num_users += 1
-
     async def add(self, shared: SharedBlob, chunks: Sequence[tuple[int, Data]]) -> list[Added]:
         """Verify chunks, by their numbers, and keep them; the caller holds the lock.
 
