@@ -27,7 +27,7 @@ class TransferLimits:
     # layers of a 70B model in bfloat16 are 3.4 GiB. Whoever expects larger blobs says so.
     max_bytes_per_peer: int = 4 * GIB
     max_bytes: int = 8 * GIB
-    # Blobs that are being sent to one peer because it asked, and to all. Each has two chunks in memory.
+    # Blobs that are being sent to one peer because it asked, and to all. Each has ten chunks in memory.
     max_served_per_peer: int = 4
     max_served: int = 32
     # A transfer without a new chunk for this long is given up: a peer that is there sends one a second even over
