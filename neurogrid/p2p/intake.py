@@ -21,19 +21,19 @@ class Intake(ABC):
     def take(self, data: Piece) -> bool:
         """Take the next bytes, of which no view may be kept; False ends `receive_each`."""
 
+    @abstractmethod
     def memory(self) -> memoryview | None:
         """Where to write the bytes that come next (format "B", writable, not empty); None to be given them by `take`.
 
         Asked for before anything is taken, and after each `take` and `filled` that returned True.
         """
-        return None
 
+    @abstractmethod
     def filled(self, num_bytes: int) -> bool:
         """The first `num_bytes` of `memory` were written, at least one; False ends `receive_each`.
 
         That may be told when all of it is; but where reading stops before, be it cancelled, it is told how much.
         """
-        raise NotImplementedError
 
 
 async def feed(

@@ -93,6 +93,8 @@ class MessageReader(Intake):
                 raise decoder.error
             if decoder.awaited_bytes and not self._has_room:
                 await self._make_room(decoder.awaited_bytes)
+            elif decoder.num_gathered and self._since == math.inf:
+                self._start_clock()  # of what came while the hold was on
             # Between messages nothing is timed. What begins one sets the clock, and this task looks at it when the
             # time of one is over: it may be the time of a message that has come long since.
             with trio.CancelScope(deadline=self._deadline()) as self._patience:

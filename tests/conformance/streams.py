@@ -107,6 +107,12 @@ class Taking(Intake):
     def take(self, data: Piece) -> bool:
         return self._take(data)
 
+    def memory(self) -> None:
+        return None
+
+    def filled(self, num_bytes: int) -> bool:
+        raise AssertionError("it has lent no memory")
+
 
 class Filling(Intake):
     """An intake that takes `num_bytes` bytes, all but the first piece in memory of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import trio
@@ -342,10 +343,11 @@ def test_a_taker_that_is_cancelled_has_been_told_of_all_in_its_memory(over: Runn
             received = bytearray()
             for at in range(0, len(data), 128 * KIB):
                 filling = Filling(MIB)
+                is_begun = partial(getattr, filling, "received")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(far.receive_each, filling)
                     await near.send_all(data[at : at + 1000])
-                    await until(lambda filling=filling: filling.received)  # type: ignore[misc]
+                    await until(is_begun)
                     await near.send_all(data[at + 1000 : at + 128 * KIB])
                     await trio.sleep(0.01)  # some of it may have come, or none, or all
                     nursery.cancel_scope.cancel()

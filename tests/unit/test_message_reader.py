@@ -17,6 +17,7 @@ from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.budget import ByteBudget
 from neurogrid.p2p.message_reader import MessageReader
 from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.succession import Hold
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     ErrorCode,
@@ -195,6 +196,31 @@ def test_a_message_has_its_time_whatever_came_before_it() -> None:
         with reader_of(*pieces) as reader:
             given_up = await too_slow(reader, where_it_arrives=True)
         assert given_up == pytest.approx(10.0 + 30.0 + 10.0, abs=0.1)
+
+    run(test)
+
+
+def test_what_came_while_the_stream_was_held_has_its_time_too() -> None:
+    class Old:
+        peer_id = "peer"
+        received_all = trio.Event()
+
+    async def test() -> None:
+        old = Old()
+        hold = Hold([old])
+
+        async def end() -> None:
+            await trio.sleep(20.0)
+            old.received_all.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end)
+            with reader_of((0.0, activation(3) + activation(3)[:5])) as reader:
+                start = trio.current_time()
+                with pytest.raises(RemoteProtocolError) as caught:
+                    await reader.receive_all(lambda message: hold.begin(), hold=hold)
+            assert caught.value.code == ErrorCode.DEADLINE_EXCEEDED
+            assert trio.current_time() - start == pytest.approx(20.0 + 10.0)
 
     run(test)
 

@@ -138,3 +138,16 @@ def test_one_that_is_given_up_makes_room() -> None:
         assert went == [1] * NUM_CHUNKS
 
     trio.run(main)
+
+
+def test_what_a_source_gives_is_sent_as_bytes_whatever_its_elements() -> None:
+    class Floats(BytesSource):
+        def chunk(self, index: int) -> memoryview:
+            return super().chunk(index).cast("f")
+
+    async def main() -> None:
+        async with sender() as (send, went):
+            send(0, Floats(blob(0)))
+        assert went == [0] * NUM_CHUNKS
+
+    trio.run(main)

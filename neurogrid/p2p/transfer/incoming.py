@@ -47,7 +47,8 @@ RETRY_AFTER = 10.0
 _SMALL_OFFER = 8 * 1024
 # Chunks that have come meanwhile are verified in one go of a thread.
 CHUNKS_AT_ONCE = 8
-# Chunks that wait to be verified before their sender has to: what a transfer holds beside its credit.
+# Chunks that wait to be verified before their sender has to: what a transfer holds beside its credit. They are part of
+# the bytes that it has announced, which `TransferLimits` bounds: a chunk's page is not touched before it is verified.
 CHUNKS_AHEAD = 4
 
 

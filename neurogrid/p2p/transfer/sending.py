@@ -259,10 +259,14 @@ class _Sending:
 
         def read() -> list[WeightsChunk]:
             total, source = self._info.num_chunks, self._source
-            chunks = [WeightsChunk(index, total, source.chunk(index)) for index in wanted]
-            for chunk in chunks:
-                bytes(memoryview(chunk.data)[::PAGE_BYTES])
-            return chunks
+            views = [memoryview(source.chunk(index)) for index in wanted]
+            # Bytes whatever their elements are: those go uncopied, and are counted by their length.
+            views = [view.cast("B") if view.nbytes else memoryview(b"") for view in views]
+            for view in views:
+                bytes(view[::PAGE_BYTES])
+            return [
+                WeightsChunk(index, total, view) for index, view in zip(wanted, views, strict=True)
+            ]
 
         wanted = list(indices)
         return await trio.to_thread.run_sync(read) if wanted else []
