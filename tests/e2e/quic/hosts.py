@@ -45,6 +45,17 @@ async def two_hosts() -> AsyncIterator[tuple[Libp2pHost, Libp2pHost]]:
         yield one, other
 
 
+def udp_socket() -> Any:
+    """A socket of a stranger that speaks no QUIC; to be closed."""
+    return trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM)
+
+
+def udp_address_of(host: Host) -> tuple[str, int]:
+    """Where a host that listens on one address is sent datagrams."""
+    _, _, ip, _, port, *_ = host.addresses[0].split("/")
+    return ip, int(port)
+
+
 async def send_without_end(stream: Stream) -> None:
     while True:
         await stream.send_all(bytes(KIB))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 from libp2p.peer.id import ID
+from qh3._hazmat import pull_quic_header
+from qh3.quic.packet import QuicPacketType
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
 from neurogrid.p2p import Identity, open_host
@@ -23,6 +26,8 @@ from tests.e2e.quic.hosts import (
     limits_of_hosts,
     run,
     two_hosts,
+    udp_address_of,
+    udp_socket,
 )
 
 # Addresses
@@ -168,7 +173,7 @@ def test_handshakes_that_nobody_completes_are_bounded_and_forgotten(
 
     async def scenario() -> None:
         async with open_host(listen=[QUIC]) as one, open_host(listen=[QUIC]) as other:
-            host, port = other.addresses[0].split("/")[2], int(other.addresses[0].split("/")[4])
+            host, port = udp_address_of(other)
             configurations = Configurations(Identity.generate().key_pair, limits)
             flood: list[bytes] = []
             for _ in range(50):
@@ -179,7 +184,7 @@ def test_handshakes_that_nobody_completes_are_bounded_and_forgotten(
                 )
                 core.connect((host, port), 0.0)
                 flood += [datagram for datagram, _ in core.produce(0.0)]
-            with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as stranger:
+            with udp_socket() as stranger:
                 connections = endpoint_of(other)._connections
                 most = 0
                 for datagram in flood:
@@ -196,21 +201,41 @@ def test_handshakes_that_nobody_completes_are_bounded_and_forgotten(
 
 
 def test_noise_is_ignored_without_an_answer() -> None:
+    def datagrams() -> Iterator[bytes]:
+        for first in (0x00, 0x40, 0xC0, 0xFF):
+            for length in (0, 1, 5, 8, 9, 20, 1199, 1200, 1472):
+                yield (bytes([first]) + secrets.token_bytes(length))[:length]
+            version_1 = bytes([first]) + b"\0\0\0\x01\x08" + secrets.token_bytes(8)
+            for rest in (b"\0\0", b"\x15" + bytes(21), b"\xff", b"\0\x7f\xff"):
+                # No token and nothing that can be decrypted; IDs longer than allowed; a token longer than all.
+                yield (version_1 + rest + bytes(1200))[:1400]
+
     async def scenario() -> None:
         async with two_hosts() as (one, other):
-            host, port = other.addresses[0].split("/")[2], int(other.addresses[0].split("/")[4])
-            with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as stranger:
-                for length in (0, 1, 5, 8, 9, 20, 1199, 1200, 1472):
-                    for first in (0x00, 0x40, 0xC0, 0xFF):
-                        noise = bytes([first]) + secrets.token_bytes(length)
-                        await stranger.sendto(noise[:length], (host, port))
-                        version_1 = bytes([first]) + b"\0\0\0\x01\x08" + noise + bytes(1200)
-                        await stranger.sendto(version_1[:1400], (host, port))
+            with udp_socket() as stranger:
+                for datagram in datagrams():
+                    await stranger.sendto(datagram, udp_address_of(other))
                 other.set_stream_handler(ECHO, echo)
                 await check_echo(one, other)
                 with trio.move_on_after(0.5):
                     await stranger.recvfrom(2000)
                     raise AssertionError("noise was answered")
+
+    run(scenario)
+
+
+def test_a_token_of_another_server_is_answered_with_one_of_ours() -> None:
+    async def scenario() -> None:
+        async with two_hosts() as (_, other):
+            with udp_socket() as stranger:
+                source_cid = secrets.token_bytes(8)
+                token = bytes([32]) + secrets.token_bytes(32)
+                head = b"\xc0\0\0\0\x01\x08" + secrets.token_bytes(8) + b"\x08" + source_cid
+                await stranger.sendto(head + token + bytes(1200), udp_address_of(other))
+                answer, _ = await stranger.recvfrom(2000)
+                assert pull_quic_header(answer, 0, 8)[1] == QuicPacketType.RETRY
+                assert answer[6 : 6 + answer[5]] == source_cid
+                assert len(answer) < 200  # who claims another's address gets it no flood
 
     run(scenario)
 
@@ -221,7 +246,7 @@ def test_a_peer_that_is_dialled_and_says_nothing_is_given_up(
     limits_of_hosts(monkeypatch, replace(QuicLimits(), handshake_timeout=1.0))
 
     async def scenario() -> None:
-        with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as mute:
+        with udp_socket() as mute:
             await mute.bind(("127.0.0.1", 0))
             port = mute.getsockname()[1]
             async with open_host(listen=[QUIC]) as one:
