@@ -193,7 +193,7 @@ class EndPasses:
         token_ids = [*random_ids[:4], *sorted(named_ids | {0, self._vocab_size - 1})]
         for i in range(max(len(positions), len(token_ids))):
             yield [token_ids[i % len(token_ids)]], positions[i % len(positions)]
-        # As rows of several sessions. The last is of more than few_rows.py takes for few.
+        # As rows of several sessions: the ways that few_rows.py knows.
         yield random_ids[:1], [last // 3]
         yield random_ids[:2], [last, 0]
         yield random_ids[:3], [last // 2, 0, last]
