@@ -57,7 +57,7 @@ class Batcher(Generic[J, R]):
             None where it is not finished: then it waits again, behind the others.
         run_torch: calls a function in the torch thread.
         max_waiting: jobs that may wait; more are refused.
-        linger: with so many waiting, seconds to wait for one that comes in the same burst; 0 for none.
+        linger: seconds to wait for more that should run with these, which wait; 0 for none.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Batcher(Generic[J, R]):
         run_torch: Callable[..., Awaitable[Sequence[R | Exception | None]]],
         *,
         max_waiting: int,
-        linger: Callable[[int], float] = lambda num_waiting: 0.0,
+        linger: Callable[[Sequence[J]], float] = lambda waiting: 0.0,
     ) -> None:
         self._linger = linger
         self._choose = choose
@@ -103,7 +103,7 @@ class Batcher(Generic[J, R]):
         is_first = not (self._waiting or self._running)
         self._waiting.append(item)
         try:
-            if is_first and not self._linger(1):
+            if is_first and not self._linger([job]):
                 # Nobody to wait for: without two turns of the scheduler, for `run` and back.
                 await self._run_next()
             else:
@@ -136,7 +136,7 @@ class Batcher(Generic[J, R]):
         """Empty the queue; runs as long as its owner."""
         while True:
             if self._waiting and not self._running:
-                delay = self._linger(len(self._waiting))
+                delay = self._linger([item.job for item in self._waiting])
                 if not delay:
                     await self._run_next()
                     continue

@@ -1,14 +1,16 @@
 """Whether more is about to come: sessions whose tokens ran together before send their next ones in a burst.
 
 Who does not wait for the end of a burst tears it apart, and for good: what ran apart comes apart. Who waits for
-sessions that are elsewhere wastes a step's time. So a queue waits as long as one comes soon after the other, and no
-longer once all are there that have come of late.
+sessions that are elsewhere wastes a step's time: in a chain others have their turn at another stage just then. So a
+queue waits for those with whom the waiting ones ran last, as long as one comes soon after the other, and for nobody
+else.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Set
+from dataclasses import dataclass
 
 import trio
 
@@ -19,8 +21,29 @@ GAP_PART, MIN_GAP, MAX_GAP = 0.4, 0.0005, 0.005
 # Who has not come for so many steps is not waited for: those that take turns, a batch for each stage of a chain, come
 # again before that. Nor who has not come for the time of so many steps, and seconds besides: then nobody has.
 IDLE_STEPS, IDLE_SECONDS = 16, 1.0
+# Nobody is waited for that takes longer to come around than this. Seconds.
+MAX_ROUND = 0.25
 # Seconds of a step for which everything else in a process can wait.
 BRIEF = 0.01
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A session, as one queue sees it.
+
+    Attributes:
+        came: when it came last.
+        num_steps: those of the queue that had run by then.
+        stepped: when its last step ended.
+        away: seconds from there until it came again, the last time.
+        companions: who was in its last step, itself included.
+    """
+
+    came: float
+    num_steps: int
+    stepped: float | None = None
+    away: float | None = None
+    companions: frozenset[Hashable] = frozenset()
 
 
 class Burst:
@@ -38,18 +61,18 @@ class Burst:
         self._clock = clock
         self._last = 0.0
         self._num_steps = 0
-        # When each came, and how many steps had run by then; the latest last.
-        self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+        # The latest last.
+        self._seen: OrderedDict[Hashable, _Seen] = OrderedDict()
 
     @property
     def num_active(self) -> int:
         """Sessions that have come of late."""
         horizon = self._clock() - IDLE_STEPS * self.step_seconds - IDLE_SECONDS
         while self._seen:
-            key, (came, num_steps) = next(iter(self._seen.items()))
-            if came >= horizon and self._num_steps - num_steps <= IDLE_STEPS:
+            session, seen = next(iter(self._seen.items()))
+            if seen.came >= horizon and self._num_steps - seen.num_steps <= IDLE_STEPS:
                 break
-            del self._seen[key]
+            del self._seen[session]
         return len(self._seen)
 
     @property
@@ -57,24 +80,54 @@ class Burst:
         """Whether there is one session, and its steps take a moment: who runs them at once keeps nobody waiting."""
         return 0.0 < self.step_seconds <= BRIEF and self.num_active <= 1
 
-    def came(self, key: Hashable) -> None:
+    def came(self, session: Hashable) -> None:
         """A token of this session has come."""
         self._last = self._clock()
-        self._seen[key] = self._last, self._num_steps
-        self._seen.move_to_end(key)
+        seen = self._seen.setdefault(session, _Seen(self._last, self._num_steps))
+        seen.came, seen.num_steps = self._last, self._num_steps
+        if seen.stepped is not None:
+            seen.away = self._last - seen.stepped
+        self._seen.move_to_end(session)
 
-    def stepped(self, seconds: float) -> None:
-        """A step has run, and took so long."""
+    def stepped(self, seconds: float, sessions: Collection[Hashable]) -> None:
+        """A step of these has run, and took so long."""
         self.step_seconds = seconds
         self._num_steps += 1
+        now, together = self._clock(), frozenset(sessions)
+        for session in sessions:
+            seen = self._seen.get(session)
+            if seen is not None:
+                seen.stepped, seen.companions = now, together
 
-    def gone(self, key: Hashable) -> None:
-        """No more will come of this session."""
-        self._seen.pop(key, None)
+    def gone(self, session: Hashable) -> None:
+        """No more will come of a session."""
+        self._seen.pop(session, None)
 
-    def delay(self, num_waiting: int) -> float:
-        """Seconds to wait for one more, when so many are there; 0 if none is about to come."""
-        if num_waiting >= self.num_active:
+    def misses(self, waiting: Set[Hashable], others: Collection[Hashable]) -> bool:
+        """Whether one of `others` that has come of late is not among those that wait."""
+        return self.num_active > len(waiting) and any(
+            other in self._seen and other not in waiting for other in others
+        )
+
+    def delay(self, waiting: Set[Hashable]) -> float:
+        """Seconds to wait for one more of a burst, when these are there; 0 if none is about to come."""
+        if self.num_active <= len(waiting):
             return 0.0
-        gap = min(max(GAP_PART * self.step_seconds, MIN_GAP), MAX_GAP)
+        bursts = {self._seen[each].companions for each in waiting if each in self._seen}
+        if any(self.misses(waiting, companions) for companions in bursts):
+            gap = min(max(GAP_PART * self.step_seconds, MIN_GAP), MAX_GAP)
+        elif all(len(companions) > 1 for companions in bursts):
+            return 0.0
+        else:  # one is new, or was alone: it may be the first of those that will run with it
+            gap = MIN_GAP
         return max(self._last + gap - self._clock(), 0.0)
+
+    def delay_of_round(self, waiting: Set[Hashable], others: Collection[Hashable]) -> float:
+        """Seconds until those that are elsewhere should have come, from when the first of the waiting came.
+
+        That is the way around of the quickest of all of them: nobody is held up by one that is slower.
+        """
+        seen = [self._seen[each] for each in {*waiting, *others} if each in self._seen]
+        away = min((each.away for each in seen if each.away is not None), default=0.0)
+        came = min((self._seen[each].came for each in waiting if each in self._seen), default=0.0)
+        return max(came + min(away, MAX_ROUND) - self._clock(), 0.0)

@@ -2,7 +2,7 @@
 
 Between two steps of a session stand three things: the head, the choice of a token, and its embedding. They are one
 call here, so that the thread is asked once a step, and rows that came out of the last stage together enter the first
-one together.
+one together. Here is also where sessions are brought together: all of a micro-batch go on at once.
 
 T = tokens, D = hidden size, V = vocabulary.
 """
@@ -21,6 +21,7 @@ import trio
 
 from neurogrid.inference.batching import Batcher
 from neurogrid.inference.burst import Burst
+from neurogrid.inference.micro_batches import MicroBatch, MicroBatches
 from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.model.stage import MAX_ROWS, Ends
 from neurogrid.p2p.tracing import span
@@ -65,6 +66,7 @@ class _Choice:
     hidden: torch.Tensor
     position: int
     choose: Choose[Any]
+    session: Hashable
 
     @property
     def is_row(self) -> bool:
@@ -76,6 +78,23 @@ class _Choice:
 
 
 _Job: TypeAlias = _Embedding | _Choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Jobs that can run together, and seconds until they should.
+
+    Attributes:
+        micro_batch: whose they are, if they are of one.
+        is_whole: whether nobody of it is missing who has come of late.
+    """
+
+    jobs: Sequence[_Job]
+    delay: float = 0.0
+    micro_batch: MicroBatch | None = None
+    is_whole: bool = True
+
+
 # Of a choice: what it is, and the embedding of its token.
 _Result: TypeAlias = torch.Tensor | tuple[Chosen[Any], torch.Tensor | None]
 
@@ -88,12 +107,13 @@ class EndsQueue:
         self._thread = thread
         self._shares_forward = shares_forward
         self._burst = Burst()
+        self._micro_batches = MicroBatches()
         self.batcher: Batcher[_Job, _Result] = Batcher(
             self._select,
             self._compute,
             self._run_torch,
             max_waiting=MAX_WAITING_ENDS,
-            linger=self._burst.delay,
+            linger=self._linger,
         )
 
     async def embed(
@@ -107,34 +127,75 @@ class EndsQueue:
         return result
 
     async def choose(
-        self, hidden_BTD: torch.Tensor, *, position: int, choose: Choose[C], session: Hashable
+        self,
+        hidden_BTD: torch.Tensor,
+        *,
+        position: int,
+        choose: Choose[C],
+        session: Hashable,
+        peer_ids: Sequence[str],
     ) -> tuple[Chosen[C], torch.Tensor | None]:
         """Choose from the logits after the last token of `hidden_BTD`; see `Ends.logits`.
 
         Args:
             position: of the first token of `hidden_BTD`.
-            session: whose; those that came together are waited for.
+            session: whose; those that go together are waited for.
             choose: what it raises is raised here.
+            peer_ids: of the stages that the session goes through.
 
         Returns:
             What was chosen, and what enters layer 0 for its token, [1, 1, D].
         """
+        job = _Choice(hidden_BTD, position, choose, session)
         self._burst.came(session)
+        if job.is_row:
+            self._micro_batches.join(session, peer_ids)
         with span("inference.logits"):
-            result = await self.batcher.submit(_Choice(hidden_BTD, position, choose))
+            result = await self.batcher.submit(job)
         assert isinstance(result, tuple)
         return result
 
     def forget(self, session: Hashable) -> None:
         """Wait no more for what comes of a session."""
         self._burst.gone(session)
+        self._micro_batches.leave(session)
 
-    def _select(self, waiting: Sequence[_Job]) -> list[_Job]:
-        first = waiting[0]
-        if not (self._shares_forward and first.is_row):
-            return [first]
-        same = [job for job in waiting if type(job) is type(first) and job.is_row]
-        return same[:MAX_ROWS]
+    def _linger(self, waiting: Sequence[_Job]) -> float:
+        return min(turn.delay for turn in self._turns(waiting))
+
+    def _select(self, waiting: Sequence[_Job]) -> Sequence[_Job]:
+        turn = min(self._turns(waiting), key=lambda turn: turn.delay)
+        if turn.micro_batch is not None:
+            turn.micro_batch.starts(is_whole=turn.is_whole)
+        return turn.jobs[:MAX_ROWS]
+
+    def _turns(self, waiting: Sequence[_Job]) -> list[_Turn]:
+        """What can run together of the waiting, in the order in which the first of each came."""
+        if not self._shares_forward:
+            return [_Turn(waiting[:1])]
+        together: dict[object, list[_Job]] = {}
+        for job in waiting:
+            key: object = job
+            if job.is_row and isinstance(job, _Choice):
+                key = self._micro_batches.of(job.session)
+            elif job.is_row:
+                key = _Embedding
+            together.setdefault(key, []).append(job)
+        return [
+            self._turn_of(key, jobs) if isinstance(key, MicroBatch) else _Turn(jobs)
+            for key, jobs in together.items()
+        ]
+
+    def _turn_of(self, micro_batch: MicroBatch, jobs: Sequence[_Job]) -> _Turn:
+        waiting = {job.session for job in jobs if isinstance(job, _Choice)}
+        is_whole = not self._burst.misses(waiting, micro_batch.sessions)
+        if is_whole:
+            delay = 0.0
+        elif micro_batch.is_gathering:
+            delay = self._burst.delay_of_round(waiting, micro_batch.sessions)
+        else:
+            delay = self._burst.delay(waiting)
+        return _Turn(jobs, delay, micro_batch, is_whole)
 
     async def _run_torch(
         self,
@@ -142,18 +203,19 @@ class EndsQueue:
         jobs: Sequence[_Job],
     ) -> Sequence[_Result | Exception | None]:
         call = partial(compute, jobs)
-        if jobs[0].is_row and self._burst.is_brief:
-            return await self._thread.run_briefly(call)
-        return await self._thread.run(call)
+        is_brief = jobs[0].is_row and self._burst.is_brief
+        started = time.perf_counter()
+        results = await (self._thread.run_briefly if is_brief else self._thread.run)(call)
+        chose = [job.session for job in jobs if isinstance(job, _Choice)]
+        if chose:
+            self._burst.stepped(time.perf_counter() - started, chose)
+        return results
 
     def _compute(self, jobs: Sequence[_Job]) -> Sequence[_Result | Exception | None]:
         with torch.inference_mode():
             if isinstance(jobs[0], _Embedding):
                 return self._embed([job for job in jobs if isinstance(job, _Embedding)])
-            started = time.perf_counter()
-            results = self._choose([job for job in jobs if isinstance(job, _Choice)])
-            self._burst.stepped(time.perf_counter() - started)
-            return results
+            return self._choose([job for job in jobs if isinstance(job, _Choice)])
 
     def _embed(self, jobs: Sequence[_Embedding]) -> Sequence[torch.Tensor]:
         if len(jobs) == 1:

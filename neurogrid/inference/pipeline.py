@@ -48,12 +48,14 @@ class PipelineSession(trio.abc.AsyncResource):
     Attributes:
         session_id: u64, not 0.
         chains: the way that its activations take.
+        peer_ids: of the stages on it, in order.
         length: tokens that have gone through all stages.
     """
 
     def __init__(self, session_id: int, chains: Sequence[Chain], routing: Routing) -> None:
         self.session_id = session_id
         self.chains = tuple(chains)
+        self.peer_ids = tuple(item.peer_id for chain in self.chains for item in chain.stages)
         self._routing = routing
         self.length = 0
 

@@ -225,7 +225,11 @@ class TokenSession:
                 )
             hidden_BTD = await self._pipeline.forward(ahead_BTD)
         chosen, ahead_BTD = await self._ends.choose(
-            hidden_BTD, position=calls[-1][0], choose=choose, session=id(self)
+            hidden_BTD,
+            position=calls[-1][0],
+            choose=choose,
+            session=id(self),
+            peer_ids=self._pipeline.peer_ids,
         )
         if chosen.token_id is not None and ahead_BTD is not None:
             self._ahead = (len(self._tokens), chosen.token_id, ahead_BTD)

@@ -50,7 +50,7 @@ class WorkerSteps:
             self._compute,
             self._run_torch,
             max_waiting=MAX_WAITING_STEPS,
-            linger=self._burst.delay,
+            linger=self._linger,
         )
 
     @property
@@ -138,6 +138,12 @@ class WorkerSteps:
             return is_finite(hidden_BTD)
         return await self._state.run_torch(is_finite, hidden_BTD)
 
+    def _linger(self, waiting: Sequence[Step]) -> float:
+        decoded = {id(step.cache) for step in waiting if step.is_decoded}
+        if len(decoded) < len(waiting) and not self._prefilled_last:
+            return 0.0
+        return self._burst.delay(decoded) if decoded else 0.0
+
     def _choose(self, waiting: Sequence[Step]) -> list[Step]:
         steps = next_steps(waiting, after_prefill=self._prefilled_last)
         self._prefilled_last = not steps[0].is_decoded
@@ -152,18 +158,21 @@ class WorkerSteps:
         compute: Callable[[Sequence[Step]], Sequence[torch.Tensor | Exception | None]],
         steps: Sequence[Step],
     ) -> Sequence[torch.Tensor | Exception | None]:
-        if steps[0].is_decoded and self._burst.is_brief:
-            return await self._state.run_torch_briefly(compute, steps)
-        return await self._state.run_torch(compute, steps)
+        if not steps[0].is_decoded:
+            return await self._state.run_torch(compute, steps)
+        is_brief = self._burst.is_brief
+        started = time.perf_counter()
+        run = self._state.run_torch_briefly if is_brief else self._state.run_torch
+        results = await run(compute, steps)
+        self._burst.stepped(time.perf_counter() - started, [id(step.cache) for step in steps])
+        return results
 
     def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:
         is_decoded, num_tokens = steps[0].is_decoded, sum(step.num_tokens for step in steps)
         started = time.perf_counter()
         results = run_steps(steps, chunk=self._chunk)
         ended = time.perf_counter()
-        if is_decoded:
-            self._burst.stepped(ended - started)
-        else:
+        if not is_decoded:
             num_tokens -= steps[0].num_tokens  # what is left for further chunks
         call = self.statistics.called(
             is_decoded=is_decoded,

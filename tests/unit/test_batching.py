@@ -14,7 +14,6 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
-from neurogrid.inference.burst import BRIEF, IDLE_STEPS, Burst
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.config import model_config_message
@@ -149,78 +148,6 @@ async def test_who_is_cancelled_or_withdrawn_leaves_the_queue(
     await _settle()
     assert desk.calls == [[1], [4]]
     assert desk.results[4] == 8
-
-
-def test_a_burst_is_taken_together_and_the_late_are_not_waited_for() -> None:
-    calls: list[list[int]] = []
-    burst = Burst()
-    burst.stepped(0.004)
-
-    async def run_torch(function: Callable[..., Any], jobs: Sequence[int]) -> Any:
-        calls.append(list(jobs))
-        return function(jobs)
-
-    batcher: Batcher[int, int] = Batcher(list, list, run_torch, max_waiting=8, linger=burst.delay)
-
-    async def submit(job: int, at: float) -> None:
-        await trio.sleep_until(at)
-        burst.came(job)
-        assert await batcher.submit(job) == job
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(batcher.run)
-            for at, late in ((1.0, 0.01), (1.1, 0.0005), (1.2, 0.0005)):
-                calls.append([])
-                async with trio.open_nursery() as jobs:
-                    jobs.start_soon(submit, 1, at)
-                    jobs.start_soon(submit, 2, at + 0.0004)
-                    jobs.start_soon(submit, 3, at + late)
-            burst.gone(3)
-            await trio.sleep(0.1)
-            assert burst.num_active == 2
-            await trio.sleep(3.0)
-            assert burst.num_active == 0
-            calls.append([])
-            await submit(1, trio.current_time())
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    # The first of all knows of nobody; later all three are waited for, and nobody else.
-    assert calls == [[], [1], [2], [3], [], [1, 2, 3], [], [1, 2, 3], [], [1]]
-
-
-def test_a_lone_session_of_short_steps_is_brief() -> None:
-    now = 100.0
-    burst = Burst(lambda: now)
-    burst.came(1)
-    assert not burst.is_brief  # nobody knows yet
-    burst.stepped(BRIEF)
-    assert burst.is_brief
-    burst.stepped(2 * BRIEF)
-    assert not burst.is_brief
-    burst.stepped(BRIEF)
-    burst.came(2)
-    assert not burst.is_brief
-    burst.gone(1)
-    assert burst.is_brief
-
-
-def test_who_does_not_come_while_others_step_is_waited_for_no_more() -> None:
-    now = 100.0
-    burst = Burst(lambda: now)
-    burst.came("finished")
-    for _ in range(IDLE_STEPS):
-        burst.came("next")
-        assert burst.delay(1) > 0.0
-        burst.stepped(0.004)
-        now += 0.001
-    burst.came("next")
-    burst.stepped(0.004)
-    assert burst.delay(1) == 0.0
-    assert burst.is_brief
-    burst.came("finished")  # it goes on
-    assert burst.num_active == 2
 
 
 @with_desk

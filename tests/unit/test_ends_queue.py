@@ -17,6 +17,9 @@ def model() -> LoadedModel:
     return LoadedModel.load(embedded_model_path(), name=None, max_seq_len=64, dtype="float32")
 
 
+PEERS = ("near", "far")
+
+
 async def hidden_states(queue: EndsQueue, num_rows: int) -> list[torch.Tensor]:
     return [await queue.embed([i + 5], position=i + 1, session=i) for i in range(num_rows)]
 
@@ -41,7 +44,9 @@ def test_what_is_chosen_is_embedded_at_once(model: LoadedModel, shares_forward: 
         results: dict[int, tuple[Chosen[str], torch.Tensor | None]] = {}
 
         async def choose(i: int) -> None:
-            results[i] = await queue.choose(hidden[i], position=i + 1, choose=likeliest, session=i)
+            results[i] = await queue.choose(
+                hidden[i], position=i + 1, choose=likeliest, session=i, peer_ids=PEERS
+            )
 
         async with trio.open_nursery() as nursery:
             for i in range(5):
@@ -68,7 +73,9 @@ def test_an_error_is_of_the_one_that_chose(model: LoadedModel) -> None:
         async def choose(i: int) -> None:
             try:
                 how = refuse if i == 2 else likeliest
-                chosen, _ = await queue.choose(hidden[i], position=i + 1, choose=how, session=i)
+                chosen, _ = await queue.choose(
+                    hidden[i], position=i + 1, choose=how, session=i, peer_ids=PEERS
+                )
                 outcomes[i] = chosen.value
             except ModelError as exc:
                 outcomes[i] = str(exc)
@@ -86,7 +93,9 @@ def test_the_last_token_is_not_embedded(model: LoadedModel) -> None:
     async def scenario(queue: EndsQueue) -> None:
         (hidden_BTD,) = await hidden_states(queue, 1)
         last: Chosen[int] = Chosen(7, None)
-        assert await queue.choose(hidden_BTD, position=1, choose=lambda _: last, session=0) == (
+        assert await queue.choose(
+            hidden_BTD, position=1, choose=lambda _: last, session=0, peer_ids=PEERS
+        ) == (
             last,
             None,
         )

@@ -1,0 +1,121 @@
+"""Sessions in turns: as many micro-batches as a chain has stages, so that each of its stages has one to compute.
+
+If all sessions go in one batch, one stage computes and the others wait. In micro-batches each stage has one while the
+others have theirs. Every one of them reads the weights anew, which is all that few rows cost: so none is small.
+
+They are made where the tokens are chosen, the one place that all sessions of a coordinator come through. Workers run
+together what comes together (burst.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from neurogrid.model.stage import MAX_ROWS
+
+__all__ = ["MicroBatch", "MicroBatches"]
+
+# What a batch is split into has so many rows at least, and is joined again when it has fewer than this.
+MIN_ROWS, FEW_ROWS = 4, 2
+# Who was waited for and did not come is waited for again after so many steps of its batch, and twice as many each time.
+MIN_PAUSE, MAX_PAUSE = 16, 1024
+
+
+class MicroBatch:
+    """Sessions that go through the stages together.
+
+    Attributes:
+        sessions: all of them, whether they have something to send or not.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: list[Hashable] = []
+        self._pause = MIN_PAUSE
+        self._steps_left = 0
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether those that wait should wait for the others to come around, so that all go on together."""
+        return self._steps_left == 0
+
+    def changed(self) -> None:
+        """Others are in it now."""
+        self._pause, self._steps_left = MIN_PAUSE, 0
+
+    def starts(self, *, is_whole: bool) -> None:
+        """A step of those that wait begins, which are all or not."""
+        if is_whole:
+            self.changed()
+        elif self._steps_left:
+            self._steps_left -= 1
+        else:
+            self._steps_left, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
+
+
+class MicroBatches:
+    """Which sessions go together, by the peers that their stages are on."""
+
+    def __init__(self) -> None:
+        self._batches: dict[tuple[str, ...], list[MicroBatch]] = {}
+        self._routes: dict[Hashable, tuple[str, ...]] = {}
+        self._of: dict[Hashable, MicroBatch] = {}
+
+    def of(self, session: Hashable) -> MicroBatch:
+        """The one that a session is in.
+
+        Raises:
+            KeyError: it has not joined.
+        """
+        return self._of[session]
+
+    def join(self, session: Hashable, route: Sequence[str]) -> None:
+        """A session decodes over stages on these peers."""
+        route = tuple(route)
+        before = self._routes.get(session)
+        if before == route:
+            return
+        if before is not None:
+            self.leave(session)
+        self._routes[session] = route
+        batches = self._batches.setdefault(route, [])
+        if not batches:
+            batches.append(MicroBatch())
+        self._put(session, min(batches, key=_size))
+        self._balance(route)
+
+    def leave(self, session: Hashable) -> None:
+        """A session is over, if it was there."""
+        route = self._routes.pop(session, None)
+        if route is not None:
+            self._of.pop(session).sessions.remove(session)
+            self._balance(route)
+
+    def _put(self, session: Hashable, batch: MicroBatch) -> None:
+        self._of[session] = batch
+        batch.sessions.append(session)
+        batch.changed()
+
+    def _balance(self, route: tuple[str, ...]) -> None:
+        """Have as many batches as are due, of equal sizes, and move as few sessions as that takes."""
+        batches = self._batches[route]
+        num_sessions = sum(map(_size, batches))
+        if not num_sessions:
+            del self._batches[route]
+            return
+        due = max(min(len(route), num_sessions // MIN_ROWS), -(-num_sessions // MAX_ROWS))
+        while len(batches) < due:
+            batches.append(MicroBatch())
+        while len(batches) > max(due, 1) and num_sessions < FEW_ROWS * len(batches):
+            dissolved = min(batches, key=_size)
+            batches.remove(dissolved)
+            for session in dissolved.sessions:
+                self._put(session, min(batches, key=_size))
+        while True:
+            largest, smallest = max(batches, key=_size), min(batches, key=_size)
+            if _size(largest) - _size(smallest) <= 1:
+                return
+            self._put(largest.sessions.pop(), smallest)
+
+
+def _size(batch: MicroBatch) -> int:
+    return len(batch.sessions)
