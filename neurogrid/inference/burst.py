@@ -127,7 +127,11 @@ class Burst:
 
         That is the way around of the quickest of all of them: nobody is held up by one that is slower.
         """
-        seen = [self._seen[each] for each in {*waiting, *others} if each in self._seen]
-        away = min((each.away for each in seen if each.away is not None), default=0.0)
+        away = min(self.away({*waiting, *others}), MAX_ROUND)
         came = min((self._seen[each].came for each in waiting if each in self._seen), default=0.0)
-        return max(came + min(away, MAX_ROUND) - self._clock(), 0.0)
+        return max(came + away - self._clock(), 0.0)
+
+    def away(self, sessions: Collection[Hashable]) -> float:
+        """Seconds of the quickest way around of one of these, from its step until it comes again; 0.0 if unknown."""
+        seen = (self._seen[each] for each in sessions if each in self._seen)
+        return min((each.away for each in seen if each.away is not None), default=0.0)

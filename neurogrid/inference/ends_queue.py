@@ -166,7 +166,7 @@ class EndsQueue:
     def _select(self, waiting: Sequence[_Job]) -> Sequence[_Job]:
         turn = min(self._turns(waiting), key=lambda turn: turn.delay)
         if turn.micro_batch is not None:
-            turn.micro_batch.starts(is_whole=turn.is_whole)
+            turn.micro_batch.starts(trio.current_time(), is_whole=turn.is_whole)
         return turn.jobs[:MAX_ROWS]
 
     def _turns(self, waiting: Sequence[_Job]) -> list[_Turn]:
@@ -195,7 +195,8 @@ class EndsQueue:
             delay = self._burst.delay_of_round(waiting, micro_batch.sessions)
         else:
             delay = self._burst.delay(waiting)
-        return _Turn(jobs, delay, micro_batch, is_whole)
+        may_start = micro_batch.may_start(self._burst.away(waiting))
+        return _Turn(jobs, max(delay, may_start - trio.current_time()), micro_batch, is_whole)
 
     async def _run_torch(
         self,

@@ -4,11 +4,13 @@ If all sessions go in one batch, one stage computes and the others wait. In micr
 others have theirs. Every one of them reads the weights anew, which is all that few rows cost: so none is small.
 
 They are made where the tokens are chosen, the one place that all sessions of a coordinator come through. Workers run
-together what comes together (burst.py).
+together what comes together (burst.py), so each starts a while after the one before: those that a worker did run
+together, since both waited there, come apart again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 
 from neurogrid.model.stage import MAX_ROWS
@@ -19,6 +21,8 @@ __all__ = ["MicroBatch", "MicroBatches"]
 MIN_ROWS, FEW_ROWS = 4, 2
 # Who was waited for and did not come is waited for again after so many steps of its batch, and twice as many each time.
 MIN_PAUSE, MAX_PAUSE = 16, 1024
+# One starts so much of its share of a way around after another: more than a worker waits for the end of a burst.
+SPACING = 0.7
 
 
 class MicroBatch:
@@ -26,10 +30,16 @@ class MicroBatch:
 
     Attributes:
         sessions: all of them, whether they have something to send or not.
+        started: when its last step began, in seconds.
+
+    Args:
+        beside: all that take turns, in a list that holds this one, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Sequence[MicroBatch] = ()) -> None:
         self.sessions: list[Hashable] = []
+        self.started = -math.inf
+        self._beside = beside
         self._pause = MIN_PAUSE
         self._steps_left = 0
 
@@ -42,8 +52,18 @@ class MicroBatch:
         """Others are in it now."""
         self._pause, self._steps_left = MIN_PAUSE, 0
 
-    def starts(self, *, is_whole: bool) -> None:
+    def may_start(self, away: float) -> float:
+        """When others have started long enough ago: seconds on the clock of `started`.
+
+        Args:
+            away: seconds of a way around.
+        """
+        others = max((each.started for each in self._beside if each is not self), default=-math.inf)
+        return others + SPACING * away / max(len(self._beside), 1)
+
+    def starts(self, now: float, *, is_whole: bool) -> None:
         """A step of those that wait begins, which are all or not."""
+        self.started = now
         if is_whole:
             self.changed()
         elif self._steps_left:
@@ -79,7 +99,7 @@ class MicroBatches:
         self._routes[session] = route
         batches = self._batches.setdefault(route, [])
         if not batches:
-            batches.append(MicroBatch())
+            batches.append(MicroBatch(batches))
         self._put(session, min(batches, key=_size))
         self._balance(route)
 
@@ -104,7 +124,7 @@ class MicroBatches:
             return
         due = max(min(len(route), num_sessions // MIN_ROWS), -(-num_sessions // MAX_ROWS))
         while len(batches) < due:
-            batches.append(MicroBatch())
+            batches.append(MicroBatch(batches))
         while len(batches) > max(due, 1) and num_sessions < FEW_ROWS * len(batches):
             dissolved = min(batches, key=_size)
             batches.remove(dissolved)

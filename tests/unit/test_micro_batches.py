@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from neurogrid.inference.micro_batches import (
     MAX_PAUSE,
     MIN_PAUSE,
     MIN_ROWS,
+    SPACING,
     MicroBatch,
     MicroBatches,
 )
@@ -79,19 +81,37 @@ def test_all_are_in_one_and_they_are_of_equal_sizes(
             assert len(counts) <= 1 or min(counts) >= FEW_ROWS
 
 
+def test_they_start_one_after_the_other() -> None:
+    batches = MicroBatches()
+    for session in range(3 * MIN_ROWS):
+        batches.join(session, FAR)
+    first, second = (
+        batches.of(0),
+        next(batch for batch in map(batches.of, range(12)) if batch is not batches.of(0)),
+    )
+    assert first.may_start(0.3) == -math.inf
+    first.starts(50.0, is_whole=True)
+    assert first.may_start(0.3) == -math.inf
+    assert second.may_start(0.3) == 50.0 + SPACING * 0.1
+    batches = MicroBatches()
+    batches.join(0, FAR)
+    batches.of(0).starts(50.0, is_whole=True)
+    assert batches.of(0).may_start(0.3) == -math.inf
+
+
 def test_who_does_not_come_around_is_waited_for_ever_more_rarely() -> None:
     batch = MicroBatch()
     waits = []
     for step in range(12 * MAX_PAUSE):
         if batch.is_gathering:
             waits.append(step)
-        batch.starts(is_whole=False)
+        batch.starts(0.0, is_whole=False)
     pauses = [after - before - 1 for before, after in itertools.pairwise(waits)]
     assert pauses[:3] == [MIN_PAUSE, 2 * MIN_PAUSE, 4 * MIN_PAUSE]
     assert max(pauses) == MAX_PAUSE
-    batch.starts(is_whole=True)
+    batch.starts(0.0, is_whole=True)
     assert batch.is_gathering
-    batch.starts(is_whole=False)
+    batch.starts(0.0, is_whole=False)
     assert not batch.is_gathering
     batch.changed()
     assert batch.is_gathering
