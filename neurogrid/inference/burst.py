@@ -2,22 +2,25 @@
 
 Who does not wait for the end of a burst tears it apart, and for good: what ran apart comes apart. Who waits for
 sessions that are elsewhere wastes a step's time: in a chain others have their turn at another stage just then. So a
-queue waits for those with whom the waiting ones ran last, as long as one comes soon after the other, and for nobody
-else.
+queue waits for those with whom the waiting ones came the last time, and for nobody else. What came together says more
+than what ran together: one that a burst was begun without is waited for the next time, and two bursts that did wait
+for each other's end come apart again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterator, Set
+from dataclasses import dataclass, field
 
 import trio
 
 __all__ = ["Burst"]
 
-# What may lie between two of a burst: a part of a step, at least and at most so many seconds.
-GAP_PART, MIN_GAP, MAX_GAP = 0.4, 0.0005, 0.005
+# What lies between two of a burst at most: a part of a step, at least and at most so many seconds.
+GAP_PART, MIN_GAP, MAX_GAP = 0.1, 0.0005, 0.005
+# Who has come in a burst the last time is waited for longer.
+PATIENCE_PART = 0.4
 # Who has not come for so many steps is not waited for: those that take turns, a batch for each stage of a chain, come
 # again before that. Nor who has not come for the time of so many steps, and seconds besides: then nobody has.
 IDLE_STEPS, IDLE_SECONDS = 16, 1.0
@@ -36,14 +39,16 @@ class _Seen:
         num_steps: those of the queue that had run by then.
         stepped: when its last step ended.
         away: seconds from there until it came again, the last time.
-        companions: who was in its last step, itself included.
+        burst: who came together with it, itself included.
+        last_burst: the same, of the time before.
     """
 
     came: float
     num_steps: int
     stepped: float | None = None
     away: float | None = None
-    companions: frozenset[Hashable] = frozenset()
+    burst: set[Hashable] = field(default_factory=set)
+    last_burst: set[Hashable] = field(default_factory=set)
 
 
 class Burst:
@@ -60,6 +65,7 @@ class Burst:
         self.step_seconds = 0.0
         self._clock = clock
         self._last = 0.0
+        self._current: set[Hashable] = set()
         self._num_steps = 0
         # The latest last.
         self._seen: OrderedDict[Hashable, _Seen] = OrderedDict()
@@ -82,9 +88,14 @@ class Burst:
 
     def came(self, session: Hashable) -> None:
         """A token of this session has come."""
-        self._last = self._clock()
-        seen = self._seen.setdefault(session, _Seen(self._last, self._num_steps))
-        seen.came, seen.num_steps = self._last, self._num_steps
+        now = self._clock()
+        if now > self._last + self._gap(GAP_PART) or session in self._current:
+            self._current = set()
+        self._current.add(session)
+        self._last = now
+        seen = self._seen.setdefault(session, _Seen(now, self._num_steps))
+        seen.came, seen.num_steps = now, self._num_steps
+        seen.last_burst, seen.burst = seen.burst, self._current
         if seen.stepped is not None:
             seen.away = self._last - seen.stepped
         self._seen.move_to_end(session)
@@ -93,11 +104,11 @@ class Burst:
         """A step of these has run, and took so long."""
         self.step_seconds = seconds
         self._num_steps += 1
-        now, together = self._clock(), frozenset(sessions)
+        now = self._clock()
         for session in sessions:
             seen = self._seen.get(session)
             if seen is not None:
-                seen.stepped, seen.companions = now, together
+                seen.stepped = now
 
     def gone(self, session: Hashable) -> None:
         """No more will come of a session."""
@@ -113,13 +124,13 @@ class Burst:
         """Seconds to wait for one more of a burst, when these are there; 0 if none is about to come."""
         if self.num_active <= len(waiting):
             return 0.0
-        bursts = {self._seen[each].companions for each in waiting if each in self._seen}
-        if any(self.misses(waiting, companions) for companions in bursts):
-            gap = min(max(GAP_PART * self.step_seconds, MIN_GAP), MAX_GAP)
-        elif all(len(companions) > 1 for companions in bursts):
+        bursts = {id(seen.last_burst): seen.last_burst for seen in self._those(waiting)}.values()
+        if any(self.misses(waiting, burst) for burst in bursts):
+            gap = self._gap(PATIENCE_PART)
+        elif all(len(burst) > 1 for burst in bursts):
             return 0.0
-        else:  # one is new, or was alone: it may be the first of those that will run with it
-            gap = MIN_GAP
+        else:  # one is new, or was alone: it may be the first of those that will come with it
+            gap = self._gap(GAP_PART)
         return max(self._last + gap - self._clock(), 0.0)
 
     def delay_of_round(self, waiting: Set[Hashable], others: Collection[Hashable]) -> float:
@@ -128,10 +139,16 @@ class Burst:
         That is the way around of the quickest of all of them: nobody is held up by one that is slower.
         """
         away = min(self.away({*waiting, *others}), MAX_ROUND)
-        came = min((self._seen[each].came for each in waiting if each in self._seen), default=0.0)
+        came = min((seen.came for seen in self._those(waiting)), default=0.0)
         return max(came + away - self._clock(), 0.0)
 
     def away(self, sessions: Collection[Hashable]) -> float:
         """Seconds of the quickest way around of one of these, from its step until it comes again; 0.0 if unknown."""
-        seen = (self._seen[each] for each in sessions if each in self._seen)
-        return min((each.away for each in seen if each.away is not None), default=0.0)
+        ways = (seen.away for seen in self._those(sessions) if seen.away is not None)
+        return min(ways, default=0.0)
+
+    def _those(self, sessions: Collection[Hashable]) -> Iterator[_Seen]:
+        return (self._seen[each] for each in sessions if each in self._seen)
+
+    def _gap(self, part: float) -> float:
+        return min(max(part * self.step_seconds, MIN_GAP), MAX_GAP)

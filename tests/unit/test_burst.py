@@ -1,8 +1,8 @@
-"""Who is waited for: those who ran together last, while they come one soon after the other, and nobody else."""
+"""Who is waited for: those who came together the last time, for a part of a step, and nobody else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -35,16 +35,18 @@ def burst(clock: Clock) -> Burst:
     return Burst(clock)
 
 
-def ran(burst: Burst, *sessions: int) -> None:
+def ran(burst: Burst, *sessions: Hashable) -> None:
     """These came, and went through together."""
     for session in sessions:
         burst.came(session)
     burst.stepped(STEP, sessions)
 
 
-def test_who_ran_together_is_waited_for_and_others_are_not(burst: Burst) -> None:
+def test_who_came_together_is_waited_for_and_others_are_not(burst: Burst, clock: Clock) -> None:
     ran(burst, 1, 2, 3)
+    clock.now += STEP
     ran(burst, 4, 5)
+    clock.now += STEP
     burst.came(1)
     burst.came(2)
     assert burst.delay({1, 2}) > MIN_GAP
@@ -54,6 +56,40 @@ def test_who_ran_together_is_waited_for_and_others_are_not(burst: Burst) -> None
     assert burst.delay({1, 2, 3, 4}) > 0.0
     burst.gone(5)
     assert burst.delay({1, 2, 3, 4}) == 0.0
+
+
+def test_one_that_comes_as_the_others_begin_is_waited_for_the_next_time(
+    burst: Burst, clock: Clock
+) -> None:
+    for _ in range(2):
+        ran(burst, 1, 2)
+        clock.now += STEP
+    burst.came(3)
+    burst.stepped(STEP, [3])
+    clock.now += STEP
+    ran(burst, 1, 2)
+    burst.came(3)  # torn off: 1 and 2 have begun
+    burst.stepped(STEP, [3])
+    clock.now += STEP
+    burst.came(1)
+    burst.came(2)
+    assert burst.delay({1, 2}) > MIN_GAP
+    burst.came(3)
+    assert burst.delay({1, 2, 3}) == 0.0
+
+
+def test_two_bursts_that_ran_together_come_apart_again(burst: Burst, clock: Clock) -> None:
+    for _ in range(2):
+        burst.came(1)
+        burst.came(2)
+        clock.now += STEP
+        burst.came(3)
+        burst.came(4)
+        burst.stepped(STEP, [1, 2, 3, 4])
+        clock.now += STEP
+    burst.came(1)
+    burst.came(2)
+    assert burst.delay({1, 2}) == 0.0
 
 
 def test_a_burst_is_over_when_nothing_has_come_for_a_part_of_a_step(
