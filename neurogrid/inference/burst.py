@@ -24,7 +24,7 @@ PATIENCE_PART = 0.4
 # Who has not come for so many steps is not waited for: those that take turns, a batch for each stage of a chain, come
 # again before that. Nor who has not come for the time of so many steps, and seconds besides: then nobody has.
 IDLE_STEPS, IDLE_SECONDS = 16, 1.0
-# Nobody is waited for that takes longer to come around than this. Seconds.
+# Nobody is waited for longer than this. Seconds.
 MAX_ROUND = 0.25
 # Seconds of a step for which everything else in a process can wait.
 BRIEF = 0.01
@@ -131,21 +131,21 @@ class Burst:
             return 0.0
         else:  # one is new, or was alone: it may be the first of those that will come with it
             gap = self._gap(GAP_PART)
-        return max(self._last + gap - self._clock(), 0.0)
+        # However many others come meanwhile, the first waits no longer than a step.
+        until = min(self._last + gap, self.first_came(waiting) + max(self.step_seconds, MAX_GAP))
+        return max(until - self._clock(), 0.0)
 
-    def delay_of_round(self, waiting: Set[Hashable], others: Collection[Hashable]) -> float:
-        """Seconds until those that are elsewhere should have come, from when the first of the waiting came.
-
-        That is the way around of the quickest of all of them: nobody is held up by one that is slower.
-        """
-        away = min(self.away({*waiting, *others}), MAX_ROUND)
-        came = min((seen.came for seen in self._those(waiting)), default=0.0)
-        return max(came + away - self._clock(), 0.0)
+    def first_came(self, waiting: Collection[Hashable]) -> float:
+        """When the first of these came, on the clock."""
+        return min((seen.came for seen in self._those(waiting)), default=self._clock())
 
     def away(self, sessions: Collection[Hashable]) -> float:
-        """Seconds of the quickest way around of one of these, from its step until it comes again; 0.0 if unknown."""
+        """Seconds of the quickest way around of one of these, from its step until it comes again; 0.0 if unknown.
+
+        At most `MAX_ROUND`: who is away for longer does something else besides.
+        """
         ways = (seen.away for seen in self._those(sessions) if seen.away is not None)
-        return min(ways, default=0.0)
+        return min(min(ways, default=0.0), MAX_ROUND)
 
     def _those(self, sessions: Collection[Hashable]) -> Iterator[_Seen]:
         return (self._seen[each] for each in sessions if each in self._seen)

@@ -189,14 +189,18 @@ class EndsQueue:
     def _turn_of(self, micro_batch: MicroBatch, jobs: Sequence[_Job]) -> _Turn:
         waiting = {job.session for job in jobs if isinstance(job, _Choice)}
         is_whole = not self._burst.misses(waiting, micro_batch.sessions)
+        now, came = trio.current_time(), self._burst.first_came(waiting)
+        away = self._burst.away([*waiting, *micro_batch.sessions])
         if is_whole:
             delay = 0.0
         elif micro_batch.is_gathering:
-            delay = self._burst.delay_of_round(waiting, micro_batch.sessions)
+            # The way around of the quickest: nobody is held up by one that is slower.
+            delay = came + away - now
         else:
             delay = self._burst.delay(waiting)
-        may_start = micro_batch.may_start(self._burst.away(waiting))
-        return _Turn(jobs, max(delay, may_start - trio.current_time()), micro_batch, is_whole)
+        # Nor by those that take turns with them.
+        after_others = min(micro_batch.others_started, came) + micro_batch.spacing(away) - now
+        return _Turn(jobs, max(delay, after_others, 0.0), micro_batch, is_whole)
 
     async def _run_torch(
         self,

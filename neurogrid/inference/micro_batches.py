@@ -52,14 +52,14 @@ class MicroBatch:
         """Others are in it now."""
         self._pause, self._steps_left = MIN_PAUSE, 0
 
-    def may_start(self, away: float) -> float:
-        """When others have started long enough ago: seconds on the clock of `started`.
+    @property
+    def others_started(self) -> float:
+        """When the last step of another began, in seconds; minus infinity if none did."""
+        return max((each.started for each in self._beside if each is not self), default=-math.inf)
 
-        Args:
-            away: seconds of a way around.
-        """
-        others = max((each.started for each in self._beside if each is not self), default=-math.inf)
-        return others + SPACING * away / max(len(self._beside), 1)
+    def spacing(self, away: float) -> float:
+        """Seconds to leave between its step and one of another, for a way around of so many."""
+        return SPACING * away / max(len(self._beside), 1)
 
     def starts(self, now: float, *, is_whole: bool) -> None:
         """A step of those that wait begins, which are all or not."""

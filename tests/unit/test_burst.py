@@ -10,7 +10,15 @@ import trio
 import trio.testing
 
 from neurogrid.inference.batching import Batcher
-from neurogrid.inference.burst import BRIEF, IDLE_SECONDS, IDLE_STEPS, MAX_ROUND, MIN_GAP, Burst
+from neurogrid.inference.burst import (
+    BRIEF,
+    IDLE_SECONDS,
+    IDLE_STEPS,
+    MAX_GAP,
+    MAX_ROUND,
+    MIN_GAP,
+    Burst,
+)
 
 STEP = 0.004
 
@@ -118,32 +126,31 @@ def test_one_that_is_new_may_bring_others_along(burst: Burst) -> None:
     assert burst.delay({"new"}) == pytest.approx(MIN_GAP)
 
 
-def test_who_is_elsewhere_has_the_time_of_the_quickest_way_around(
-    burst: Burst, clock: Clock
-) -> None:
+def test_the_way_around_is_that_of_the_quickest(burst: Burst, clock: Clock) -> None:
     ran(burst, "quick", "slow")
     burst.came("new")
-    assert burst.delay_of_round({"new"}, ["quick", "slow"]) == 0.0  # nobody knows what one takes
+    assert burst.away(["new", "quick", "slow"]) == 0.0  # nobody knows what one takes
     for _ in range(4):
         clock.now += 0.02
         ran(burst, "quick")
     ran(burst, "slow")
-    clock.now += 0.01
-    burst.came("new")
-    assert burst.delay_of_round({"new"}, ["slow"]) == pytest.approx(0.08)
-    assert burst.delay_of_round({"new"}, ["quick", "slow"]) == pytest.approx(0.02)
-    clock.now += 0.008
-    burst.came("quick")
-    assert burst.delay_of_round({"new", "quick"}, ["slow"]) == pytest.approx(0.01)
-    clock.now += 0.01
-    assert burst.delay_of_round({"new", "quick"}, ["slow"]) == pytest.approx(0.0)
-
-
-def test_a_way_around_that_takes_long_is_not_waited_for(burst: Burst, clock: Clock) -> None:
-    ran(burst, 1)
+    assert burst.away(["slow", "new"]) == pytest.approx(0.08)
+    assert burst.away(["slow", "quick"]) == pytest.approx(0.02)
     clock.now += 60.0
-    burst.came(1)
-    assert burst.delay_of_round({1}, [2]) == MAX_ROUND
+    burst.came("slow")
+    assert burst.away(["slow"]) == MAX_ROUND
+
+
+def test_the_first_waits_no_longer_than_a_step(burst: Burst, clock: Clock) -> None:
+    ran(burst, "first", "missing", *range(50))
+    clock.now += STEP
+    burst.came("first")
+    started, waiting = clock.now, {"first"}
+    while burst.delay(waiting):
+        waiting.add(str(clock.now))
+        burst.came(str(clock.now))
+        clock.now += MIN_GAP / 2
+    assert clock.now - started < 1.1 * max(STEP, MAX_GAP)
 
 
 def test_who_does_not_come_while_others_step_is_waited_for_no_more(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,14 +90,13 @@ def test_they_start_one_after_the_other() -> None:
         batches.of(0),
         next(batch for batch in map(batches.of, range(12)) if batch is not batches.of(0)),
     )
-    assert first.may_start(0.3) == -math.inf
+    assert first.others_started == -math.inf
     first.starts(50.0, is_whole=True)
-    assert first.may_start(0.3) == -math.inf
-    assert second.may_start(0.3) == 50.0 + SPACING * 0.1
-    batches = MicroBatches()
-    batches.join(0, FAR)
-    batches.of(0).starts(50.0, is_whole=True)
-    assert batches.of(0).may_start(0.3) == -math.inf
+    assert first.others_started == -math.inf
+    assert second.others_started == 50.0
+    assert second.spacing(0.3) == pytest.approx(SPACING * 0.1)
+    second.starts(51.0, is_whole=True)
+    assert first.others_started == 51.0
 
 
 def test_who_does_not_come_around_is_waited_for_ever_more_rarely() -> None:

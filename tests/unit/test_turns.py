@@ -20,7 +20,7 @@ from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.model.embedded import embedded_model_path
 
-PASS, ROW, HOP = 0.005, 0.0005, 0.0002
+PASS, ROW, HOP, PAUSE = 0.005, 0.0005, 0.0002, 0.1
 NUM_STEPS = 60
 
 
@@ -72,9 +72,9 @@ class NoThread:
 
 
 def go_around(
-    model: LoadedModel, stages: Sequence[Stage], starts: Sequence[float], pace: float = 0.0
+    model: LoadedModel, stages: Sequence[Stage], starts: Sequence[float], slow: Sequence[int] = ()
 ) -> float:
-    """Let each session take its steps, the last of them `pace` slower than it could; returns the seconds."""
+    """Let each session take its steps, those of `slow` with a pause after each; returns the seconds."""
     hidden_BTD = model.ends.embed([5], position=1)
     ends = EndsQueue(model.ends, cast(TorchThread, NoThread()), shares_forward=True)
     peer_ids = [f"peer {i}" for i in range(len(stages))]
@@ -90,7 +90,8 @@ def go_around(
             await ends.choose(
                 hidden_BTD, position=1, choose=choose, session=number, peer_ids=peer_ids
             )
-            await trio.sleep(pace if number == len(starts) - 1 else 0.0)
+            if number in slow:
+                await trio.sleep(PAUSE)
         ends.forget(number)
 
     async def main() -> float:
@@ -135,10 +136,19 @@ def test_few_sessions_stay_together(model: LoadedModel) -> None:
 
 def test_a_slow_reader_holds_nobody_up(model: LoadedModel) -> None:
     alone, beside = [Stage(), Stage()], [Stage(), Stage()]
-    go_around(model, alone, [0.0] * 3)
-    quick = alone[0].busy + alone[1].busy
-    go_around(model, beside, [0.0] * 4, pace=0.1)
+    seconds = go_around(model, alone, [0.0] * 3)
+    go_around(model, beside, [0.0] * 4, slow=[3])
     # The three have ended when the slow one has taken a part of its steps.
     done = [i for i, each in enumerate(beside[0].passes) if 0 in each][-1]
     num_of_slow = sum(3 in each for each in beside[0].passes[:done])
-    assert num_of_slow * 0.1 < 1.4 * quick
+    assert (num_of_slow - 1) * PAUSE < 1.3 * seconds
+
+
+def test_those_that_are_quick_hold_up_nobody_who_is_slow(model: LoadedModel) -> None:
+    alone, beside = [Stage(), Stage()], [Stage(), Stage()]
+    seconds = go_around(model, alone, [0.0] * 4)
+    # The last that came are those that make a batch of their own.
+    go_around(model, beside, [0.02 * i for i in range(8)], slow=range(4, 8))
+    done = [i for i, each in enumerate(beside[0].passes) if 0 in each][-1]
+    num_of_slow = sum(7 in each for each in beside[0].passes[:done])
+    assert num_of_slow * (PAUSE + 0.03) > 0.8 * seconds
