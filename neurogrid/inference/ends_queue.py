@@ -171,7 +171,7 @@ class EndsQueue:
 
     def _turns(self, waiting: Sequence[_Job]) -> list[_Turn]:
         """What can run together of the waiting, in the order in which the first of each came."""
-        if not self._shares_forward:
+        if not self._shares_forward or self._burst.num_active <= 1:
             return [_Turn(waiting[:1])]
         together: dict[object, list[_Job]] = {}
         for job in waiting:
