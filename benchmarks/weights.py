@@ -333,9 +333,9 @@ def main() -> None:
     write_report(
         "weights",
         f"Weights of a model with {num_bytes / 1e6:,.0f} MB in {NUM_LAYERS} layers (float32) to 2 workers on this "
-        "machine over encrypted libp2p, hashes cached with the model, workers writing what comes to their disks "
-        f"meanwhile; median (minimum to maximum) of {options.rounds} rounds. Allowed is bytes / ({SHARE} x the "
-        f"transport's throughput of the same round) + {EXTRA} s.",
+        "machine over encrypted libp2p, hashes cached with the model; what came goes to the workers' disks "
+        f"when nothing more comes. Median (minimum to maximum) of {options.rounds} rounds. Allowed is bytes / ({SHARE} "
+        f"x the transport's throughput of the same round) + {EXTRA} s.",
         table(["figure", "measured", "target"], rows),
     )
 
