@@ -300,8 +300,18 @@ def test_calls_after_the_end_say_so() -> None:
 
 
 SCRIPT = """
+import signal
 import sys
+import threading
+import time
 from neurogrid.p2p import blocking
+
+
+def interrupt():
+    # As a signal that comes in the moment before the wait: the call that waits does not see it.
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
 
 server = blocking.open_host()
 host = server.__enter__()
@@ -312,6 +322,8 @@ with client as client_host:
     caller = blocking.Protocol(client_host)
     peer_id = client_host.connect(host.addresses[0])
     caller.open(peer_id)
+    if "elsewhere" in sys.argv:
+        threading.Thread(target=interrupt).start()
     print("waiting", flush=True)
     if "wait" in sys.argv:
         caller.request_activation(peer_id, 0, 0, b"", timeout=3600)
@@ -341,5 +353,14 @@ def test_ctrl_c_ends_a_script() -> None:
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=DEADLINE)
     assert output == ""
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+def test_ctrl_c_that_the_wait_does_not_see_ends_a_script() -> None:
+    process = start_script("wait", "elsewhere")
+    output, errors = process.communicate(timeout=DEADLINE)
+    assert output == "waiting\n"
     assert errors.endswith("KeyboardInterrupt\n")
     assert process.returncode == -signal.SIGINT

@@ -22,7 +22,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 import trio
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT: Final = 20.0
 # For the task of an interrupted call to end: cancellation takes a turn of the loop, unless the loop is blocked.
 INTERRUPT_TIMEOUT: Final = 5.0
+# A signal that comes in the moment before a thread begins to wait, or to another thread, is not looked at by Python
+# until the wait ends: so no wait is longer than this, and Ctrl-C is never lost.
+SIGNAL_INTERVAL: Final = 1.0
 # What an iteration has ready before it is asked for: enough that the loop need not wait for its reader's thread to
 # wake up, and little that is in vain when the reader stops.
 ITEMS_AHEAD: Final = 16
@@ -160,7 +163,7 @@ class TrioThread(Generic[T]):
     def __enter__(self) -> TrioThread[T]:
         try:
             self._thread.start()
-            self._opened.result()
+            _result(self._opened)
         except BaseException:
             # What the opener raised, or an interrupt while we waited for it.
             self._request_close()
@@ -259,7 +262,7 @@ class TrioThread(Generic[T]):
         call = _Call(function)
         try:
             self._submit(call)
-            return call.future.result()
+            return _result(call.future)
         finally:
             if not call.future.done():
                 self._interrupt(call)
@@ -295,7 +298,7 @@ class TrioThread(Generic[T]):
         call.future.add_done_callback(lambda _: items.put(None))
         try:
             self._submit(call)
-            while (item := items.get()) is not None:
+            while (item := _next(items)) is not None:
                 self._soon(room.release)
                 yield item[0]
             call.future.result()
@@ -361,3 +364,16 @@ class TrioThread(Generic[T]):
     def _broken(self) -> StreamBrokenError:
         why = f": {self._error!r}" if self._error is not None else ""
         return StreamBrokenError(f"the {self._what} was closed during this call{why}")
+
+
+def _result(future: Future[T]) -> T:
+    while not future.done():
+        with contextlib.suppress(TimeoutError):
+            future.exception(SIGNAL_INTERVAL)
+    return future.result()
+
+
+def _next(items: SimpleQueue[T]) -> T:
+    while True:
+        with contextlib.suppress(Empty):
+            return items.get(timeout=SIGNAL_INTERVAL)
