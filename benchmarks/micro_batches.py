@@ -121,7 +121,8 @@ async def _worker() -> None:
         time.sleep(PASS_SECONDS + ROW_SECONDS * len(rows))
         return [row.hidden for row in rows]
 
-    # Nothing in the package offers that, nor should it.
+    # To sleep in place of computing is how this benchmark gives each stage a machine of its own; nothing in the package
+    # offers that, nor should it.
     ServedModel.forward = sleep  # type: ignore[assignment,method-assign]
     ServedModel.forward_rows = sleep_rows  # type: ignore[assignment,method-assign]
     async with open_worker(WorkerSettings(device="cpu")) as worker:

@@ -28,15 +28,18 @@ SPACING = 0.7
 class MicroBatch:
     """Sessions that go through the stages together.
 
+    Args:
+        peer_ids: of the stages.
+        beside: all that take turns there, in a list that holds this one, too.
+
     Attributes:
+        peer_ids: as given.
         sessions: all of them, whether they have something to send or not.
         started: when its last step began, in seconds.
-
-    Args:
-        beside: all that take turns, in a list that holds this one, too.
     """
 
-    def __init__(self, beside: Sequence[MicroBatch] = ()) -> None:
+    def __init__(self, peer_ids: tuple[str, ...], beside: Sequence[MicroBatch]) -> None:
+        self.peer_ids = peer_ids
         self.sessions: list[Hashable] = []
         self.started = -math.inf
         self._beside = beside
@@ -59,7 +62,7 @@ class MicroBatch:
 
     def spacing(self, away: float) -> float:
         """Seconds to leave between its step and one of another, for a way around of so many."""
-        return SPACING * away / max(len(self._beside), 1)
+        return SPACING * away / len(self._beside)
 
     def starts(self, now: float, *, is_whole: bool) -> None:
         """A step of those that wait begins, which are all or not."""
@@ -77,7 +80,6 @@ class MicroBatches:
 
     def __init__(self) -> None:
         self._batches: dict[tuple[str, ...], list[MicroBatch]] = {}
-        self._routes: dict[Hashable, tuple[str, ...]] = {}
         self._of: dict[Hashable, MicroBatch] = {}
 
     def of(self, session: Hashable) -> MicroBatch:
@@ -88,43 +90,40 @@ class MicroBatches:
         """
         return self._of[session]
 
-    def join(self, session: Hashable, route: Sequence[str]) -> None:
-        """A session decodes over stages on these peers."""
-        route = tuple(route)
-        before = self._routes.get(session)
-        if before == route:
+    def join(self, session: Hashable, peer_ids: Sequence[str]) -> None:
+        """A session decodes over stages on these peers, in this order; it may have been on others before."""
+        peer_ids, batch = tuple(peer_ids), self._of.get(session)
+        if batch is not None and batch.peer_ids == peer_ids:
             return
-        if before is not None:
-            self.leave(session)
-        self._routes[session] = route
-        batches = self._batches.setdefault(route, [])
+        self.leave(session)
+        batches = self._batches.setdefault(peer_ids, [])
         if not batches:
-            batches.append(MicroBatch(batches))
+            batches.append(MicroBatch(peer_ids, batches))
         self._put(session, min(batches, key=_size))
-        self._balance(route)
+        self._balance(peer_ids)
 
     def leave(self, session: Hashable) -> None:
         """A session is over, if it was there."""
-        route = self._routes.pop(session, None)
-        if route is not None:
-            self._of.pop(session).sessions.remove(session)
-            self._balance(route)
+        batch = self._of.pop(session, None)
+        if batch is not None:
+            batch.sessions.remove(session)
+            self._balance(batch.peer_ids)
 
     def _put(self, session: Hashable, batch: MicroBatch) -> None:
         self._of[session] = batch
         batch.sessions.append(session)
         batch.changed()
 
-    def _balance(self, route: tuple[str, ...]) -> None:
+    def _balance(self, peer_ids: tuple[str, ...]) -> None:
         """Have as many batches as are due, of equal sizes, and move as few sessions as that takes."""
-        batches = self._batches[route]
+        batches = self._batches[peer_ids]
         num_sessions = sum(map(_size, batches))
         if not num_sessions:
-            del self._batches[route]
+            del self._batches[peer_ids]
             return
-        due = max(min(len(route), num_sessions // MIN_ROWS), -(-num_sessions // MAX_ROWS))
+        due = max(min(len(peer_ids), num_sessions // MIN_ROWS), -(-num_sessions // MAX_ROWS))
         while len(batches) < due:
-            batches.append(MicroBatch(batches))
+            batches.append(MicroBatch(peer_ids, batches))
         while len(batches) > max(due, 1) and num_sessions < FEW_ROWS * len(batches):
             dissolved = min(batches, key=_size)
             batches.remove(dissolved)

@@ -20,6 +20,7 @@ Source: benchmarks/decode.py and benchmarks/sessions.py show what comes of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -35,6 +36,14 @@ _NARROW: Final = 1024
 _COLUMNS: Final = {2: 2, 3: 4, 4: 4}
 _MAX_NUMBERS: Final = 4096
 
+# oneDNN's product, which reads the plain matrix; None on a processor, or with a torch, that has none. Looked up once:
+# it is called for every matrix of every step.
+_onednn_linear: Callable[..., torch.Tensor] | None = (
+    torch.ops.mkldnn._linear_pointwise.default
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    else None
+)
+
 
 class _RowsLinear(nn.Linear):
     """A linear layer that takes the other ways for [R, 1, in] -> [R, 1, out]."""
@@ -48,7 +57,9 @@ class _RowsLinear(nn.Linear):
         num_columns = _COLUMNS.get(shape[0])
         if num_columns is not None and num_columns * self.in_features <= _MAX_NUMBERS:
             return self._by_columns(input[:, 0], num_columns)
-        return _by_onednn(input, self.weight, self.bias)
+        if _onednn_linear is None:
+            return functional.linear(input, self.weight, self.bias)
+        return _onednn_linear(input, self.weight, self.bias, "none", [], "")
 
     def _one_row(self, input_11I: torch.Tensor) -> torch.Tensor:
         width = self.in_features
@@ -70,16 +81,6 @@ class _RowsLinear(nn.Linear):
         if self.bias is not None:
             result_OC += self.bias[:, None]
         return result_OC[:, :num_rows].t().contiguous()[:, None]
-
-
-def _by_onednn(
-    input_R1I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
-) -> torch.Tensor:
-    if not torch.backends.mkldnn.is_available():  # no x86, or a torch that was built without
-        return functional.linear(input_R1I, weight_OI, bias_O)
-    linear = torch.ops.mkldnn._linear_pointwise
-    result_R1O: torch.Tensor = linear(input_R1I, weight_OI, bias_O, "none", [], "")
-    return result_R1O
 
 
 def speed_up_few_rows(model: nn.Module) -> None:

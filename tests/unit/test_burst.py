@@ -50,16 +50,20 @@ def ran(burst: Burst, *sessions: Hashable) -> None:
     burst.stepped(STEP, sessions)
 
 
-def test_who_came_together_is_waited_for_and_others_are_not(burst: Burst, clock: Clock) -> None:
-    ran(burst, 1, 2, 3)
-    clock.now += STEP
-    ran(burst, 4, 5)
-    clock.now += STEP
+def two_wait_for_a_third(burst: Burst) -> None:
     burst.came(1)
     burst.came(2)
     assert burst.delay({1, 2}) > MIN_GAP
     burst.came(3)
     assert burst.delay({1, 2, 3}) == 0.0
+
+
+def test_who_came_together_is_waited_for_and_others_are_not(burst: Burst, clock: Clock) -> None:
+    ran(burst, 1, 2, 3)
+    clock.now += STEP
+    ran(burst, 4, 5)
+    clock.now += STEP
+    two_wait_for_a_third(burst)
     burst.came(4)
     assert burst.delay({1, 2, 3, 4}) > 0.0
     burst.gone(5)
@@ -79,11 +83,7 @@ def test_one_that_comes_as_the_others_begin_is_waited_for_the_next_time(
     burst.came(3)  # torn off: 1 and 2 have begun
     burst.stepped(STEP, [3])
     clock.now += STEP
-    burst.came(1)
-    burst.came(2)
-    assert burst.delay({1, 2}) > MIN_GAP
-    burst.came(3)
-    assert burst.delay({1, 2, 3}) == 0.0
+    two_wait_for_a_third(burst)
 
 
 def test_two_bursts_that_ran_together_come_apart_again(burst: Burst, clock: Clock) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from neurogrid.model import few_rows
 from neurogrid.model.few_rows import speed_up_few_rows
 
 
@@ -33,7 +34,18 @@ def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
 
 def test_the_torch_that_is_pinned_has_the_operator_of_onednn() -> None:
     assert torch.backends.mkldnn.is_available()
-    assert hasattr(torch.ops.mkldnn, "_linear_pointwise"), "few_rows.py calls what torch has moved"
+    assert few_rows._onednn_linear is not None, "torch has moved mkldnn._linear_pointwise"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_without_it_rows_give_what_they_gave(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    monkeypatch.setattr(few_rows, "_onednn_linear", None)
+    plain, fast = nn.Linear(900, 48, bias=bias), nn.Linear(900, 48, bias=bias)
+    fast.load_state_dict(plain.state_dict())
+    speed_up_few_rows(nn.Sequential(fast))
+    x = torch.randn(8, 1, 900)
+    with torch.inference_mode():
+        assert torch.equal(fast(x), plain(x))
 
 
 def test_half_precision_subclasses_and_columns_are_left_alone() -> None:

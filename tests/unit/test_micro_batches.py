@@ -100,7 +100,7 @@ def test_they_start_one_after_the_other() -> None:
 
 
 def test_who_does_not_come_around_is_waited_for_ever_more_rarely() -> None:
-    batch = MicroBatch()
+    batch = MicroBatch(NEAR, [])
     waits = []
     for step in range(12 * MAX_PAUSE):
         if batch.is_gathering:
