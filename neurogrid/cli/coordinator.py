@@ -32,6 +32,7 @@ from neurogrid.cli.common import (
 )
 from neurogrid.cli.diagnose import DIAGNOSE_WAIT, diagnose
 from neurogrid.cli.finding import bootstrap_peers, finding, peer_address
+from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.prompt import read_prompt, write_completion
 from neurogrid.cli.reach import reaching
 from neurogrid.cli.serving import (
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 __all__ = ["build_parser", "main"]
 
 NAME = "neurogrid-coordinator"
+# Whatever it is to do with a model takes these.
+LIBRARIES = ("neurogrid.inference.opening", "neurogrid.cli.show")
 EXAMPLES = (
     (
         f"{NAME} --local-workers 2",
@@ -318,6 +321,7 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
     where = _listening(options)
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
+    import_libraries(*LIBRARIES)
     from neurogrid.cli.show import TerminalProgress
 
     with TerminalProgress(screen) as progress:
@@ -345,6 +349,7 @@ async def _chat(
 ) -> int:
     where = _listening(options)
 
+    import_libraries(*LIBRARIES)
     from neurogrid.cli.chat import Chat
     from neurogrid.cli.line_reader import open_lines
     from neurogrid.cli.show import TerminalProgress
@@ -384,6 +389,7 @@ async def _serve(
     serving = await trio.to_thread.run_sync(serving_options, options)
     where = _listening(options)
 
+    import_libraries(*LIBRARIES)
     from neurogrid.cli.panel.coordinator import coordinator_view
     from neurogrid.cli.panel.live import open_panel
     from neurogrid.cli.show import JoinLine, TerminalProgress
@@ -460,6 +466,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     if options.min_peers is not None:
         warn_of_loopback(where, is_chosen=bool(options.listen))
 
+    import_libraries(*LIBRARIES)
     from neurogrid.cli.plan_table import Stdout, print_plan
     from neurogrid.cli.show import TerminalProgress
 

@@ -29,6 +29,7 @@ from neurogrid.cli.common import (
     warn_of_loopback,
 )
 from neurogrid.cli.finding import bootstrap_peers, finding
+from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.reach import reaching
 from neurogrid.cli.telemetry import (
     add_metrics_options,
@@ -134,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
         warn_of_loopback(where, is_chosen=bool(options.listen))
         # Here, not above: torch and transformers take seconds, and --help needs neither.
+        import_libraries("neurogrid.inference.worker")
         from neurogrid.inference.worker import WorkerSettings, open_worker
 
         settings = WorkerSettings(

@@ -1,0 +1,25 @@
+"""Imports that take seconds, made when it is known that they are needed."""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+
+__all__ = ["import_libraries"]
+
+
+def import_libraries(*names: str) -> None:
+    """Import modules of ours that bring torch and transformers, and what these make for good.
+
+    They make 400,000 objects, all to stay. Python looks for garbage among them several times on the way, which is a
+    fifth of the time, and would go on to whenever the process has grown: it is told to leave them out.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for name in names:
+            import_module(name)
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
