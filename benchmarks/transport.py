@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -36,6 +37,7 @@ from transport_load import MIB, Client, Usage, measure
 ROWS = {**transport_sockets.ROWS, **transport_libp2p.ROWS}
 # For one child; they bound their loads themselves, so this is for one that hangs.
 ROW_TIMEOUT = 90.0
+UNPACED = "raw trio TCP, not paced"
 RAW, GO, STOCK, OURS = (
     "raw trio TCP",
     "go-libp2p (p2pd)",
@@ -63,7 +65,7 @@ def main() -> None:
 
 
 def _run_all(args: argparse.Namespace) -> None:
-    names = [name for name in ROWS if args.only in name or name == RAW]
+    names = [name for name in ROWS if args.only in name or name in (RAW, UNPACED)]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     missing: dict[str, str] = {}
     for number in range(args.rounds):
@@ -86,7 +88,7 @@ def _run_all(args: argparse.Namespace) -> None:
         if RAW in figures:
             row["x raw"] = row[f"rate {MIB}"] / figures[RAW][f"rate {MIB}"]
     body = table(HEADER, [_cells(name, figures.get(name), missing) for name in names])
-    body += "\n\n" + LEGEND
+    body += "\n\n" + LEGEND + " " + _pacing()
     if missing:
         body += "\n\n" + "\n".join(f"- missing: {name}: {why}" for name, why in missing.items())
     if OURS in figures and RAW in figures:
@@ -229,12 +231,22 @@ def _cells(name: str, figures: dict[str, float] | None, missing: dict[str, str])
     ]
 
 
+def _pacing() -> str:
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    name = control.read_text().strip() if control.exists() else "unknown"
+    return (
+        f"This system's TCP congestion control is {name}; BBR paces, loopback too. Not paced: reno. Ours takes reno "
+        "within a machine, all other rows have what the system gives them."
+    )
+
+
 def _ratios(figures: dict[str, dict[str, float]]) -> str:
     """What the issue asks for, each with its target."""
     rate, ours = f"rate {MIB}", figures[OURS]
     lines = []
     for name, target in (
         (RAW, "0.35"),
+        (UNPACED, "none"),
         (STOCK, "4"),
         (GO, "1.5, aim 2"),
         ("ssl, TLS 1.3", "aim 1.0"),

@@ -61,6 +61,30 @@ def serve_trio(ready: Ready) -> None:
     trio.run(main)
 
 
+class UnpacedClient(TrioClient):
+    async def open(self) -> Duplex:
+        stream = await trio.open_tcp_stream("127.0.0.1", self._port)
+        _leave_unpaced(stream)
+        return TrioDuplex(stream)
+
+
+def serve_unpaced(ready: Ready) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        _leave_unpaced(stream)
+        await serve_stream(TrioDuplex(stream))
+
+    async def main() -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        ready(str(listener.socket.getsockname()[1]))
+        await trio.serve_listeners(serve, [listener])
+
+    trio.run(main)
+
+
+def _leave_unpaced(stream: trio.SocketStream) -> None:
+    stream.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
 class BlockingDuplex(Duplex):
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -359,6 +383,7 @@ def _gloo(path: str, *, rank: int) -> Any:
 # name: (module that must be there, serve, client)
 ROWS: dict[str, tuple[str, Callable[[Ready], None], Callable[[str], Any]]] = {
     "raw trio TCP": ("trio", serve_trio, TrioClient),
+    "raw trio TCP, not paced": ("trio", serve_unpaced, UnpacedClient),
     "blocking sockets": ("socket", serve_blocking, BlockingClient),
     "ssl, TLS 1.3": ("ssl", serve_tls, TlsClient),
     "ZeroMQ": ("zmq", serve_zmq, ZmqClient),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
@@ -29,6 +30,9 @@ from neurogrid.p2p.link.session import NoiseSession
 from neurogrid.p2p.link.yamux import Yamux
 
 __all__ = ["Pipe", "Pushed", "open_pipe"]
+
+# A congestion control that does not pace, which every process may choose.
+UNPACED: Final = b"reno"
 
 Dispatch: TypeAlias = Callable[[Event], None]
 
@@ -99,6 +103,22 @@ def open_pipe(conn: ISecureConn) -> tuple[Pipe, bytes]:
     return SecurePipe(conn), b""
 
 
+def leave_unpaced_within_machine(sock: socket.socket) -> None:
+    """Have what goes from this machine to itself go at once.
+
+    Where the system's congestion control is BBR, it paces a connection at what it has seen it carry. Within a machine
+    that is what its processes do: seen while they were slow for a moment, it keeps them slow, at two thirds for
+    seconds, with a timer's interrupt for each piece.
+    """
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return  # Linux alone has the choice
+    with suppress(
+        OSError
+    ):  # it is gone already, which whoever uses it will see; or there is no such control
+        if sock.getsockname()[0] == sock.getpeername()[0]:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
+
+
 class SocketPipe(Pipe):
     """A TCP socket, sealed by Noise."""
 
@@ -106,6 +126,7 @@ class SocketPipe(Pipe):
         sock.setblocking(False)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_LOWAT)
+        leave_unpaced_within_machine(sock)
         self._socket = sock
         self._fd = sock.fileno()
         self._sealer = sealer
