@@ -12,6 +12,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,8 @@ class Usage:
             pid = todo.pop()
             found.append(pid)
             for task in Path(f"/proc/{pid}/task").glob("*/children"):
-                todo += map(int, task.read_text().split())
+                with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+                    todo += map(int, task.read_text().split())
         return found
 
     def cpu_seconds(self) -> float:
