@@ -112,9 +112,8 @@ def leave_unpaced_within_machine(sock: socket.socket) -> None:
     """
     if not hasattr(socket, "TCP_CONGESTION"):
         return  # Linux alone has the choice
-    with suppress(
-        OSError
-    ):  # it is gone already, which whoever uses it will see; or there is no such control
+    # The socket may be gone already, which whoever uses it will see, or the kernel be without this control.
+    with suppress(OSError):
         if sock.getsockname()[0] == sock.getpeername()[0]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
 
