@@ -148,15 +148,19 @@ class _Relay:
     async def _serve(self, dialler: trio.SocketStream) -> None:
         with suppress(OSError, trio.BrokenResourceError):
             listener = await trio.open_tcp_stream("127.0.0.1", self._target_port)
-            with trio.CancelScope() as scope:
-                self._scopes.append(scope)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pass_on, dialler, listener, True, scope)
-                    nursery.start_soon(self._pass_on, listener, dialler, False, scope)
-            for stream in (dialler, listener):
-                with suppress(OSError):
-                    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT_ON_CLOSE)
-                await trio.aclose_forcefully(stream)
+            try:
+                with trio.CancelScope() as scope:
+                    self._scopes.append(scope)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._pass_on, dialler, listener, True, scope)
+                        nursery.start_soon(self._pass_on, listener, dialler, False, scope)
+            finally:  # also when the network ends before its hosts' last bytes have come
+                for stream in (dialler, listener):
+                    with suppress(OSError):
+                        stream.socket.setsockopt(
+                            socket.SOL_SOCKET, socket.SO_LINGER, ABORT_ON_CLOSE
+                        )
+                    stream.socket.close()
 
     async def _pass_on(
         self,
