@@ -51,3 +51,4 @@ def test_who_has_turned_it_off_finds_it_off(directory: Path) -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+        gc.unfreeze()  # what leaks in other tests is to be found
