@@ -300,6 +300,8 @@ def test_a_phone_in_the_dark(browser: sync_api.Browser, cluster: Cluster) -> Non
 def test_a_killed_worker_and_what_is_done_about_it(watched: Watched, cluster: Cluster) -> None:
     """The last of these tests on the cluster: it has a worker less from here on."""
     page = watched.page
+    # Ready is told before the third worker has its layers; what is done about a kill differs until then.
+    sync_api.expect(page.locator("#log")).to_contain_text("stands by with layers")
     number_one = page.locator(".worker[data-role=stage]").first.get_attribute("data-peer")
     victim = next(worker for worker in cluster.workers if worker.peer_id == number_one)
     page.locator("#settings-button").click()
