@@ -1,17 +1,19 @@
 """Matrix products of one row and of some, on the CPU in float32, as fast as the matrix can be read.
 
-MKL reads a matrix of 512 inputs at 15 GB/s for `x @ W.T` of one row, as `nn.Linear` asks for it, one of 1024 at 21,
-and takes 1.5 to 3 times as long for 2 to 8 rows. Asked for `W @ x.T` of two or four columns it reads narrow matrices
-at 20 to 26 GB/s. So one row is halved: W of [out, in] is the same memory as [2 out, in / 2], and its product with the
-halves of x as two columns has in every two rows the four sums of which two, added, are the result. Two to four rows
-are columns as they are.
+What is fast depends on the processor, so the first model of a process has it measured. On an AMD EPYC MKL reads a
+matrix of 512 inputs at 15 GB/s for `x @ W.T` of one row, as `nn.Linear` asks for it, one of 1024 at 21, and takes 1.5
+to 3 times as long for 2 to 8 rows. Asked for `W @ x.T` of two or four columns it reads narrow matrices at 20 to 26
+GB/s. So one row is halved: W of [out, in] is the same memory as [2 out, in / 2], and its product with the halves of x
+as two columns has in every two rows the four sums of which two, added, are the result. Two to four rows are columns as
+they are. On an Intel Xeon MKL has kernels for up to three rows that read at 13 to 16 GB/s, as fast as memory goes
+there, and columns take twice as long: it is asked for rows, as `nn.Linear` asks.
 
 oneDNN, which torch brings along and uses for float32 only in what it compiles, takes as long for 8 rows as for 3: 330
-us for a matrix of [2048, 512] where MKL takes 510, and half of MKL's time for 20 to 64 rows. It has what columns are no
-good for: more rows, and more than 4096 numbers in them. One row of a wide matrix is read at 22 to 24 GB/s by either,
-and no slicing of it was faster.
+us for a matrix of [2048, 512] where MKL takes 510, and half of MKL's time for 20 to 64 rows; on the Xeon 0.6 to 0.8 of
+it from 4 rows to 16. It has what columns are no good for: more rows, and more than 4096 numbers in them. One row of a
+wide matrix is read at 22 to 24 GB/s by either on the EPYC, and no slicing of it was faster.
 
-(Medians on an AMD EPYC, one thread, matrices in turn that no cache holds.)
+(Medians, one thread, matrices in turn that no cache holds.)
 
 Only for single tokens, [R, 1, D]: what a prompt gives keeps its bits, what a token gives is equal up to rounding.
 
@@ -20,7 +22,10 @@ Source: benchmarks/decode.py and benchmarks/sessions.py show what comes of it.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 import torch
@@ -45,8 +50,29 @@ _onednn_linear: Callable[..., torch.Tensor] | None = (
 )
 
 
+# The matrix that is measured with: 4 MiB.
+_MEASURED: Final = 2048, 512
+# Rows from which oneDNN is quicker where MKL has kernels for the fewer.
+_ONEDNN_ROWS: Final = 4
+
+
 class _RowsLinear(nn.Linear):
-    """A linear layer that takes the other ways for [R, 1, in] -> [R, 1, out]."""
+    """A linear layer that takes other ways for [R, 1, in] -> [R, 1, out], where MKL is quick for few rows."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        shape = input.shape
+        if len(shape) != 3 or shape[1] != 1 or shape[0] < _ONEDNN_ROWS:
+            return functional.linear(input, self.weight, self.bias)
+        return self._by_onednn(input)
+
+    def _by_onednn(self, input_R1I: torch.Tensor) -> torch.Tensor:
+        if _onednn_linear is None:
+            return functional.linear(input_R1I, self.weight, self.bias)
+        return _onednn_linear(input_R1I, self.weight, self.bias, "none", [], "")
+
+
+class _ColumnsLinear(_RowsLinear):
+    """The same where MKL is quicker for a few columns."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         shape = input.shape
@@ -57,9 +83,7 @@ class _RowsLinear(nn.Linear):
         num_columns = _COLUMNS.get(shape[0])
         if num_columns is not None and num_columns * self.in_features <= _MAX_NUMBERS:
             return self._by_columns(input[:, 0], num_columns)
-        if _onednn_linear is None:
-            return functional.linear(input, self.weight, self.bias)
-        return _onednn_linear(input, self.weight, self.bias, "none", [], "")
+        return self._by_onednn(input)
 
     def _one_row(self, input_11I: torch.Tensor) -> torch.Tensor:
         width = self.in_features
@@ -91,4 +115,27 @@ def speed_up_few_rows(model: nn.Module) -> None:
             weight = module.weight
             is_plain = weight.device.type == "cpu" and weight.is_contiguous()
             if is_plain and weight.dtype == torch.float32:
-                module.__class__ = _RowsLinear
+                module.__class__ = _ColumnsLinear if _columns_are_fast() else _RowsLinear
+
+
+@cache
+def _columns_are_fast() -> bool:
+    """Whether this processor multiplies one row sooner as two columns of halves. Takes some 50 ms."""
+    outputs, inputs = _MEASURED
+    with torch.inference_mode():
+        # In turn, so that no cache holds them. Not random: what draws numbers elsewhere is not to get others.
+        matrices = [
+            torch.ones(outputs, inputs, dtype=torch.float32, device="cpu") for _ in range(8)
+        ]
+        row_1I, halves_H2 = matrices[0][:1], matrices[0][:2, : inputs // 2].t()
+        rows, columns = math.inf, math.inf
+        for _ in range(5):  # the best of each: what disturbs one is not to decide
+            started = time.perf_counter()
+            for matrix in matrices:
+                functional.linear(row_1I, matrix)
+            between = time.perf_counter()
+            for matrix in matrices:
+                torch.mm(matrix.view(-1, inputs // 2), halves_H2)
+            rows = min(rows, between - started)
+            columns = min(columns, time.perf_counter() - between)
+    return columns < rows

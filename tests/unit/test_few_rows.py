@@ -10,6 +10,13 @@ from neurogrid.model import few_rows
 from neurogrid.model.few_rows import speed_up_few_rows
 
 
+@pytest.fixture(params=["columns", "rows"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this processor is, both kinds of them."""
+    monkeypatch.setattr(few_rows, "_columns_are_fast", lambda: request.param == "columns")
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 64])
 @pytest.mark.parametrize("width", [64, 225, 900, 3000])
@@ -37,6 +44,29 @@ def test_the_torch_that_is_pinned_has_the_operator_of_onednn() -> None:
     assert few_rows._onednn_linear is not None, "torch has moved mkldnn._linear_pointwise"
 
 
+def test_what_is_measured_holds_for_the_process_and_draws_no_random_number() -> None:
+    before = torch.get_rng_state()
+    few_rows._columns_are_fast.cache_clear()
+    assert few_rows._columns_are_fast() is few_rows._columns_are_fast()
+    assert few_rows._columns_are_fast.cache_info().misses == 1
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = []
+    for columns_are_fast in (True, False):
+        monkeypatch.setattr(few_rows, "_columns_are_fast", lambda: columns_are_fast)  # noqa: B023
+        model = nn.Sequential(nn.Linear(64, 48))
+        speed_up_few_rows(model)
+        kinds.append(type(model[0]))
+        x = torch.randn(1, 1, 64)
+        with torch.inference_mode():
+            is_same = torch.equal(model(x), nn.functional.linear(x, model[0].weight, model[0].bias))
+        assert is_same or columns_are_fast  # rows keep their bits
+    assert len(set(kinds)) == 2
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("bias", [False, True])
 def test_without_it_rows_give_what_they_gave(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
     monkeypatch.setattr(few_rows, "_onednn_linear", None)
