@@ -38,6 +38,7 @@ ROWS = {**transport_sockets.ROWS, **transport_libp2p.ROWS}
 # For one child; they bound their loads themselves, so this is for one that hangs.
 ROW_TIMEOUT = 90.0
 UNPACED = "raw trio TCP, not paced"
+STOCK_QUIC, OURS_QUIC = "py-libp2p, stock, over QUIC", "ours, bare, over QUIC"
 RAW, GO, STOCK, OURS = (
     "raw trio TCP",
     "go-libp2p (p2pd)",
@@ -262,6 +263,12 @@ def _ratios(figures: dict[str, dict[str, float]]) -> str:
     if bare and STOCK in figures:
         ratio = figures[STOCK]["stream"] / bare["stream"]
         lines.append(f"- new stream with an echo: {ratio:.1f} x faster than stock (target 2)")
+    if OURS_QUIC in figures:
+        quic = figures[OURS_QUIC][rate]
+        lines.append(f"- QUIC: {quic / 1e6:.0f} MB/s (target 100)")
+        if STOCK_QUIC in figures:
+            ratio = quic / figures[STOCK_QUIC][rate]
+            lines.append(f"- QUIC: {ratio:.0f} x {STOCK_QUIC} (target 10)")
     return "\n".join(lines)
 
 

@@ -31,7 +31,7 @@ __all__ = ["ROWS", "ProtocolClient", "serve_protocol"]
 
 Ready = Callable[[str], None]
 PROTOCOL_ID = "/neurogrid/benchmark/1"
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
 TIMEOUT = 120.0
 # js-libp2p takes five connections a second from one address.
 PAUSE_BETWEEN_CONNECTS = 0.25
@@ -57,29 +57,34 @@ class StockDuplex(Duplex):
         await self._stream.close()
 
 
-def _stock_host() -> Any:
+def _stock_host(listen: str) -> Any:
     return new_host(
         key_pair=create_new_key_pair(),
+        enable_quic=listen == QUIC,
         connection_config=ConnectionConfig(max_connections_per_peer=1, min_connections=0),
     )
 
 
-def serve_stock(ready: Ready) -> None:
-    async def main() -> None:
-        host = _stock_host()
-        host.set_stream_handler(
-            TProtocol(PROTOCOL_ID), lambda stream: serve_stream(StockDuplex(stream))
-        )
-        async with host.run([Multiaddr(LOOPBACK)]):
-            ready(str(host.get_addrs()[0]))
-            await trio.sleep_forever()
+def _serve_stock(listen: str) -> Callable[[Ready], None]:
+    def serve(ready: Ready) -> None:
+        async def main() -> None:
+            host = _stock_host(listen)
+            host.set_stream_handler(
+                TProtocol(PROTOCOL_ID), lambda stream: serve_stream(StockDuplex(stream))
+            )
+            async with host.run([Multiaddr(listen)]):
+                ready(str(host.get_addrs()[0]))
+                await trio.sleep_forever()
 
-    trio.run(main)
+        trio.run(main)
+
+    return serve
 
 
 class StockClient(StreamClient):
-    def __init__(self, host: Any, address: str) -> None:
+    def __init__(self, host: Any, address: str, listen: str) -> None:
         self._host = host
+        self._listen = listen
         self._address = Multiaddr(address)
         self._peer = ID.from_base58(address.rpartition("/")[2])
 
@@ -91,21 +96,24 @@ class StockClient(StreamClient):
         return StockDuplex(await self._host.new_stream(self._peer, [TProtocol(PROTOCOL_ID)]))
 
     async def connect(self) -> float:
-        host = _stock_host()
-        async with host.run([Multiaddr(LOOPBACK)]):
-            client = StockClient(host, str(self._address))
+        host = _stock_host(self._listen)
+        async with host.run([Multiaddr(self._listen)]):
+            client = StockClient(host, str(self._address), self._listen)
             started = time.perf_counter()
             await client.dial()
             return time.perf_counter() - started
 
 
-@asynccontextmanager
-async def stock_client(address: str) -> AsyncIterator[Client]:
-    host = _stock_host()
-    async with host.run([Multiaddr(LOOPBACK)]):
-        client = StockClient(host, address)
-        await client.dial()
-        yield client
+def _stock_client(listen: str) -> Callable[[str], Any]:
+    @asynccontextmanager
+    async def client(address: str) -> AsyncIterator[Client]:
+        host = _stock_host(listen)
+        async with host.run([Multiaddr(listen)]):
+            client = StockClient(host, address, listen)
+            await client.dial()
+            yield client
+
+    return client
 
 
 # ---------------------------------------------------------------------- ours, a bare stream
@@ -133,9 +141,6 @@ class OurIntoDuplex(OurDuplex):
         memory = memoryview(bytearray(MIB))
         while num_bytes:
             num_bytes -= await self._stream.receive_into(memory[: min(num_bytes, MIB)])
-
-
-TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
 
 
 def _serve_ours(ready: Ready, duplex: type[OurDuplex], listen: str = TCP) -> None:
@@ -336,7 +341,8 @@ def _foreign_client(language: str) -> Callable[[str], Any]:
 
 # name: (module that must be there, serve, client)
 ROWS: dict[str, tuple[str, Callable[[Ready], None], Callable[[str], Any]]] = {
-    "py-libp2p, stock": ("libp2p", serve_stock, stock_client),
+    "py-libp2p, stock": ("libp2p", _serve_stock(TCP), _stock_client(TCP)),
+    "py-libp2p, stock, over QUIC": ("libp2p", _serve_stock(QUIC), _stock_client(QUIC)),
     "go-libp2p (p2pd)": ("hivemind", _serve_foreign("go"), _foreign_client("go")),
     "js-libp2p": ("libp2p", _serve_foreign("js"), _foreign_client("js")),
     "ours, bare stream": ("libp2p", serve_ours, our_client),

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["speed_up_few_rows"]
+__all__ = ["measure_few_rows", "speed_up_few_rows"]
 
 # One row of inputs up to this is halved.
 _NARROW: Final = 1024
@@ -118,6 +118,11 @@ def speed_up_few_rows(model: nn.Module) -> None:
             is_plain = weight.device.type == "cpu" and weight.is_contiguous()
             if is_plain and weight.dtype == torch.float32:
                 module.__class__ = _ColumnsLinear if _columns_are_fast() else _RowsLinear
+
+
+def measure_few_rows() -> None:
+    """Find out what `speed_up_few_rows` needs to know of the processor, once; else its first call does, in 80 ms."""
+    _columns_are_fast()
 
 
 @cache
