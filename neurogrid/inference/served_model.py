@@ -199,9 +199,9 @@ class ServedModel:
         self._stage.drop_layer(layer_id)
         del self.held[layer_id]
 
-    def new_cache(self) -> StageCache:
-        """An empty cache for one session."""
-        return self._stage.new_cache()
+    def new_cache(self, *, max_length: int | None = None) -> StageCache:
+        """An empty cache for one session, which may come to hold so many tokens."""
+        return self._stage.new_cache(max_length=max_length)
 
     def cache_bytes(self, start: int, stop: int, num_tokens: int) -> int:
         """Bytes of one session's cache over layers [start, stop) at `num_tokens` tokens."""

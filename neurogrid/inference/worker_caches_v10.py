@@ -63,14 +63,15 @@ class WorkerCachesV10:
         session = self._caches.get(key)
         if position == 0 or session is None or session.model is not model:
             self._require_room(model, key)
+            max_length = self._state.settings.max_seq_len
             session = Session(
                 session_id=0,
                 owner=key[0],
                 model=model,
                 start=layer_id,
                 stop=layer_id + 1,
-                max_length=self._state.settings.max_seq_len,
-                cache=model.new_cache(),
+                max_length=max_length,
+                cache=model.new_cache(max_length=max_length),
             )
             self._caches[key] = session
         hidden_BTD = tensor_from_bytes(

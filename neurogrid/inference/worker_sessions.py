@@ -180,7 +180,7 @@ class SessionService:
             start=opened.start_layer,
             stop=opened.stop_layer,
             max_length=opened.max_length,
-            cache=model.new_cache(),
+            cache=model.new_cache(max_length=opened.max_length),
             place=self._place(opened, owner),
             wire=opened.wire or dtype_name(model.dtype),
         )
@@ -233,6 +233,7 @@ class SessionService:
                 self._sessions.drop(prior)
                 if length < prior.length:
                     await self._state.run_torch(session.cache.cut, length)
+        session.cache.max_length = session.max_length
         session.length = length
 
     def _require_room(

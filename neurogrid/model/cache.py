@@ -29,6 +29,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from neurogrid.errors import ModelError, UnsupportedModelError
 from neurogrid.model.prepared import PreparedPass
+from neurogrid.model.state_room import StateRoom
 
 __all__ = ["Home", "StageCache"]
 
@@ -54,16 +55,18 @@ class StageCache(DynamicCache):
 
     Args:
         config: the model's config, as given to the model that is run.
+        max_length: tokens that it may come to hold; None where nobody has said.
 
     Attributes:
         home: where its states are; None for here.
+        max_length: as given; whoever takes the cache over for another session says it anew.
         prepared: the pass over its next token, as far as it is known before; None where it is not.
         last_batched: the number of the last forward in which it was with others, as its stage counts them.
 
     Not thread-safe; one forward at a time.
     """
 
-    def __init__(self, config: PreTrainedConfig) -> None:
+    def __init__(self, config: PreTrainedConfig, *, max_length: int | None = None) -> None:
         super().__init__(config=config)
         num_layers = config.get_text_config(decoder=True).num_hidden_layers
         if len(self.layers) != num_layers:
@@ -75,6 +78,8 @@ class StageCache(DynamicCache):
         self._lengths = [0] * num_layers
         self._length = 0
         self._spoiled: str | None = None
+        self._rooms: dict[tuple[int, str], StateRoom] = {}
+        self.max_length = max_length
         self.home: Home | None = None
         self.prepared: PreparedPass | None = None
         self.last_batched = 0
@@ -201,6 +206,7 @@ class StageCache(DynamicCache):
         twin = copy.copy(self)
         twin.prepared = None
         twin._lengths = list(self._lengths)
+        twin._rooms = {}
         twin.layers = list(self.layers)
         twin._become(self, num_tokens)
         return twin
@@ -233,6 +239,35 @@ class StageCache(DynamicCache):
     def pretend(self, position: int) -> None:
         """Answer as if `position` tokens were cached, for a pass in which no layer runs."""
         self._length = position
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self.layers[layer_idx]
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        # The next token of a layer that sees all; what else there is grows seldom, or not at all.
+        if (
+            type(layer) is not DynamicLayer
+            or key_states.shape[-2] != 1
+            or not self._length
+            or keys is None
+            or values is None
+        ):
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer.keys = keys = self._append(layer_idx, "keys", keys, key_states)
+        layer.values = values = self._append(layer_idx, "values", values, value_states)
+        return keys, values
+
+    def _append(
+        self, layer_id: int, name: str, states_BHTD: torch.Tensor, token_BH1D: torch.Tensor
+    ) -> torch.Tensor:
+        room = self._rooms.setdefault((layer_id, name), StateRoom())
+        return room.append(states_BHTD, token_BH1D, max_length=self.max_length)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length

@@ -143,9 +143,9 @@ class Stage:
             self._skeleton.drop_layer(layer_id)
             self._held.discard(layer_id)
 
-    def new_cache(self) -> StageCache:
-        """An empty cache for one session."""
-        return StageCache(self._skeleton.config)
+    def new_cache(self, *, max_length: int | None = None) -> StageCache:
+        """An empty cache for one session, which may come to hold so many tokens."""
+        return StageCache(self._skeleton.config, max_length=max_length)
 
     def forward(
         self,
