@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
 
-PROMPT_TOKENS = 128
+MAX_POSITIONS = 2048
 SIZES = {
     "512x8": {"hidden_size": 512, "num_hidden_layers": 8},
     "1024x16": {"hidden_size": 1024, "num_hidden_layers": 16},
@@ -53,7 +53,7 @@ def make_model(size: dict[str, int], directory: Path) -> Any:
         num_attention_heads=8,
         num_key_value_heads=4,
         vocab_size=32_000,
-        max_position_embeddings=2048,
+        max_position_embeddings=MAX_POSITIONS,
         eos_token_id=None,
         tie_word_embeddings=False,
     )
@@ -131,11 +131,16 @@ def workers(count: int) -> Iterator[list[str]]:
 
 
 async def compare(
-    model: Any, path: Path, addresses: list[list[str]], rounds: int, num_tokens: int
+    model: Any,
+    path: Path,
+    addresses: list[list[str]],
+    rounds: int,
+    num_prompt_tokens: int,
+    num_tokens: int,
 ) -> dict[str, list[Timing]]:
     """One model: all variants in turn, `rounds` times, after one that warms up."""
     generator = torch.Generator().manual_seed(1)
-    prompt = torch.randint(2, 32_000, (PROMPT_TOKENS,), generator=generator).tolist()
+    prompt = torch.randint(2, 32_000, (num_prompt_tokens,), generator=generator).tolist()
     timings: dict[str, list[Timing]] = {"transformers": []}
     async with contextlib.AsyncExitStack() as stack:
         coordinators: dict[str, Coordinator] = {}
@@ -144,7 +149,7 @@ async def compare(
                 model=path,
                 peers=tuple(peers),
                 stages=len(peers),
-                max_seq_len=1024,
+                max_seq_len=MAX_POSITIONS,
                 prefix_reuse=False,
             )
             name = f"{len(peers)} worker{'s' if len(peers) > 1 else ''}"
@@ -182,6 +187,7 @@ def rows_of(size: str, timings: dict[str, list[Timing]]) -> list[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     options = parser.parse_args()
@@ -194,14 +200,22 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as directory:
                 model = make_model(SIZES[size], Path(directory))
                 timings = trio.run(
-                    compare, model, Path(directory), addresses, options.rounds, options.tokens
+                    compare,
+                    model,
+                    Path(directory),
+                    addresses,
+                    options.rounds,
+                    options.prompt_tokens,
+                    options.tokens,
                 )
                 rows += rows_of(size, timings)
     header = ["model", "variant", "tokens/s", "x transformers", "first token, ms", "x transformers"]
+    # Another prompt does not take the place of the one that has targets.
+    prompt = "" if options.prompt_tokens == 128 else f"-after-{options.prompt_tokens}"
     write_report(
-        "decode",
+        f"decode{prompt}",
         f"Decoding over workers on one machine against transformers' `generate()` in one process: one "
-        f"torch thread in each process, float32, greedy, a prompt of {PROMPT_TOKENS} tokens, "
+        f"torch thread in each process, float32, greedy, a prompt of {options.prompt_tokens} tokens, "
         f"{options.tokens} new ones; median (minimum to maximum) of {options.rounds} rounds; the tokens "
         "are equal in all variants.",
         table(header, rows),
