@@ -208,10 +208,11 @@ class _Sending:
                 await self._send(chunk)
         try:
             ahead, ready = trio.open_memory_channel[WeightsChunk](CHUNKS_A_READ)
-            async with trio.open_nursery() as nursery, ready:
+            async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._read_all, indices, ahead)
-                for _ in range(CHUNKS_IN_FLIGHT):
-                    nursery.start_soon(self._send_each, ready.clone())
+                with ready:
+                    for _ in range(CHUNKS_IN_FLIGHT):
+                        nursery.start_soon(self._send_each, ready.clone())
         finally:
             turn.release()
         # `run` cancels this when the acknowledgement comes.
@@ -225,13 +226,15 @@ class _Sending:
     async def _read_all(
         self, indices: Iterator[int], ahead: trio.MemorySendChannel[WeightsChunk]
     ) -> None:
-        async with ahead:
+        with ahead:
             while chunks := await self._read(islice(indices, CHUNKS_A_READ)):
                 for chunk in chunks:
                     await ahead.send(chunk)
 
     async def _send_each(self, ready: trio.MemoryReceiveChannel[WeightsChunk]) -> None:
-        async with ready:
+        # Not `async with`, which gives way between closing and failing: whoever reads would fail first, for a channel
+        # that nobody reads, and that would be all that the caller hears.
+        with ready:
             async for chunk in ready:
                 await self._send(chunk)
 
