@@ -160,6 +160,14 @@ def ask(page: sync_api.Page, text: str) -> None:
     page.locator("#prompt").press("Enter")
 
 
+def make_known_and_long(page: sync_api.Page) -> None:
+    """Have answers that are the same each time, and last while a slow browser looks at what goes on meanwhile."""
+    page.locator("#settings-button").click()
+    page.locator("#temperature").fill("0")
+    page.locator("#max-tokens").fill("1000")
+    page.keyboard.press("Escape")
+
+
 def wait_text(page: sync_api.Page, num_chars: int) -> str:
     """What has been written, once it is as long as that."""
     page.wait_for_function(
@@ -187,9 +195,7 @@ def test_it_shows_the_cluster(watched: Watched, cluster: Cluster) -> None:
 
 def test_it_streams_an_answer(watched: Watched) -> None:
     page = watched.page
-    page.locator("#settings-button").click()
-    page.locator("#temperature").fill("0")  # what follows is known
-    page.keyboard.press("Escape")
+    make_known_and_long(page)
     ask(page, "A function definition")
     sync_api.expect(page.locator("#composer")).to_have_class(re.compile("is-busy"))
     first = wait_text(page, 20)
@@ -304,9 +310,7 @@ def test_a_killed_worker_and_what_is_done_about_it(watched: Watched, cluster: Cl
     sync_api.expect(page.locator("#log")).to_contain_text("stands by with layers")
     number_one = page.locator(".worker[data-role=stage]").first.get_attribute("data-peer")
     victim = next(worker for worker in cluster.workers if worker.peer_id == number_one)
-    page.locator("#settings-button").click()
-    page.locator("#temperature").fill("0")
-    page.keyboard.press("Escape")
+    make_known_and_long(page)
     ask(page, "The with statement")
     before = wait_text(page, 30)
     victim.kill()
