@@ -134,11 +134,10 @@ def _columns_are_fast() -> bool:
     """
     outputs, inputs = _MEASURED
     with torch.inference_mode():
-        # Not random: what draws numbers elsewhere is not to get others.
-        matrices = [
-            torch.ones(outputs, inputs, dtype=torch.float32, device="cpu")
-            for _ in range(_NUM_MEASURED)
-        ]
+        # Not random: what draws numbers elsewhere is not to get others. In one piece, which the C library gives back
+        # when it is let go: of many pieces it would keep 48 MiB.
+        shape = _NUM_MEASURED, outputs, inputs
+        matrices = torch.ones(shape, dtype=torch.float32, device="cpu").unbind()
         row_1I, halves_H2 = matrices[0][:1], matrices[0][:2, : inputs // 2].t()
         by_rows = _quickest(lambda matrix: functional.linear(row_1I, matrix), matrices)
         by_columns = _quickest(
