@@ -233,7 +233,7 @@ class SessionService:
                 self._sessions.drop(prior)
                 if length < prior.length:
                     await self._state.run_torch(session.cache.cut, length)
-        session.cache.max_length = session.max_length
+        session.cache.allow(session.max_length)
         session.length = length
 
     def _require_room(

@@ -59,7 +59,7 @@ class StageCache(DynamicCache):
 
     Attributes:
         home: where its states are; None for here.
-        max_length: as given; whoever takes the cache over for another session says it anew.
+        max_length: as given, or as `allow` was told.
         prepared: the pass over its next token, as far as it is known before; None where it is not.
         last_batched: the number of the last forward in which it was with others, as its stage counts them.
 
@@ -78,8 +78,7 @@ class StageCache(DynamicCache):
         self._lengths = [0] * num_layers
         self._length = 0
         self._spoiled: str | None = None
-        self._rooms: dict[tuple[int, str], StateRoom] = {}
-        self.max_length = max_length
+        self.allow(max_length)
         self.home: Home | None = None
         self.prepared: PreparedPass | None = None
         self.last_batched = 0
@@ -206,7 +205,7 @@ class StageCache(DynamicCache):
         twin = copy.copy(self)
         twin.prepared = None
         twin._lengths = list(self._lengths)
-        twin._rooms = {}
+        twin.allow(self.max_length)
         twin.layers = list(self.layers)
         twin._become(self, num_tokens)
         return twin
@@ -240,6 +239,12 @@ class StageCache(DynamicCache):
         """Answer as if `position` tokens were cached, for a pass in which no layer runs."""
         self._length = position
 
+    def allow(self, max_length: int | None) -> None:
+        """Have no memory for more tokens than these from the next one on, also where another session takes it over."""
+        self.max_length = max_length
+        # Behind the keys and behind the values of each layer.
+        self._rooms = [(StateRoom(), StateRoom()) for _ in self.layers]
+
     def update(
         self,
         key_states: torch.Tensor,
@@ -259,15 +264,12 @@ class StageCache(DynamicCache):
             or values is None
         ):
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        layer.keys = keys = self._append(layer_idx, "keys", keys, key_states)
-        layer.values = values = self._append(layer_idx, "values", values, value_states)
+        behind_keys, behind_values = self._rooms[layer_idx]
+        layer.keys = keys = behind_keys.append(keys, key_states, max_length=self.max_length)
+        layer.values = values = behind_values.append(
+            values, value_states, max_length=self.max_length
+        )
         return keys, values
-
-    def _append(
-        self, layer_id: int, name: str, states_BHTD: torch.Tensor, token_BH1D: torch.Tensor
-    ) -> torch.Tensor:
-        room = self._rooms.setdefault((layer_id, name), StateRoom())
-        return room.append(states_BHTD, token_BH1D, max_length=self.max_length)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length

@@ -1,6 +1,6 @@
 """Matrix products of one row and of some, on the CPU in float32, as fast as the matrix can be read.
 
-What is fast depends on the processor, so the first model of a process has it measured. On an AMD EPYC MKL reads a
+What is fast depends on the processor, so it is measured, once in a process. On an AMD EPYC MKL reads a
 matrix of 512 inputs at 15 GB/s for `x @ W.T` of one row, as `nn.Linear` asks for it, one of 1024 at 21, and takes 1.5
 to 3 times as long for 2 to 8 rows. Asked for `W @ x.T` of two or four columns it reads narrow matrices at 20 to 26
 GB/s. So one row is halved: W of [out, in] is the same memory as [2 out, in / 2], and its product with the halves of x
@@ -48,7 +48,6 @@ _onednn_linear: Callable[..., torch.Tensor] | None = (
     if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     else None
 )
-
 
 # What is measured with: matrices of 4 MiB, more of them than a cache holds.
 _MEASURED: Final = 2048, 512

@@ -33,12 +33,15 @@ class StateRoom:
     ) -> torch.Tensor:
         """The states and a token behind them, [B, H, T + 1, D]; values as `torch.cat` along T has them.
 
-        In the memory of `states_BHTD` where that was made here and has room.
+        In the memory of `states_BHTD` where that was made here and has room. What does not fit as it is, in shape or
+        dtype, is `torch.cat`'s to convert or to refuse: written to its place it would be cast and spread in silence.
 
         Args:
             max_length: tokens for which there may be memory; None for any number.
         """
-        length = states_BHTD.shape[-2]
+        length, one = states_BHTD.shape[-2], states_BHTD[..., :1, :]
+        if token_BH1D.shape != one.shape or token_BH1D.dtype != one.dtype:
+            return torch.cat([states_BHTD, token_BH1D], dim=-2)
         is_mine = self._made is not None and self._made() is states_BHTD
         if not is_mine or length >= self._capacity:
             states_BHTD = self._moved(states_BHTD, max_length)
@@ -50,11 +53,11 @@ class StateRoom:
 
     def _moved(self, states_BHTD: torch.Tensor, max_length: int | None) -> torch.Tensor:
         """A copy with room behind it."""
-        batch, heads, length, size = states_BHTD.shape
+        *rows, length, size = states_BHTD.shape
         self._capacity = length + max(length // _PART, _LEAST)
         if max_length is not None:
             self._capacity = max(min(self._capacity, max_length), length + 1)
-        room = states_BHTD.new_empty(batch, heads, self._capacity, size)
-        moved = room[:, :, :length]
+        room = states_BHTD.new_empty(*rows, self._capacity, size)
+        moved = room[..., :length, :]
         moved.copy_(states_BHTD)
         return moved

@@ -52,18 +52,31 @@ def test_what_is_measured_holds_for_the_process_and_draws_no_random_number() -> 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_is_measured_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = []
-    for columns_are_fast in (True, False):
-        monkeypatch.setattr(few_rows, "_columns_are_fast", lambda: columns_are_fast)  # noqa: B023
-        model = nn.Sequential(nn.Linear(64, 48))
-        speed_up_few_rows(model)
-        kinds.append(type(model[0]))
-        x = torch.randn(1, 1, 64)
-        with torch.inference_mode():
-            is_same = torch.equal(model(x), nn.functional.linear(x, model[0].weight, model[0].bias))
-        assert is_same or columns_are_fast  # rows keep their bits
-    assert len(set(kinds)) == 2
+@pytest.mark.parametrize(
+    ("columns_are_fast", "kind"),
+    [(True, few_rows._ColumnsLinear), (False, few_rows._RowsLinear)],
+)
+def test_what_is_measured_decides(
+    monkeypatch: pytest.MonkeyPatch, columns_are_fast: bool, kind: type[nn.Linear]
+) -> None:
+    monkeypatch.setattr(few_rows, "_columns_are_fast", lambda: columns_are_fast)
+    model = nn.Sequential(nn.Linear(64, 48))
+    speed_up_few_rows(model)
+    assert type(model[0]) is kind
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_where_rows_are_fast_few_of_them_keep_their_bits(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(few_rows, "_columns_are_fast", lambda: False)
+    plain = nn.Linear(64, 48)
+    fast = nn.Linear(64, 48)
+    fast.load_state_dict(plain.state_dict())
+    speed_up_few_rows(nn.Sequential(fast))
+    x = torch.randn(rows, 1, 64)
+    with torch.inference_mode():
+        assert torch.equal(fast(x), plain(x))
 
 
 @pytest.mark.usefixtures("way")

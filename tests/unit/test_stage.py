@@ -59,6 +59,36 @@ def test_bfloat16_logits_are_those_of_the_whole_model(family: str, tmp_path: Pat
     _assert_same(pipeline.logits(tokens, sizes), checkpoint.whole_logits(tokens, sizes))
 
 
+def test_a_token_leaves_the_cache_where_it_is_within_what_is_allowed(tmp_path: Path) -> None:
+    stage = Checkpoint(FAMILIES["llama"](), tmp_path).stage(0, 2)
+    cache = stage.new_cache(max_length=20)
+
+    def extend(num_tokens: int) -> torch.Tensor:
+        hidden = torch.randn(1, num_tokens, stage.hidden_size)
+        stage.forward(hidden, start=0, stop=2, position=cache.length, cache=cache)
+        keys = cache.layers[1].keys
+        assert keys is not None
+        assert keys.shape[-2] == cache.length
+        return keys
+
+    def room(keys: torch.Tensor) -> int:
+        return keys.untyped_storage().nbytes() * keys.shape[-2] // keys.nbytes
+
+    extend(5)
+    first, second = extend(1), extend(1)
+    assert first.data_ptr() == second.data_ptr()
+    assert room(second) == 20
+    cache.allow(10)
+    assert room(extend(1)) == 10
+    # A copy has memory of its own.
+    twin = cache.copy(cache.length)
+    kept = extend(1).clone()
+    stage.forward(
+        torch.randn(1, 1, stage.hidden_size), start=0, stop=2, position=twin.length, cache=twin
+    )
+    assert torch.equal(cache.layers[1].keys, kept)
+
+
 def test_one_stage_may_hold_all_layers_and_run_them_one_by_one(tmp_path: Path) -> None:
     checkpoint = Checkpoint(FAMILIES["gemma3"](), tmp_path)
     stage, ends = checkpoint.stage(0, 5), checkpoint.ends()

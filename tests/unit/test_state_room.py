@@ -61,3 +61,12 @@ def test_there_is_memory_for_no_more_than_may_come(
 def test_room_is_a_part_of_what_is_there() -> None:
     made = StateRoom().append(states(800), states(1), max_length=None)
     assert made.untyped_storage().nbytes() == HEADS * SIZE * 4 * 900
+
+
+def test_what_does_not_fit_is_converted_or_refused_as_by_cat() -> None:
+    room = StateRoom()
+    made = room.append(states(10).bfloat16(), states(1).bfloat16(), max_length=None)
+    token = states(1)
+    assert torch.equal(room.append(made, token, max_length=None), torch.cat([made, token], dim=-2))
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        room.append(made, token[:, :1].bfloat16(), max_length=None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import pytest
 import trio
 import trio.testing
 
 from neurogrid.errors import StreamBrokenError, TransportError
+from neurogrid.p2p.exchange import Exchange
+from neurogrid.p2p.pending import Waiter
 from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.sending import _Sending
 from neurogrid.p2p.transfer.source import BytesSource
@@ -37,27 +40,32 @@ class Acknowledged:
         await trio.sleep_forever()
 
 
-class ReadsMeanwhile(_Sending):
-    """Chunks come from the disk in the moment in which the stream breaks."""
-
-    exchange: Breaking
+class ReadsBefore(_Sending):
+    """Chunks have come from the disk, and wait for room, when the stream breaks."""
 
     async def _read(self, indices: Iterable[int]) -> list[WeightsChunk]:
-        wanted = list(indices)
-        if wanted and wanted[0] > 0:
-            await self.exchange.broken.wait()
-        return [WeightsChunk(index, NUM_CHUNKS, memoryview(b"x")) for index in wanted]
+        return [WeightsChunk(index, NUM_CHUNKS, memoryview(b"x")) for index in indices]
 
 
-def test_who_sends_hears_that_the_connection_broke() -> None:
+class ReadsMeanwhile(ReadsBefore):
+    """Chunks come from the disk in the moment in which the stream breaks."""
+
+    async def _read(self, indices: Iterable[int]) -> list[WeightsChunk]:
+        chunks = await super()._read(indices)
+        if chunks and chunks[0].chunk_index:
+            await cast(Breaking, self._protocol).broken.wait()
+        return chunks
+
+
+@pytest.mark.parametrize("kind", [ReadsBefore, ReadsMeanwhile])
+def test_who_sends_hears_that_the_connection_broke(kind: type[_Sending]) -> None:
     source = BytesSource(bytes(NUM_CHUNKS))
     info = BlobInfo.of_digests(source.digests(), source.num_bytes)
     offer = TensorMessage(msg_type=MessageType.TRANSFER_OFFER, data=b"")
 
     async def attempt() -> None:
         exchange = Breaking()
-        sending = ReadsMeanwhile(exchange, "peer", offer, info, source, 60.0, None)  # type: ignore[arg-type]
-        sending.exchange = exchange
+        sending = kind(cast(Exchange, exchange), "peer", offer, info, source, 60.0, None)
         async with trio.open_nursery() as nursery:
 
             async def breaks() -> None:
@@ -66,7 +74,7 @@ def test_who_sends_hears_that_the_connection_broke() -> None:
 
             nursery.start_soon(breaks)
             with pytest.raises(TransportError, match="the connection broke"):
-                await sending.run(range(NUM_CHUNKS), Acknowledged(), 60.0)  # type: ignore[arg-type]
+                await sending.run(range(NUM_CHUNKS), cast(Waiter, Acknowledged()), 60.0)
 
     for _ in range(ATTEMPTS):
         trio.run(attempt)
