@@ -2,7 +2,7 @@
 
 A layer's blob is one safetensors file of that layer's tensors, in the order of their names, under
 their full checkpoint names, in the checkpoint's dtypes. The same tensors give the same bytes, so a
-blob is known by its content: its id is the SHA-256 of its chunks' SHA-256 (specification, blobs).
+blob is known by its content: its id is the BLAKE3 of its chunks' BLAKE3 (specification, blobs).
 
 Nothing here copies more than a chunk: `LayerBlob` gives slices of the files, `parse_blob` returns
 tensors that lie in the buffer it was given. This module knows neither models nor peers.
@@ -101,7 +101,7 @@ class LayerBlob:
         self._digests = digests
 
     def digests(self) -> bytes:
-        """The SHA-256 of every chunk in order, 32 bytes each.
+        """The digest of every chunk in order, 32 bytes each.
 
         The first call reads every byte; the rest do not.
         """

@@ -25,8 +25,8 @@ __all__ = ["HashCache"]
 
 logger = logging.getLogger(__name__)
 
-# Of this layout, and of how a layer's bytes are made of its tensors.
-_VERSION: Final = 1
+# Of this layout, of the hash, and of how a layer's bytes are made of its tensors.
+_VERSION: Final = 2
 # The coarsest clock of a file system in use (FAT), in nanoseconds.
 _TICK_NS: Final = 2_000_000_000
 # The digests of a model of 2 TB have 64 MB, in base64 85 MB.

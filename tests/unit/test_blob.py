@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 
 import pytest
 import safetensors.torch
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,8 +71,8 @@ def test_golden_bytes() -> None:
     data = b"".join(make_blob({"w": torch.tensor([1, 2, 3], dtype=torch.uint8)}).chunks())
     header = b'{"w":{"data_offsets":[0,3],"dtype":"U8","shape":[3]}}   '
     assert data == b"\x38\0\0\0\0\0\0\0" + header + b"\x01\x02\x03"
-    # The id's rule written out: the SHA-256 of the one chunk's SHA-256.
-    expected = hashlib.sha256(hashlib.sha256(data).digest()).digest()
+    # The id's rule written out: the BLAKE3 of the one chunk's BLAKE3.
+    expected = blake3(blake3(data).digest()).digest()
     assert make_blob({"w": torch.tensor([1, 2, 3], dtype=torch.uint8)}).blob_id() == expected
 
 
@@ -97,8 +97,8 @@ def test_chunks_are_full_but_the_last(sizes: tuple[int, ...]) -> None:
     for index in (-1, blob.num_chunks):
         with pytest.raises(IndexError):
             blob.chunk(index)
-    digests = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
-    assert blob.blob_id() == hashlib.sha256(digests).digest()
+    digests = b"".join(blake3(chunk).digest() for chunk in chunks)
+    assert blob.blob_id() == blake3(digests).digest()
     assert {n: bytes(t.numpy()) for n, t in parse_blob(bytearray(data)).items()} == parts
 
 

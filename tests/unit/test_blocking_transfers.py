@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 
 import pytest
+from blake3 import blake3
 from blocking_pair import DEADLINE, connected_pair
 
 from neurogrid.errors import LocalProtocolError, PeerRefusedError, RequestRefusedError
@@ -15,8 +15,7 @@ from neurogrid.p2p.wire import CHUNK_BYTES, ErrorCode, blob_id
 
 DATA = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"and some"
 BLOB_ID = blob_id(
-    hashlib.sha256(DATA[start : start + CHUNK_BYTES]).digest()
-    for start in range(0, len(DATA), CHUNK_BYTES)
+    blake3(DATA[start : start + CHUNK_BYTES]).digest() for start in range(0, len(DATA), CHUNK_BYTES)
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from blake3 import blake3
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
@@ -91,8 +91,8 @@ def test_blobs_and_ends_hold_every_tensor(layout: str, request: pytest.FixtureRe
         blob = checkpoint.layer_blob(layer_id)
         data = bytearray(b"".join(blob.chunks()))
         assert blob.num_bytes == len(data)
-        digests = b"".join(hashlib.sha256(chunk).digest() for chunk in blob.chunks())
-        assert blob.blob_id() == hashlib.sha256(digests).digest()
+        digests = b"".join(blake3(chunk).digest() for chunk in blob.chunks())
+        assert blob.blob_id() == blake3(digests).digest()
         tensors = parse_blob(data)
         assert all(name.startswith(f"model.layers.{layer_id}.") for name in tensors)
         found.update(tensors)

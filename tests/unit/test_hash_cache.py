@@ -134,7 +134,7 @@ def test_a_file_that_was_just_written_is_not_kept(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"version": 1}', '{"version": 1, "files": {}, "layers": {"0": 5}}']
+    "text", ["", "[]", "{}", '{"version": 2}', '{"version": 2, "files": {}, "layers": {"0": 5}}']
 )
 def test_a_damaged_file_is_said_and_written_anew(
     kept: Path, model: Path, text: str, caplog: pytest.LogCaptureFixture

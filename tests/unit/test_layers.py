@@ -60,7 +60,7 @@ LAYERS = (
     Layer(
         "neurogrid.p2p.wire",
         frozenset({"neurogrid.errors", "neurogrid.p2p.wire"}),
-        frozenset({"msgpack"}),
+        frozenset({"msgpack", "blake3"}),
         COMMAND_LINE,
     ),
     Layer("neurogrid.p2p.intake", frozenset()),

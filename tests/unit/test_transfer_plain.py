@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from hashlib import sha256
 from random import Random
 
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ FIRST, SECOND, THIRD = iter_weights_chunks(BLOB)
 
 
 def id_of(blob: bytes) -> bytes:
-    return blob_id(sha256(chunk.data).digest() for chunk in iter_weights_chunks(blob))
+    return blob_id(blake3(chunk.data).digest() for chunk in iter_weights_chunks(blob))
 
 
 def plain(total_chunks: int = 3) -> PlainBlob:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import hashlib
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from neurogrid.errors import ConfigFormatError, LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p import wire
@@ -20,7 +20,7 @@ ENVELOPE = wire.TensorEnvelope(1, 0, 0, 1, "F16", (1, 1, 2), b"\1\2\3\4")
 CONFIG = wire.ModelConfig("m", 2, 3, 2, 1, 1, 2, 7, 5, 0.5)
 HELLO = wire.Hello("worker", "a", (wire.PROTOCOL_V11,), 1 << 20, 1 << 26)
 ASSIGN = wire.Assign(0, 1, 10, 1, "F32")
-OFFER = wire.TransferOffer(0, 10, hashlib.sha256(bytes(32)).digest(), bytes(32))
+OFFER = wire.TransferOffer(0, 10, blake3(bytes(32)).digest(), bytes(32))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ offered, and has the blob of one zero byte. The network is in memory; the other 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from blake3 import blake3
 
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.protocol import Protocol
@@ -40,7 +40,7 @@ from neurogrid.p2p.wire import (
 VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "transfer_v11.json"
 CASES = json.loads(VECTORS.read_text(encoding="utf-8"))["cases"]
 ZERO_BYTE = b"\0"
-ZERO_BYTE_ID = hashlib.sha256(hashlib.sha256(ZERO_BYTE).digest()).digest()
+ZERO_BYTE_ID = blake3(blake3(ZERO_BYTE).digest()).digest()
 HELLO = Hello("peer", "vectors", (PROTOCOL_V11,), 2**28, 2**30)
 DEADLINE = 60.0
 # What comes beside the transfer, whenever the receiver likes.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p import wire
@@ -174,8 +174,8 @@ def test_blob_id(subject: Any, case: Any) -> None:
     size = case["num_bytes"]
     content = (bytes(range(251)) * (size // 251 + 1))[:size]
     chunks = list(wire.iter_weights_chunks(content))
-    digests = [hashlib.sha256(chunk.data).digest() for chunk in chunks]
-    assert [digest.hex() for digest in digests] == case["chunk_sha256"]
+    digests = [blake3(chunk.data).digest() for chunk in chunks]
+    assert [digest.hex() for digest in digests] == case["chunk_digests"]
     assert len(chunks) == wire.num_chunks(size) == case["num_chunks"]
     assert {chunk.total_chunks for chunk in chunks} == {case["num_chunks"]}
     assert wire.blob_id(digests).hex() == case["blob_id"]
@@ -184,7 +184,7 @@ def test_blob_id(subject: Any, case: Any) -> None:
         for at in range(0, size, step):
             hasher.update(memoryview(content)[at : at + step])
         assert hasher.digest().hex() == case["blob_id"]
-        assert hasher.digests().hex() == "".join(case["chunk_sha256"])
+        assert hasher.digests().hex() == "".join(case["chunk_digests"])
 
 
 @pytest.mark.parametrize(("subject", "case"), cases("bitmap.json"))

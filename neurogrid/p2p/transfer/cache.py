@@ -12,7 +12,6 @@ a shared lock on its file, in whatever process, so several may share a directory
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
 import re
@@ -28,7 +27,7 @@ from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.memory_store import reserve_pages
 from neurogrid.p2p.transfer.source import BlobSource
 from neurogrid.p2p.transfer.store import StoredBlob
-from neurogrid.p2p.wire import CHUNK_BYTES
+from neurogrid.p2p.wire import CHUNK_BYTES, chunk_digest
 
 __all__ = ["BlobCache"]
 
@@ -309,5 +308,5 @@ def _read(file: int, num_bytes: int, path: Path) -> tuple[memoryview, bytes]:
             if not taken:
                 raise OSError(0, "it has become shorter")
             filled += taken
-        digests += hashlib.sha256(chunk).digest()
+        digests += chunk_digest(chunk)
     return data, bytes(digests)

@@ -5,7 +5,6 @@ Source: protocol_spec/transfers.md.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +16,7 @@ from neurogrid.p2p.wire import (
     ErrorCode,
     TransferOffer,
     WeightsChunk,
+    blob_id,
     encode_bitmap,
     num_chunks,
 )
@@ -31,9 +31,9 @@ class BlobInfo:
     """What is known of a blob before its bytes.
 
     Attributes:
-        blob_id: 32 bytes, the SHA-256 of `digests`. It does not tell the length: the last digest does.
+        blob_id: 32 bytes, the BLAKE3 of `digests`. It does not tell the length: the last digest does.
         num_bytes: the announced length.
-        digests: the SHA-256 of every chunk in order, 32 bytes each.
+        digests: the BLAKE3 of every chunk in order, 32 bytes each.
     """
 
     blob_id: bytes
@@ -48,7 +48,7 @@ class BlobInfo:
     @classmethod
     def of_digests(cls, digests: bytes, num_bytes: int) -> BlobInfo:
         """A blob of ours, from the digests of its chunks."""
-        return cls(hashlib.sha256(digests).digest(), num_bytes, digests)
+        return cls(blob_id((digests,)), num_bytes, digests)
 
     @property
     def num_chunks(self) -> int:
@@ -65,7 +65,7 @@ class BlobInfo:
         return min(CHUNK_BYTES, self.num_bytes - index * CHUNK_BYTES)
 
     def chunk_digest(self, index: int) -> bytes:
-        """The 32 bytes that the SHA-256 of chunk `index` must be."""
+        """The 32 bytes that the digest of chunk `index` must be."""
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
 

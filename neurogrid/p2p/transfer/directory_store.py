@@ -11,7 +11,6 @@ by the chunks that are wrong. Processes may share a directory: what they write i
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import mmap
 import os
@@ -22,7 +21,7 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.p2p.transfer.chunks import BlobInfo, ChunkSet
 from neurogrid.p2p.transfer.limits import DEFAULT_TRANSFER_LIMITS, TransferLimits
 from neurogrid.p2p.transfer.store import BlobStore, PartialBlob, StoredBlob
-from neurogrid.p2p.wire import CHUNK_BYTES, BlobHasher, Data, ErrorCode
+from neurogrid.p2p.wire import CHUNK_BYTES, BlobHasher, Data, ErrorCode, chunk_digest
 
 __all__ = ["DirectoryStore"]
 
@@ -178,7 +177,7 @@ class _FileBlob(PartialBlob):
 
     def _is_good(self, data: memoryview, index: int) -> bool:
         chunk = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-        return hashlib.sha256(chunk).digest() == self.info.chunk_digest(index)
+        return chunk_digest(chunk) == self.info.chunk_digest(index)
 
     def _open_files(self) -> None:
         had = self._part.exists()
@@ -197,7 +196,7 @@ class _FileBlob(PartialBlob):
             if not bitmap[index >> 3] & 0x80 >> (index & 7):
                 continue
             chunk = os.pread(data, self.info.chunk_bytes(index), index * CHUNK_BYTES)
-            if hashlib.sha256(chunk).digest() == self.info.chunk_digest(index):
+            if chunk_digest(chunk) == self.info.chunk_digest(index):
                 self.chunks.add(index)
         os.pwrite(bits, self.chunks.bitmap() or bytes(len(bitmap)), 0)
 

@@ -7,7 +7,6 @@ blobs are bounded by number, bytes and time, and the oldest go first.
 from __future__ import annotations
 
 import enum
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ import trio
 from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.limits import TransferLimits
 from neurogrid.p2p.transfer.store import BlobStore, PartialBlob, StoredBlob
-from neurogrid.p2p.wire import Data
+from neurogrid.p2p.wire import Data, chunk_digest
 
 __all__ = ["Added", "PartialTable", "SharedBlob"]
 
@@ -134,7 +133,7 @@ class PartialTable:
 
         def verify_and_write() -> None:
             for index, data in chunks:
-                if hashlib.sha256(data).digest() != shared.info.chunk_digest(index):
+                if chunk_digest(data) != shared.info.chunk_digest(index):
                     added.append(Added.WRONG)
                     return
                 if index in partial.chunks:

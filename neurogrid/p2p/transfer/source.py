@@ -23,7 +23,7 @@ class BlobSource(typing.Protocol):
         """Length in bytes."""
 
     def digests(self) -> bytes:
-        """The SHA-256 of every chunk in order, 32 bytes each. The first call may read every byte."""
+        """The digest of every chunk in order, 32 bytes each. The first call may read every byte."""
 
     def chunk(self, index: int) -> Data:
         """The bytes of chunk `index`: CHUNK_BYTES of them, in the last one the rest."""

@@ -37,7 +37,7 @@ class StoredBlob:
         return self.info.num_bytes
 
     def digests(self) -> bytes:
-        """The SHA-256 of every chunk."""
+        """The digest of every chunk."""
         return self.info.digests
 
     def chunk(self, index: int) -> memoryview:

@@ -16,7 +16,6 @@ Source: protocol_spec/transfers.md.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
@@ -33,6 +32,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.exchange import Exchange
 from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.fetching import FetchedBlob, Fetcher
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.limits import DEFAULT_TRANSFER_LIMITS, TransferLimits
@@ -243,7 +243,7 @@ class Transfers:
                     f"blob {blob_id.hex()} is not here", code=ErrorCode.BLOB_UNKNOWN
                 )
             digests = await trio.to_thread.run_sync(source.digests)
-            if hashlib.sha256(digests).digest() != blob_id:
+            if BlobInfo.of_digests(digests, source.num_bytes).blob_id != blob_id:
                 raise LocalProtocolError(f"another blob was provided than {blob_id.hex()}")
             if not told.is_done:
                 await send_blob(self._protocol, peer_id, source, request_id=message.request_id)

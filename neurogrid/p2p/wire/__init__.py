@@ -5,7 +5,14 @@ their bounds. It knows neither sockets nor peers nor tensors, and imports the st
 msgpack only.
 """
 
-from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, BlobHasher, blob_id, num_chunks
+from neurogrid.p2p.wire.blob_id import (
+    BLOB_ID_BYTES,
+    DIGEST_BYTES,
+    BlobHasher,
+    blob_id,
+    chunk_digest,
+    num_chunks,
+)
 from neurogrid.p2p.wire.control import ROLES, ControlPayload, ErrorPayload, Hello
 from neurogrid.p2p.wire.decoder import MessageDecoder, StreamDecoder
 from neurogrid.p2p.wire.device_info import MODEL_FINGERPRINT_BYTES, DeviceInfo, DeviceInfoRequest
@@ -131,6 +138,7 @@ __all__ = [
     "DIGEST_BYTES",
     "blob_id",
     "BlobHasher",
+    "chunk_digest",
     "num_chunks",
     "TENSOR_ALIGNMENT",
     "TensorEnvelope",

@@ -6,13 +6,12 @@ peer has, and what it does with one, is not known here.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, num_chunks
+from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, blob_id, num_chunks
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.limits import (
     DEFAULT_LIMITS,
@@ -64,8 +63,8 @@ class TransferOffer(ControlPayload):
     Attributes:
         layer_id: 0 to `MAX_LAYERS` - 1.
         num_bytes: length of the blob, at most `MAX_BLOB_BYTES`.
-        blob_id: 32 bytes, the SHA-256 of `digests`.
-        digests: the SHA-256 of every chunk in order, 32 bytes each.
+        blob_id: 32 bytes, the BLAKE3 of `digests`.
+        digests: the BLAKE3 of every chunk in order, 32 bytes each.
         sources: full multiaddrs of other peers that have the blob, at most `MAX_SOURCES`; whoever takes the
             offer may fetch it there first.
     """
@@ -89,7 +88,7 @@ class TransferOffer(ControlPayload):
         return num_chunks(self.num_bytes)
 
     def chunk_digest(self, index: int) -> bytes:
-        """The 32 bytes that the SHA-256 of chunk `index` must be."""
+        """The 32 bytes that the digest of chunk `index` must be."""
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
     def _entries(self) -> dict[str, object]:
@@ -120,7 +119,7 @@ class TransferOffer(ControlPayload):
             raise _invalid(
                 f"{len(offer.digests)} bytes of digests for a blob of {offer.num_chunks} chunks"
             )
-        if hashlib.sha256(offer.digests).digest() != offer.blob_id:
+        if blob_id((offer.digests,)) != offer.blob_id:
             raise _invalid("the digests of an offer are not those of its blob")
         return offer
 
