@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -21,9 +22,11 @@ from neurogrid.p2p.transfer import (
     MemoryStore,
     TransferLimits,
 )
+from neurogrid.p2p.transfer.memory_store import populate_pages, reserve_pages
 from neurogrid.p2p.transfer.store import PartialBlob
 from neurogrid.p2p.wire import CHUNK_BYTES, MAX_BLOB_BYTES, ErrorCode
 
+MIB = 1024 * 1024
 BLOB = Random(4).randbytes(9 * CHUNK_BYTES + 77)
 SOURCE = BytesSource(BLOB)
 INFO = BlobInfo.of_digests(SOURCE.digests(), len(BLOB))
@@ -134,6 +137,44 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part_of(path: Path) -> Path:
     return path / f"{INFO.blob_id.hex()}-{len(BLOB)}.part"
+
+
+class PagesWithout(mmap.mmap):
+    """Pages whose kernel answers a request to populate them with an error."""
+
+    answer = errno.ENOMEM
+
+    def madvise(self, option: int, start: int = 0, length: int | None = None) -> None:
+        raise OSError(self.answer, os.strerror(self.answer))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_pages_are_there_before_they_are_written_to_and_no_others() -> None:
+    view = reserve_pages(64 * MIB, "a test")
+    before = resident_bytes()
+    populate_pages(view, 8 * MIB, 16 * MIB, "a test")
+    assert 15 * MIB < resident_bytes() - before < 20 * MIB
+    assert bytes(view[8 * MIB : 24 * MIB]) == bytes(16 * MIB)
+    populate_pages(view, 64 * MIB, 0, "a test")
+
+
+def test_memory_that_ends_within_a_blob_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", PagesWithout)
+    partial = MemoryStore().open(INFO)
+    with pytest.raises(RequestRefusedError, match="no memory for the 1 MiB of blob") as caught:
+        put(partial, 0)
+    assert caught.value.code == ErrorCode.OUT_OF_MEMORY
+
+
+def test_a_kernel_that_cannot_populate_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "mmap", PagesWithout)
+    monkeypatch.setattr(PagesWithout, "answer", errno.EINVAL)
+    partial = MemoryStore().open(INFO)
+    put(partial, *range(INFO.num_chunks))
+    assert partial.finish().data == BLOB
 
 
 def test_a_file_takes_room_for_what_came(tmp_path: Path) -> None:

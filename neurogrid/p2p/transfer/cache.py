@@ -24,7 +24,7 @@ from typing import Final
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.transfer.chunks import BlobInfo
-from neurogrid.p2p.transfer.memory_store import reserve_pages
+from neurogrid.p2p.transfer.memory_store import populate_pages, reserve_pages
 from neurogrid.p2p.transfer.source import BlobSource
 from neurogrid.p2p.transfer.store import StoredBlob
 from neurogrid.p2p.wire import CHUNK_BYTES, chunk_digest
@@ -302,6 +302,7 @@ def _read(file: int, num_bytes: int, path: Path) -> tuple[memoryview, bytes]:
     digests = bytearray()
     for start in range(0, max(num_bytes, 1), CHUNK_BYTES):
         chunk = data[start : start + CHUNK_BYTES]
+        populate_pages(data, start, len(chunk), path.name)
         filled = 0
         while filled < len(chunk):
             taken = os.preadv(file, [chunk[filled:]], start + filled)

@@ -5,16 +5,21 @@ So a transfer that was announced and never sent costs address space at most, and
 
 from __future__ import annotations
 
+import errno
 import mmap
 import sys
 from dataclasses import dataclass
+from typing import Final
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.p2p.transfer.chunks import BlobInfo, ChunkSet
 from neurogrid.p2p.transfer.store import BlobStore, PartialBlob, StoredBlob
 from neurogrid.p2p.wire import CHUNK_BYTES, Data, ErrorCode
 
-__all__ = ["MemoryStore", "reserve_pages"]
+__all__ = ["MemoryStore", "populate_pages", "reserve_pages"]
+
+# MADV_POPULATE_WRITE of Linux 5.14, which the mmap module does not name.
+_POPULATE_WRITE: Final = 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class _PagesBlob(PartialBlob):
 
     def write(self, index: int, data: Data) -> None:
         start = index * CHUNK_BYTES
+        populate_pages(self._pages, start, len(data), f"blob {self.info.short_id}")
         self._pages[start : start + len(data)] = data
 
     def finish(self) -> StoredBlob:
@@ -61,9 +67,33 @@ def reserve_pages(num_bytes: int, what: str) -> memoryview:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             pages = mmap.mmap(-1, max(num_bytes, 1), flags=flags)
     except (OSError, MemoryError, OverflowError) as exc:
-        raise RequestRefusedError(
-            f"no memory for the {-(-num_bytes // (1024 * 1024))} MiB of {what}",
-            code=ErrorCode.OUT_OF_MEMORY,
-        ) from exc
+        raise _no_memory(num_bytes, what) from exc
     # Huge pages were tried: where the memory is a virtual machine's, they cost four times as much as small ones.
     return memoryview(pages)[:num_bytes]
+
+
+def populate_pages(view: memoryview, start: int, num_bytes: int, what: str) -> None:
+    """Let the kernel map the pages of a range of `reserve_pages` at once, just before they are written to.
+
+    That and writing takes 0.30 s a GB, where a fault for each page makes it 0.43 s. Does nothing where the kernel
+    cannot.
+
+    Raises:
+        RequestRefusedError: there is no memory for them (OUT_OF_MEMORY); `what` says for what.
+    """
+    if sys.platform != "linux" or not num_bytes:
+        return
+    pages = view.obj
+    assert isinstance(pages, mmap.mmap)
+    try:
+        pages.madvise(_POPULATE_WRITE, start, num_bytes)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # of a kernel that does not know it
+            raise _no_memory(num_bytes, what) from exc
+
+
+def _no_memory(num_bytes: int, what: str) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"no memory for the {-(-num_bytes // (1024 * 1024))} MiB of {what}",
+        code=ErrorCode.OUT_OF_MEMORY,
+    )
