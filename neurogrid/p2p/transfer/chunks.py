@@ -65,7 +65,7 @@ class BlobInfo:
         return min(CHUNK_BYTES, self.num_bytes - index * CHUNK_BYTES)
 
     def chunk_digest(self, index: int) -> bytes:
-        """The 32 bytes that the digest of chunk `index` must be."""
+        """The digest that chunk `index` must have, 32 bytes."""
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
 

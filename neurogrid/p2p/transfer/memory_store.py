@@ -1,4 +1,4 @@
-"""Blobs in memory, whose pages come from the kernel when they are written to.
+"""Blobs in memory, whose pages come from the kernel just before they are written to.
 
 So a transfer that was announced and never sent costs address space at most, and nothing grows by copying.
 """

@@ -1,8 +1,8 @@
 """The codec of the tensor protocol, sans-I/O: bytes in, frozen messages out, and back.
 
 It knows the bytes of `/neurogrid/tensor/1.0.0` and `/neurogrid/tensor/1.1.0` (`protocol_spec/`) and
-their bounds. It knows neither sockets nor peers nor tensors, and imports the standard library and
-msgpack only.
+their bounds. It knows neither sockets nor peers nor tensors, and imports the standard library,
+msgpack and blake3 only.
 """
 
 from neurogrid.p2p.wire.blob_id import (

@@ -88,7 +88,7 @@ class TransferOffer(ControlPayload):
         return num_chunks(self.num_bytes)
 
     def chunk_digest(self, index: int) -> bytes:
-        """The 32 bytes that the digest of chunk `index` must be."""
+        """The digest that chunk `index` must have, 32 bytes."""
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
     def _entries(self) -> dict[str, object]:
