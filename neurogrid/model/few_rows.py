@@ -15,7 +15,9 @@ wide matrix is read at 22 to 24 GB/s by either on the EPYC, and no slicing of it
 
 (Medians, one thread, matrices in turn that no cache holds.)
 
-Only for single tokens, [R, 1, D]: what a prompt gives keeps its bits, what a token gives is equal up to rounding.
+Of [R, T, D], for the rows of R single tokens (T = 1), and by oneDNN for the few of a short prompt (R = 1), which is
+what a conversation goes on with: on the Xeon 0.65 of MKL's time for 8, 0.73 for 16, 0.83 for 32. What this gives is
+equal up to rounding; what longer prompts give keeps its bits.
 
 Source: benchmarks/decode.py and benchmarks/sessions.py show what comes of it.
 """
@@ -53,38 +55,46 @@ _onednn_linear: Callable[..., torch.Tensor] | None = (
 _MEASURED: Final = 2048, 512
 _NUM_MEASURED: Final = 16
 _ROUNDS: Final = 3
-# Rows from which oneDNN is quicker where MKL has kernels for the fewer.
+# Rows from which oneDNN is quicker where MKL has kernels for the fewer, and of a prompt up to which it is.
 _ONEDNN_ROWS: Final = 4
+_MAX_ONEDNN_TOKENS: Final = 64
 
 
 class _RowsLinear(nn.Linear):
-    """A linear layer that takes other ways for [R, 1, in] -> [R, 1, out], where MKL is quick for few rows."""
+    """A linear layer that takes other ways for few rows, [R, T, in] -> [R, T, out], where MKL is quick for fewer."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         shape = input.shape
-        if len(shape) != 3 or shape[1] != 1 or shape[0] < _ONEDNN_ROWS:
-            return functional.linear(input, self.weight, self.bias)
-        return self._by_onednn(input)
+        if len(shape) == 3:
+            num_rows, num_tokens, _ = shape
+            if num_tokens == 1:
+                return self._single_tokens(input)
+            if num_rows == 1 and _ONEDNN_ROWS <= num_tokens <= _MAX_ONEDNN_TOKENS:
+                return self._by_onednn(input)
+        return functional.linear(input, self.weight, self.bias)
 
-    def _by_onednn(self, input_R1I: torch.Tensor) -> torch.Tensor:
-        if _onednn_linear is None:
+    def _single_tokens(self, input_R1I: torch.Tensor) -> torch.Tensor:
+        if input_R1I.shape[0] < _ONEDNN_ROWS:
             return functional.linear(input_R1I, self.weight, self.bias)
-        return _onednn_linear(input_R1I, self.weight, self.bias, "none", [], "")
+        return self._by_onednn(input_R1I)
+
+    def _by_onednn(self, input_RTI: torch.Tensor) -> torch.Tensor:
+        if _onednn_linear is None:
+            return functional.linear(input_RTI, self.weight, self.bias)
+        return _onednn_linear(input_RTI, self.weight, self.bias, "none", [], "")
 
 
 class _ColumnsLinear(_RowsLinear):
     """The same where MKL is quicker for a few columns."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        shape = input.shape
-        if len(shape) != 3 or shape[1] != 1:
-            return functional.linear(input, self.weight, self.bias)
-        if shape[0] == 1:
-            return self._one_row(input)
-        num_columns = _COLUMNS.get(shape[0])
+    def _single_tokens(self, input_R1I: torch.Tensor) -> torch.Tensor:
+        num_rows = input_R1I.shape[0]
+        if num_rows == 1:
+            return self._one_row(input_R1I)
+        num_columns = _COLUMNS.get(num_rows)
         if num_columns is not None and num_columns * self.in_features <= _MAX_NUMBERS:
-            return self._by_columns(input[:, 0], num_columns)
-        return self._by_onednn(input)
+            return self._by_columns(input_R1I[:, 0], num_columns)
+        return self._by_onednn(input_R1I)
 
     def _one_row(self, input_11I: torch.Tensor) -> torch.Tensor:
         width = self.in_features
@@ -109,7 +119,7 @@ class _ColumnsLinear(_RowsLinear):
 
 
 def speed_up_few_rows(model: nn.Module) -> None:
-    """Let the linear layers in `model` be fast for rows of single tokens, where it makes a difference."""
+    """Let the linear layers in `model` be fast for single tokens and short prompts, where it makes a difference."""
     for module in model.modules():
         # Not its subclasses: what they do is theirs.
         if type(module) is nn.Linear:

@@ -18,7 +18,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 64, 65])
 @pytest.mark.parametrize("width", [64, 225, 900, 3000])
 def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
     plain, fast = nn.Linear(width, 48, bias=bias), nn.Linear(width, 48, bias=bias)
@@ -32,11 +32,31 @@ def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
         assert got.shape == expected.shape
         assert got.is_contiguous()
         assert torch.allclose(got, expected, atol=1e-4)
-        # Tokens of one prompt keep their bits.
-        if rows > 1:
-            prompt = x.transpose(0, 1)
-            assert torch.equal(fast(prompt), plain(prompt))
+        prompt = x.transpose(0, 1)
+        got, expected = fast(prompt), plain(prompt)
+        assert got.shape == expected.shape
+        assert torch.allclose(got, expected, atol=1e-4)
+        # A long prompt keeps its bits, and what is no sequence.
+        if rows > 64:
+            assert torch.equal(got, expected)
         assert torch.equal(fast(x[:, 0]), plain(x[:, 0]))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("tokens", [2, 3, 4, 64, 65])
+def test_a_short_prompt_goes_by_onednn(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *args: object) -> object:
+        asked.append(tuple(x.shape))
+        return nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(few_rows, "_onednn_linear", product)
+    fast = nn.Linear(96, 48)
+    speed_up_few_rows(nn.Sequential(fast))
+    with torch.inference_mode():
+        assert fast(torch.randn(1, tokens, 96)).shape == (1, tokens, 48)
+    assert asked == ([(1, tokens, 96)] if 4 <= tokens <= 64 else [])
 
 
 def test_the_torch_that_is_pinned_has_the_operator_of_onednn() -> None:
