@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trio
+from blake3 import blake3
 
 from neurogrid.errors import NeuroGridError, PeerRefusedError
 from neurogrid.model.checkpoint import Checkpoint
@@ -110,7 +110,7 @@ class BadPeer:
 
     async def _offer(self, layer_id: int, blob: bytes, **changes: Any) -> tuple[int, bool]:
         fields: dict[str, Any] = {"num_bytes": len(blob), "digests": _digests(blob), **changes}
-        fields["blob_id"] = sha256(fields["digests"]).digest()
+        fields["blob_id"] = blake3(fields["digests"]).digest()
         data = TransferOffer(layer_id=layer_id, **fields).encode()
         request_id = new_request_id()
         reply = await self.ask(
@@ -175,7 +175,7 @@ class BadPeer:
 
 
 def _digests(blob: bytes) -> bytes:
-    return b"".join(sha256(chunk.data).digest() for chunk in iter_weights_chunks(blob))
+    return b"".join(blake3(chunk.data).digest() for chunk in iter_weights_chunks(blob))
 
 
 @asynccontextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from neurogrid.p2p import PROTOCOL_V11, MessageType
 from neurogrid.p2p.wire import (
@@ -55,7 +55,7 @@ def test_an_activation_before_config(worker: WorkerProcess, good: Good, version:
         (MessageType.ASSIGN, Assign(0, 2, 64, 1, "F32").encode(), MessageType.ASSIGN_ACK),
         (
             MessageType.TRANSFER_OFFER,
-            TransferOffer(0, 100, sha256(bytes(32)).digest(), bytes(32)).encode(),
+            TransferOffer(0, 100, blake3(bytes(32)).digest(), bytes(32)).encode(),
             MessageType.TRANSFER_ACCEPT,
         ),
         (MessageType.SESSION_OPEN, SessionOpen(1, 0, 2, 8).encode(), MessageType.SESSION_ACK),

@@ -5,10 +5,10 @@ tests/e2e/transfers has what a giver of ours does wrong when it is told to; here
 
 from __future__ import annotations
 
-import hashlib
 import struct
 
 import pytest
+from blake3 import blake3
 
 from neurogrid.p2p import PROTOCOL_V10, MessageType
 from neurogrid.p2p.transfer import TransferLimits, Transfers, send_blob
@@ -19,8 +19,8 @@ from tests.e2e.transfers.nodes import Policy
 
 BLOB = bytes(range(256)) * 5000  # two chunks
 CHUNKS = [BLOB[:CHUNK_BYTES], BLOB[CHUNK_BYTES:]]
-DIGESTS = b"".join(hashlib.sha256(chunk).digest() for chunk in CHUNKS)
-BLOB_ID = hashlib.sha256(DIGESTS).digest()
+DIGESTS = b"".join(blake3(chunk).digest() for chunk in CHUNKS)
+BLOB_ID = blake3(DIGESTS).digest()
 INVALID, LIMIT, WRONG_HASH = (
     ErrorCode.TRANSFER_INVALID,
     ErrorCode.LIMIT_EXCEEDED,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from random import Random
 from typing import Any
 
 import trio
+from blake3 import blake3
 
 from neurogrid.errors import (
     NeuroGridError,
@@ -55,7 +55,7 @@ SHORT = TransferLimits(silence_timeout=2.0)
 
 
 def digests_of(blob: bytes) -> list[bytes]:
-    return [hashlib.sha256(chunk.data).digest() for chunk in iter_weights_chunks(blob)]
+    return [blake3(chunk.data).digest() for chunk in iter_weights_chunks(blob)]
 
 
 def id_of(blob: bytes) -> bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 import trio
+from blake3 import blake3
 
 from neurogrid.errors import (
     PeerRefusedError,
@@ -154,12 +154,12 @@ def test_sixty_four_gib_are_announced_and_cost_nothing() -> None:
     async def main() -> None:
         size = 65_536 * CHUNK_BYTES
         chunk = bytes(CHUNK_BYTES)
-        digests = hashlib.sha256(chunk).digest() * 65_536
+        digests = blake3(chunk).digest() * 65_536
         limits = TransferLimits(max_bytes_per_peer=size, max_bytes=size, silence_timeout=1.0)
         async with pair(policy=Policy(), limits=limits) as (giver, taker):
             before = resident_bytes()
             request_id = new_request_id()
-            data = TransferOffer(3, size, hashlib.sha256(digests).digest(), digests).encode()
+            data = TransferOffer(3, size, blake3(digests).digest(), digests).encode()
             message = TensorMessage(
                 msg_type=MessageType.TRANSFER_OFFER, layer_id=3, request_id=request_id, data=data
             )
