@@ -58,6 +58,9 @@ _ROUNDS: Final = 3
 # Rows from which oneDNN is quicker where MKL has kernels for the fewer, and of a prompt up to which it is.
 _ONEDNN_ROWS: Final = 4
 _MAX_ONEDNN_TOKENS: Final = 64
+# oneDNN keeps a kernel of 0.6 MB for each number of rows that a matrix has met. Prompts have any length, and are filled
+# up to a multiple of this.
+_TOKENS_STEP: Final = 8
 
 
 class _RowsLinear(nn.Linear):
@@ -70,8 +73,15 @@ class _RowsLinear(nn.Linear):
             if num_tokens == 1:
                 return self._single_tokens(input)
             if num_rows == 1 and _ONEDNN_ROWS <= num_tokens <= _MAX_ONEDNN_TOKENS:
-                return self._by_onednn(input)
+                return self._short_prompt(input)
         return functional.linear(input, self.weight, self.bias)
+
+    def _short_prompt(self, input_1TI: torch.Tensor) -> torch.Tensor:
+        num_tokens = input_1TI.shape[1]
+        if num_tokens % _TOKENS_STEP == 0 or _onednn_linear is None:
+            return self._by_onednn(input_1TI)
+        padding = 0, 0, 0, -num_tokens % _TOKENS_STEP
+        return self._by_onednn(functional.pad(input_1TI, padding))[:, :num_tokens]
 
     def _single_tokens(self, input_R1I: torch.Tensor) -> torch.Tensor:
         if input_R1I.shape[0] < _ONEDNN_ROWS:

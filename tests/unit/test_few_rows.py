@@ -43,8 +43,12 @@ def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("tokens", [2, 3, 4, 64, 65])
-def test_a_short_prompt_goes_by_onednn(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "filled_up"), [(3, None), (4, 8), (8, 8), (9, 16), (63, 64), (64, 64), (65, None)]
+)
+def test_a_short_prompt_goes_by_onednn_in_few_lengths(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, filled_up: int | None
+) -> None:
     asked: list[tuple[int, ...]] = []
 
     def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *args: object) -> object:
@@ -55,8 +59,10 @@ def test_a_short_prompt_goes_by_onednn(monkeypatch: pytest.MonkeyPatch, tokens: 
     fast = nn.Linear(96, 48)
     speed_up_few_rows(nn.Sequential(fast))
     with torch.inference_mode():
-        assert fast(torch.randn(1, tokens, 96)).shape == (1, tokens, 48)
-    assert asked == ([(1, tokens, 96)] if 4 <= tokens <= 64 else [])
+        result = fast(torch.randn(1, tokens, 96))
+    assert result.shape == (1, tokens, 48)
+    assert result.is_contiguous()
+    assert asked == ([] if filled_up is None else [(1, filled_up, 96)])
 
 
 def test_the_torch_that_is_pinned_has_the_operator_of_onednn() -> None:
