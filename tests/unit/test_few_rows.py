@@ -65,6 +65,26 @@ def test_a_short_prompt_goes_by_onednn_in_few_lengths(
     assert asked == ([] if filled_up is None else [(1, filled_up, 96)])
 
 
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("tokens", [5, 8])
+def test_a_short_prompt_may_lie_in_memory_as_it_likes_and_its_tokens_stay_apart(
+    tokens: int,
+) -> None:
+    plain, fast = nn.Linear(96, 48), nn.Linear(96, 48)
+    fast.load_state_dict(plain.state_dict())
+    speed_up_few_rows(nn.Sequential(fast))
+    broken = torch.randn(1, tokens, 96)
+    broken[0, 2, 5] = torch.nan
+    with torch.inference_mode():
+        for x in (
+            torch.randn(1, tokens, 200)[..., 7:103],
+            torch.randn(1, 96, tokens).transpose(1, 2),
+            torch.randn(1, 1, 96).expand(1, tokens, 96),
+            broken,
+        ):
+            assert torch.allclose(fast(x), plain(x), atol=1e-4, equal_nan=True)
+
+
 def test_the_torch_that_is_pinned_has_the_operator_of_onednn() -> None:
     assert torch.backends.mkldnn.is_available()
     assert few_rows._onednn_linear is not None, "torch has moved mkldnn._linear_pointwise"

@@ -120,7 +120,10 @@ class TransferOffer(ControlPayload):
                 f"{len(offer.digests)} bytes of digests for a blob of {offer.num_chunks} chunks"
             )
         if blob_id((offer.digests,)) != offer.blob_id:
-            raise _invalid("the digests of an offer are not those of its blob")
+            raise _invalid(
+                "the digests of an offer are not those of its blob: it was damaged, or its sender hashes "
+                "otherwise, as those before revision r6 of the protocol do"
+            )
         return offer
 
 
