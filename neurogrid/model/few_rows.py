@@ -58,9 +58,10 @@ _ROUNDS: Final = 3
 # Rows from which oneDNN is quicker where MKL has kernels for the fewer, and of a prompt up to which it is.
 _ONEDNN_ROWS: Final = 4
 _MAX_ONEDNN_TOKENS: Final = 64
-# oneDNN keeps a kernel of 0.6 MB for each number of rows that a matrix has met. Prompts have any length, and are filled
-# up to a multiple of this.
-_TOKENS_STEP: Final = 8
+# oneDNN keeps a kernel of 0.6 MB for each number of rows that matrices of one shape have met, and takes a millisecond
+# or more to make it. So more rows than this, or tokens, are filled up to a multiple of so many: 19 numbers for 61.
+_EXACT_ROWS: Final = 8
+_ROWS_STEP: Final = 4
 
 
 class _RowsLinear(nn.Linear):
@@ -73,25 +74,21 @@ class _RowsLinear(nn.Linear):
             if num_tokens == 1:
                 return self._single_tokens(input)
             if num_rows == 1 and _ONEDNN_ROWS <= num_tokens <= _MAX_ONEDNN_TOKENS:
-                return self._short_prompt(input)
+                return self._by_onednn(input.transpose(0, 1)).transpose(0, 1)
         return functional.linear(input, self.weight, self.bias)
-
-    def _short_prompt(self, input_1TI: torch.Tensor) -> torch.Tensor:
-        num_tokens = input_1TI.shape[1]
-        if num_tokens % _TOKENS_STEP == 0 or _onednn_linear is None:
-            return self._by_onednn(input_1TI)
-        padding = 0, 0, 0, -num_tokens % _TOKENS_STEP
-        return self._by_onednn(functional.pad(input_1TI, padding))[:, :num_tokens]
 
     def _single_tokens(self, input_R1I: torch.Tensor) -> torch.Tensor:
         if input_R1I.shape[0] < _ONEDNN_ROWS:
             return functional.linear(input_R1I, self.weight, self.bias)
         return self._by_onednn(input_R1I)
 
-    def _by_onednn(self, input_RTI: torch.Tensor) -> torch.Tensor:
+    def _by_onednn(self, input_R1I: torch.Tensor) -> torch.Tensor:
         if _onednn_linear is None:
-            return functional.linear(input_RTI, self.weight, self.bias)
-        return _onednn_linear(input_RTI, self.weight, self.bias, "none", [], "")
+            return functional.linear(input_R1I, self.weight, self.bias)
+        num_rows = input_R1I.shape[0]
+        if num_rows > _EXACT_ROWS and num_rows % _ROWS_STEP:
+            input_R1I = functional.pad(input_R1I, (0, 0, 0, 0, 0, -num_rows % _ROWS_STEP))
+        return _onednn_linear(input_R1I, self.weight, self.bias, "none", [], "")[:num_rows]
 
 
 class _ColumnsLinear(_RowsLinear):

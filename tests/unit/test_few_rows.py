@@ -43,30 +43,34 @@ def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("are_tokens", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "filled_up"), [(3, None), (4, 8), (8, 8), (9, 16), (63, 64), (64, 64), (65, None)]
+    ("rows", "filled_up"),
+    [(4, 4), (5, 5), (8, 8), (9, 12), (12, 12), (61, 64), (64, 64)],
 )
-def test_a_short_prompt_goes_by_onednn_in_few_lengths(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, filled_up: int | None
+def test_onednn_is_asked_for_few_numbers_of_rows(
+    monkeypatch: pytest.MonkeyPatch, are_tokens: bool, rows: int, filled_up: int
 ) -> None:
-    asked: list[tuple[int, ...]] = []
+    asked: list[int] = []
 
     def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *args: object) -> object:
-        asked.append(tuple(x.shape))
+        asked.append(x.shape[0] * x.shape[1])
         return nn.functional.linear(x, weight, bias)
 
     monkeypatch.setattr(few_rows, "_onednn_linear", product)
-    fast = nn.Linear(96, 48)
+    # Too wide for columns.
+    fast = nn.Linear(1100, 48)
     speed_up_few_rows(nn.Sequential(fast))
+    x = torch.randn(rows, 1, 1100)
     with torch.inference_mode():
-        result = fast(torch.randn(1, tokens, 96))
-    assert result.shape == (1, tokens, 48)
+        result = fast(x.transpose(0, 1) if are_tokens else x)
+    assert result.shape == ((1, rows, 48) if are_tokens else (rows, 1, 48))
     assert result.is_contiguous()
-    assert asked == ([] if filled_up is None else [(1, filled_up, 96)])
+    assert asked == [filled_up]
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("tokens", [5, 8])
+@pytest.mark.parametrize("tokens", [5, 9, 12])
 def test_a_short_prompt_may_lie_in_memory_as_it_likes_and_its_tokens_stay_apart(
     tokens: int,
 ) -> None:
