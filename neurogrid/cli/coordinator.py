@@ -321,7 +321,7 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
     where = _listening(options)
 
     # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
-    import_libraries(*LIBRARIES)
+    import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.show import TerminalProgress
 
     with TerminalProgress(screen) as progress:
@@ -349,7 +349,7 @@ async def _chat(
 ) -> int:
     where = _listening(options)
 
-    import_libraries(*LIBRARIES)
+    import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.chat import Chat
     from neurogrid.cli.line_reader import open_lines
     from neurogrid.cli.show import TerminalProgress
@@ -389,7 +389,7 @@ async def _serve(
     serving = await trio.to_thread.run_sync(serving_options, options)
     where = _listening(options)
 
-    import_libraries(*LIBRARIES)
+    import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.panel.coordinator import coordinator_view
     from neurogrid.cli.panel.live import open_panel
     from neurogrid.cli.show import JoinLine, TerminalProgress
@@ -466,7 +466,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     if options.min_peers is not None:
         warn_of_loopback(where, is_chosen=bool(options.listen))
 
-    import_libraries(*LIBRARIES)
+    import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.plan_table import Stdout, print_plan
     from neurogrid.cli.show import TerminalProgress
 

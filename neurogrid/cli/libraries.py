@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from importlib import import_module
+
+from neurogrid.cli.screen import Screen
 
 __all__ = ["import_libraries"]
 
 
-def import_libraries(*names: str) -> None:
+def import_libraries(screen: Screen, *names: str) -> None:
     """Import modules of ours that bring torch and transformers, and what these make for good.
+
+    The screen shows it where something can move: it may take longer than all that follows.
 
     They make 400,000 objects, all to stay. Python looks for garbage among them several times on the way, which is a
     fifth of the time, and would go on to whenever the process has grown: it is told to leave them out.
@@ -17,8 +22,9 @@ def import_libraries(*names: str) -> None:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for name in names:
-            import_module(name)
+        with screen.spinner("loading torch") if screen.is_live else nullcontext():
+            for name in names:
+                import_module(name)
     finally:
         gc.freeze()
         if was_enabled:

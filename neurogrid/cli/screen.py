@@ -22,6 +22,7 @@ from neurogrid.cli.text_rows import in_encoding, last_row, num_cells, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
 
 __all__ = ["Screen"]
 
@@ -65,6 +66,12 @@ class Screen:
     def is_live(self) -> bool:
         """Whether something that moves can be drawn on stderr."""
         return not self.is_json and sys.stderr.isatty() and not self.console.is_dumb_terminal
+
+    def spinner(self, what: str) -> Status:
+        """What moves on stderr, where something can, while this takes its time; to be started and stopped."""
+        is_plain = self.console.options.ascii_only
+        dots, spinner = ("...", "line") if is_plain else ("…", "dots")
+        return self.console.status(f"{what} {dots}", spinner=spinner)
 
     @cached_property
     def is_shared(self) -> bool:

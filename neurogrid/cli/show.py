@@ -77,10 +77,7 @@ class TerminalProgress(JoinLine):
     def working(self, what: str) -> None:
         self._stop_status()
         if self._screen.is_live:
-            console = self._screen.console
-            is_plain = console.options.ascii_only
-            dots, spinner = ("...", "line") if is_plain else ("…", "dots")
-            self._status = console.status(f"{what} {dots}", spinner=spinner)
+            self._status = self._screen.spinner(what)
             self._status.start()
         else:
             self._say(what, event="working")

@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
         warn_of_loopback(where, is_chosen=bool(options.listen))
         # Here, not above: torch and transformers take seconds, and --help needs neither.
-        import_libraries("neurogrid.inference.worker")
+        import_libraries(screen, "neurogrid.inference.worker")
         from neurogrid.inference.worker import WorkerSettings, open_worker
 
         settings = WorkerSettings(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from neurogrid.cli.libraries import import_libraries
+from neurogrid.cli.screen import Screen
 
 MAKES_MUCH = """
 import gc
@@ -30,7 +31,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def test_what_is_imported_is_left_out_of_collections(directory: Path) -> None:
     (directory / "makes_much.py").write_text(MAKES_MUCH)
     before = gc.get_freeze_count()
-    import_libraries("makes_much")
+    import_libraries(Screen(), "makes_much")
     assert not sys.modules["makes_much"].was_enabled
     assert gc.isenabled()
     assert gc.get_freeze_count() > before + 50_000
@@ -40,14 +41,14 @@ def test_what_is_imported_is_left_out_of_collections(directory: Path) -> None:
 def test_garbage_is_looked_for_again_after_an_import_that_failed(directory: Path) -> None:
     (directory / "fails.py").write_text("raise ImportError('not here')")
     with pytest.raises(ImportError, match="not here"):
-        import_libraries("fails")
+        import_libraries(Screen(), "fails")
     assert gc.isenabled()
 
 
 def test_who_has_turned_it_off_finds_it_off(directory: Path) -> None:
     gc.disable()
     try:
-        import_libraries("json")
+        import_libraries(Screen(), "json")
         assert not gc.isenabled()
     finally:
         gc.enable()
