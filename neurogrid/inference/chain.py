@@ -10,7 +10,7 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -37,6 +37,10 @@ __all__ = ["Chain"]
 
 # Seconds for an answer to a question that costs nothing: who does not give it is taken for lost.
 PROBE_TIMEOUT = 5.0
+
+
+def _nothing() -> None:
+    """For who need not know when something was sent."""
 
 
 class Chain:
@@ -66,22 +70,33 @@ class Chain:
         self._timeout = sum(item.worker.timeouts.step for item in stages)
 
     async def forward(
-        self, session_id: int, hidden_BTD: torch.Tensor, *, position: int
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        *,
+        position: int,
+        on_sent: Callable[[], None] = _nothing,
     ) -> torch.Tensor:
         """Extend the session by [1, T, D]; returns what leaves the last of the stages, [1, T, D].
+
+        Args:
+            on_sent: called when what follows these tokens may be sent, too. One stage alone has nothing else to do
+                meanwhile: there it is not called.
 
         Raises:
             NoRouteError: it did not come, or not while it was worth waiting for, or holds NaN or infinity; names
                 layers and peer.
             ModelError: what went in holds NaN or infinity.
         """
-        is_alone = len(self.stages) == 1
-        forward = self._forward_alone if is_alone else self._forward_through
+        if len(self.stages) == 1:
+            step = self._forward_alone(session_id, hidden_BTD, position)
+        else:
+            step = self._forward_through(session_id, hidden_BTD, position, on_sent)
         if self._watch is None:
-            result_BTD = await forward(session_id, hidden_BTD, position)
+            result_BTD = await step
         else:
             with self._watch.step(self.stages, session_id, position, hidden_BTD.shape[1]):
-                result_BTD = await forward(session_id, hidden_BTD, position)
+                result_BTD = await step
         if not is_finite(result_BTD):
             last = self.stages[-1]
             raise last.lost(ModelError("its answer holds NaN or infinity"))
@@ -110,7 +125,7 @@ class Chain:
         return result_BTD
 
     async def _forward_through(
-        self, session_id: int, hidden_BTD: torch.Tensor, position: int
+        self, session_id: int, hidden_BTD: torch.Tensor, position: int, on_sent: Callable[[], None]
     ) -> torch.Tensor:
         first, last = self.stages[0], self.stages[-1]
         self._require_streams()
@@ -130,8 +145,8 @@ class Chain:
         ) as waiter:
             try:
                 reply = await waiter.send_and_wait(
-                    partial(self._send_first, message),
-                    send_nowait=partial(self._send_first_nowait, message),
+                    partial(self._send_first, message, on_sent),
+                    send_nowait=partial(self._send_first_nowait, message, on_sent),
                     timeout=self._timeout,
                 )
                 answer = check_answer(
@@ -154,17 +169,21 @@ class Chain:
                 item.times.observe(hidden_BTD.shape[1], num_layers, seconds, computed=seconds)
         return unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
 
-    async def _send_first(self, message: TensorMessage) -> None:
+    async def _send_first(self, message: TensorMessage, on_sent: Callable[[], None]) -> None:
         try:
             await self._protocol.send(self._peer_ids[0], message)
         except NeuroGridError as exc:
             raise _NotSentError(exc) from exc
+        on_sent()
 
-    def _send_first_nowait(self, message: TensorMessage) -> bool:
+    def _send_first_nowait(self, message: TensorMessage, on_sent: Callable[[], None]) -> bool:
         try:
-            return self._protocol.send_nowait(self._peer_ids[0], message)
+            is_sent = self._protocol.send_nowait(self._peer_ids[0], message)
         except NeuroGridError as exc:
             raise _NotSentError(exc) from exc
+        if is_sent:
+            on_sent()
+        return is_sent
 
     def _require_streams(self) -> None:
         """Check that no worker was lost since the last step, when nobody waited for it.

@@ -24,6 +24,7 @@ from neurogrid.errors import (
 )
 from neurogrid.inference.chain import Chain
 from neurogrid.inference.chain_stage import PipelineStage
+from neurogrid.inference.prefill import Bounds, MakeHidden, Prefill
 from neurogrid.inference.remote_worker import Prior
 from neurogrid.inference.routing import Routing
 from neurogrid.p2p.wire import ErrorCode
@@ -50,12 +51,16 @@ class PipelineSession(trio.abc.AsyncResource):
         chains: the way that its activations take.
         peer_ids: of the stages on it, in order.
         length: tokens that have gone through all stages.
+        takes_chunks: whether all of the workers take several tokens at once also when the session has begun.
     """
 
     def __init__(self, session_id: int, chains: Sequence[Chain], routing: Routing) -> None:
         self.session_id = session_id
         self.chains = tuple(chains)
         self.peer_ids = tuple(item.peer_id for chain in self.chains for item in chain.stages)
+        self.takes_chunks = all(
+            item.worker.takes_chunks for chain in self.chains for item in chain.stages
+        )
         self._routing = routing
         self.length = 0
 
@@ -68,6 +73,15 @@ class PipelineSession(trio.abc.AsyncResource):
         for chain in self.chains:
             hidden_BTD = await chain.forward(self.session_id, hidden_BTD, position=self.length)
         self.length += hidden_BTD.shape[1]
+        return hidden_BTD
+
+    async def prefill(self, chunks: Sequence[Bounds], make_hidden: MakeHidden) -> torch.Tensor:
+        """Extend the session by chunks, all stages at work; returns what leaves the last layer for the last one.
+
+        Args, raises: see `prefill.Prefill`.
+        """
+        hidden_BTD = await Prefill(self.chains, self.session_id, chunks, make_hidden).run()
+        self.length = chunks[-1][1]
         return hidden_BTD
 
     async def aclose(self) -> None:

@@ -47,6 +47,7 @@ class RemoteWorkerV11(RemoteWorker):
 
     takes_routes = True
     takes_priors = True
+    takes_chunks = True
 
     @property
     def protocol_id(self) -> str:

@@ -105,10 +105,12 @@ class RemoteWorker(ABC):
     Attributes:
         takes_routes: whether it hands activations on to the next worker, where a route says so.
         takes_priors: whether a session may begin with the tokens of another.
+        takes_chunks: whether a session that has begun takes several tokens at once.
     """
 
     takes_routes: ClassVar[bool] = False
     takes_priors: ClassVar[bool] = False
+    takes_chunks: ClassVar[bool] = False
 
     def __init__(self, protocol: Protocol, peer_id: str, timeouts: Timeouts) -> None:
         self.protocol = protocol

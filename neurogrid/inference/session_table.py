@@ -37,6 +37,9 @@ class Session:
         length: tokens that it has taken.
         last_used: trio's time of the last activation.
         handed_on: the request id of the last activation that went to the successor; 0 for none.
+        turn: held by who computes for it or changes what it is; notified when `length` has grown.
+        passing: held by who passes on a result, so that results leave in the order of their tokens.
+        is_over: nothing is to be computed for it any more.
     """
 
     session_id: int
@@ -51,7 +54,9 @@ class Session:
     length: int = 0
     last_used: float = field(default_factory=trio.current_time)
     handed_on: int = 0
-    lock: trio.Lock = field(default_factory=trio.Lock)
+    turn: trio.Condition = field(default_factory=trio.Condition)
+    passing: trio.Lock = field(default_factory=trio.Lock)
+    is_over: bool = False
 
     @property
     def source(self) -> str:
@@ -140,6 +145,7 @@ class SessionTable:
         """Free a session."""
         if session in self:
             del self._sessions[session.session_id]
+            session.is_over = True
             self._on_drop(session)
             self._over.append((session.session_id, session.source, session.owner))
 

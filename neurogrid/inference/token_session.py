@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.member import Selection
 from neurogrid.inference.pipeline import PipelineSession, PriorLostError, open_session
+from neurogrid.inference.prefill import Bounds, chunk_lengths
 from neurogrid.inference.prefixes import first_calls
 from neurogrid.inference.remote_worker import Prior
 from neurogrid.inference.routing import Routing
@@ -47,6 +49,7 @@ class TokenSession:
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
         replays: repeat the calls as they were, instead of one for all tokens.
+        takes_chunks: whether several tokens may be fed to a session that has begun, as the model's check found.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
 
@@ -65,6 +68,7 @@ class TokenSession:
         max_length: int,
         patience: float,
         replays: bool,
+        takes_chunks: bool,
         on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
@@ -75,12 +79,14 @@ class TokenSession:
         self._beginning = beginning
         self.num_reused = 0
         self._replays = replays
+        self._takes_chunks = takes_chunks
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted
         self._max_length = max_length
         self._patience = patience
         self._tokens: list[int] = []
         self._calls: list[int] = []  # tokens of each forward pass, in order
+        self._is_cut = True  # the last of them is not to be cut into chunks any more
         self._avoid: set[str] = set()  # peers whose answers were no good
         self._selection: Selection | None = None
         self._pipeline: PipelineSession | None = None
@@ -116,6 +122,7 @@ class TokenSession:
         """
         self._tokens += token_ids
         self._calls.append(len(token_ids))
+        self._is_cut = len(token_ids) == 1
         deadline = trio.current_time() + self._patience
         failure: NoRouteError | None = None
         failed_at = 0.0
@@ -216,14 +223,11 @@ class TokenSession:
     async def _catch_up(self, choose: Choose[C]) -> C:
         """Send what the pipeline has not seen yet, and choose from the logits after the last token."""
         assert self._pipeline is not None
-        calls = self._missing_calls(self._pipeline.length)
-        for start, stop in calls:
-            ahead_BTD = self._take_ahead(start, stop)
-            if ahead_BTD is None:
-                ahead_BTD = await self._ends.embed(
-                    self._tokens[start:stop], position=start, session=id(self)
-                )
-            hidden_BTD = await self._pipeline.forward(ahead_BTD)
+        calls = self._missing_calls(self._pipeline)
+        if len(calls) == 1:
+            hidden_BTD = await self._pipeline.forward(await self._embed(*calls[0]))
+        else:
+            hidden_BTD = await self._pipeline.prefill(calls, self._embed)
         chosen, ahead_BTD = await self._ends.choose(
             hidden_BTD,
             position=calls[-1][0],
@@ -235,23 +239,29 @@ class TokenSession:
             self._ahead = (len(self._tokens), chosen.token_id, ahead_BTD)
         return chosen.value
 
-    def _take_ahead(self, start: int, stop: int) -> torch.Tensor | None:
-        """What was embedded when it was chosen, if that is what tokens start..stop-1 are."""
+    async def _embed(self, start: int, stop: int) -> torch.Tensor:
+        """What enters layer 0 for tokens start..stop-1, of which one may have been embedded when it was chosen."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (start, self._tokens[start]) and stop == start + 1:
             return ahead[2]
-        return None
+        return await self._ends.embed(self._tokens[start:stop], position=start, session=id(self))
 
-    def _missing_calls(self, length: int) -> list[tuple[int, int]]:
-        """The forward passes, as first token and end, that a pipeline of so many tokens lacks."""
-        if not self._replays:
-            return [(length, len(self._tokens))]
-        calls, start = [], 0
-        for num_tokens in self._calls:
-            if start >= length:
-                calls.append((start, start + num_tokens))
-            start += num_tokens
-        return calls
+    def _missing_calls(self, pipeline: PipelineSession) -> list[Bounds]:
+        """The forward passes, as first token and end, that a pipeline lacks."""
+        if not self._is_cut:
+            self._calls[-1:] = self._chunks(self._calls[-1], pipeline)
+            self._is_cut = True
+        if self._replays:
+            calls, start = self._calls, 0
+        else:
+            start = pipeline.length
+            calls = self._chunks(len(self._tokens) - start, pipeline)
+        ends = [*accumulate(calls, initial=start)]
+        return [bounds for bounds in pairwise(ends) if bounds[0] >= pipeline.length]
+
+    def _chunks(self, num_tokens: int, pipeline: PipelineSession) -> list[int]:
+        takes_chunks = self._takes_chunks and pipeline.takes_chunks
+        return chunk_lengths(num_tokens, len(pipeline.peer_ids)) if takes_chunks else [num_tokens]
 
     async def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None

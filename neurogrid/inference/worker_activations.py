@@ -14,6 +14,7 @@ import logging
 import time
 
 import torch
+import trio
 
 from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
 from neurogrid.inference.activations import pack, unpack, width
@@ -81,7 +82,15 @@ class WorkerActivations:
             result_BTD, taken = await self._extend(session, position, hidden_BTD, came)
             # Without a route somebody waits for just this, though the session be over.
             if session.place is None or session in self._sessions:
-                await self._pass_on(session, message, message.envelope, result_BTD, taken)
+                try:
+                    # Before anybody else can have computed something: `async with` would give way to others first.
+                    session.passing.acquire_nowait()
+                except trio.WouldBlock:
+                    await session.passing.acquire()
+                try:
+                    await self._pass_on(session, message, message.envelope, result_BTD, taken)
+                finally:
+                    session.passing.release()
                 if hidden_BTD.shape[1] == 1:  # it decodes
                     await self._steps.prepare(session)
         except RequestRefusedError as exc:

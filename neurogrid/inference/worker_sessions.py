@@ -148,7 +148,7 @@ class SessionService:
             session = self._add(opened, sender_of(message), model, None)
         else:
             # After what came for it before this.
-            async with prior.lock:
+            async with prior.turn:
                 self._require_tokens(prior, opened.prior_length)
                 session = self._add(opened, sender_of(message), model, prior)
                 await self._begin_with(session, prior, opened)

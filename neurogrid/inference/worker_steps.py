@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Steps that wait for the torch thread: one of each of hundreds of sessions, and a few of those of 1.0.0.
 MAX_WAITING_STEPS = 1024
+# Seconds that an activation waits for those before it. They came together, and their tasks begin in any order.
+EARLY_TIMEOUT = 2.0
 
 
 class WorkerSteps:
@@ -70,7 +72,7 @@ class WorkerSteps:
     async def extend(
         self, session: Session, position: int, hidden_BTD: torch.Tensor
     ) -> tuple[torch.Tensor, float]:
-        """Run the session's layers on new tokens, which must continue it.
+        """Run the session's layers on new tokens, which must continue it, or what was sent before them.
 
         Returns:
             the result, and the seconds for which it waited for its turns.
@@ -79,11 +81,19 @@ class WorkerSteps:
             RequestRefusedError: they do not, are no numbers, are too many, or could not be computed.
         """
         num_tokens = hidden_BTD.shape[1]
+        came = time.perf_counter()
         try:
-            session.lock.acquire_nowait()  # `async with` would give way to others first, in vain
+            session.turn.acquire_nowait()  # `async with` would give way to others first, in vain
         except trio.WouldBlock:
-            await session.lock.acquire()
+            await session.turn.acquire()
         try:
+            if position > session.length:
+                with trio.move_on_after(EARLY_TIMEOUT):
+                    while position > session.length:
+                        await session.turn.wait()
+            waited = time.perf_counter() - came
+            if session.is_over:
+                raise _ended(session)
             if position != session.length:
                 raise RequestRefusedError(
                     f"an activation for position {position} came to a session of "
@@ -107,16 +117,13 @@ class WorkerSteps:
             with stage_span(step, session.session_id):
                 result_BTD = await self._steps.submit(step)
             if result_BTD is None:
-                raise RequestRefusedError(
-                    f"session {session.session_id} ended before its turn came",
-                    code=ErrorCode.SESSION_UNKNOWN,
-                    is_expected=True,
-                )
+                raise _ended(session)
             session.length += num_tokens
             session.last_used = trio.current_time()
+            session.turn.notify_all()
         finally:
-            session.lock.release()
-        return result_BTD, step.queue_seconds
+            session.turn.release()
+        return result_BTD, waited + step.queue_seconds
 
     async def prepare(self, session: Session) -> None:
         """Do beforehand what the next token of a session needs besides what is to come, while nobody waits."""
@@ -124,13 +131,20 @@ class WorkerSteps:
         is_between = 0 < session.length < session.max_length
         if not is_between or self.num_waiting or self._burst.num_active > 1:
             return
-        await self._state.run_torch_briefly(
-            session.model.prepare,
-            start=session.start,
-            stop=session.stop,
-            position=session.length,
-            cache=session.cache,
-        )
+        try:
+            session.turn.acquire_nowait()
+        except trio.WouldBlock:
+            return  # what is to come is here
+        try:
+            await self._state.run_torch_briefly(
+                session.model.prepare,
+                start=session.start,
+                stop=session.stop,
+                position=session.length,
+                cache=session.cache,
+            )
+        finally:
+            session.turn.release()
 
     async def _is_finite(self, hidden_BTD: torch.Tensor) -> bool:
         """Look at a token here, which takes some microseconds, and at more of them where torch runs."""
@@ -187,3 +201,11 @@ class WorkerSteps:
             step.waits_since = ended
             step.calls.append(call)
         return results
+
+
+def _ended(session: Session) -> RequestRefusedError:
+    return RequestRefusedError(
+        f"session {session.session_id} ended before its turn came",
+        code=ErrorCode.SESSION_UNKNOWN,
+        is_expected=True,
+    )

@@ -69,6 +69,8 @@ def test_who_is_slow_again_soon_is_tried_later_and_who_was_fast_for_long_begins_
 class FakeWorker:
     """A worker whose tokens take `factor` times what they should, by the mocked clock."""
 
+    takes_chunks = True
+
     def __init__(self, peer_id: str) -> None:
         self.peer_id = peer_id
         self.protocol = SimpleNamespace(host=None)

@@ -6,7 +6,7 @@ Real stages; the torch thread is a gate that lets one call through when the test
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, permutations
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from neurogrid.inference.burst import MAX_GAP
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
-from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.inference.worker_steps import EARLY_TIMEOUT, WorkerSteps
 from neurogrid.model.cache import StageCache
 from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.config import model_config_message
@@ -222,6 +222,79 @@ def test_a_session_goes_at_any_moment_and_is_rebuilt_into_the_batch(
             together += len(worker.calls[-1]) == 3
         assert together > 3
         assert [guest.session.length for guest in (*others, victim)] == [NUM_TOKENS] * 3
+
+    with_worker(scenario, model)
+
+
+async def extend(worker: Worker, guest: Guest, start: int, stop: int, done: list[int]) -> None:
+    """Extend a session by some of its tokens, and note that it was."""
+    hidden_BTD = guest.hidden_BTD[:, start:stop]
+    try:
+        got, _ = await worker.steps.extend(guest.session, start, hidden_BTD)
+    except RequestRefusedError as exc:
+        guest.error = exc
+        return
+    off = (got - guest.expected_BTD[:, start:stop]).abs().max()
+    assert off <= TOLERANCE * guest.expected_BTD.abs().max()
+    done.append(start)
+
+
+@pytest.mark.parametrize("order", list(permutations([0, 10, 20, 30])))
+def test_what_came_at_once_is_computed_in_the_order_of_its_tokens(
+    model: ServedModel, order: tuple[int, ...]
+) -> None:
+    """Tasks that are started together begin in any order."""
+
+    async def scenario(worker: Worker) -> None:
+        guest = Guest(worker, 1, PROMPT)
+        done: list[int] = []
+        for start in order:
+            worker.nursery.start_soon(extend, worker, guest, start, start + 10, done)
+            await trio.testing.wait_all_tasks_blocked()
+        for _ in order:
+            await worker.next_call()
+        assert done == [0, 10, 20, 30]
+        assert guest.session.length == NUM_TOKENS
+
+    with_worker(scenario, model)
+
+
+def test_what_does_not_follow_is_refused_in_the_end(model: ServedModel) -> None:
+    async def scenario(worker: Worker) -> None:
+        guest = Guest(worker, 1, PROMPT)
+        done: list[int] = []
+        worker.nursery.start_soon(extend, worker, guest, 20, 30, done)
+        await trio.testing.wait_all_tasks_blocked()
+        worker.clock.jump(EARLY_TIMEOUT / 2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert guest.error is None
+        worker.clock.jump(EARLY_TIMEOUT)
+        await trio.testing.wait_all_tasks_blocked()
+        assert guest.error is not None
+        assert guest.error.code == ErrorCode.POSITION_MISMATCH
+        # The session goes on as if nothing had been.
+        worker.nursery.start_soon(extend, worker, guest, 0, 20, done)
+        await worker.settle()
+        await worker.next_call()
+        assert done == [0]
+
+    with_worker(scenario, model)
+
+
+def test_what_waits_for_its_turn_is_not_computed_for_a_session_that_is_over(
+    model: ServedModel,
+) -> None:
+    async def scenario(worker: Worker) -> None:
+        guest = Guest(worker, 1, PROMPT)
+        done: list[int] = []
+        for start in (0, 10):
+            worker.nursery.start_soon(extend, worker, guest, start, start + 10, done)
+            await worker.settle()
+        worker.table.drop(guest.session)
+        await worker.next_call()
+        assert guest.error is not None
+        assert guest.error.code == ErrorCode.SESSION_UNKNOWN
+        assert len(worker.calls) == 1
 
     with_worker(scenario, model)
 

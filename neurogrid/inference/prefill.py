@@ -1,0 +1,103 @@
+"""A long prompt goes through the stages in chunks, so that all of them have one to compute.
+
+In one piece it would be at one stage at a time, and take as long as on one machine. In chunks the second stage computes
+the first one while the first stage computes the second, and K stages of equal speed take little more than a Kth of the
+time. What a chunk needs of those before it is in the caches by then: each stage computes them in order.
+
+T = tokens, D = hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+import torch
+import trio
+
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.chain import Chain
+
+__all__ = ["Bounds", "MakeHidden", "Prefill", "chunk_lengths"]
+
+# Each chunk reads all weights again and has its way to go, so none is small; and sessions that decode wait for one.
+MIN_CHUNK: Final = 128
+MAX_CHUNK: Final = 512
+# With so many for each stage a stage is idle for a third of the time at most; more of them cost more than they give.
+CHUNKS_PER_STAGE: Final = 2
+
+Bounds: TypeAlias = tuple[int, int]
+"""The first position of some tokens, and the one after the last."""
+
+MakeHidden: TypeAlias = Callable[[int, int], Awaitable[torch.Tensor]]
+"""Gives what enters layer 0 for the tokens from one position up to another: [1, T, D]."""
+
+
+def chunk_lengths(num_tokens: int, num_stages: int) -> list[int]:
+    """How many tokens of a prompt go into each of its chunks; one stage gets all of them at once."""
+    if num_stages == 1:
+        return [num_tokens]
+    num_chunks = min(num_tokens // MIN_CHUNK, CHUNKS_PER_STAGE * num_stages)
+    num_chunks = max(num_chunks, -(-num_tokens // MAX_CHUNK))
+    ends = [num_tokens * i // num_chunks for i in range(num_chunks + 1)]
+    return [stop - start for start, stop in pairwise(ends)]
+
+
+class Prefill:
+    """Chunks on their way through the chains of a session.
+
+    Args:
+        session_id: of a session whose tokens end where the first chunk begins.
+        chunks: of tokens that follow each other.
+        make_hidden: called for each of them in order, when its turn has come.
+    """
+
+    def __init__(
+        self,
+        chains: Sequence[Chain],
+        session_id: int,
+        chunks: Sequence[Bounds],
+        make_hidden: MakeHidden,
+    ) -> None:
+        self._chains = chains
+        self._session_id = session_id
+        self._chunks = chunks
+        self._make_hidden = make_hidden
+        # Of each chain and chunk: whether the next may enter, and whether it has left.
+        self._sent = [[trio.Event() for _ in chunks] for _ in chains]
+        self._left = [[trio.Event() for _ in chunks] for _ in chains]
+        self._last_BTD: torch.Tensor | None = None
+
+    async def run(self) -> torch.Tensor:
+        """Send all of them; returns what leaves the last layer for the last one.
+
+        Raises:
+            NoRouteError, ModelError: the first that one of them met; the others are given up.
+        """
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                for index in range(len(self._chunks)):
+                    nursery.start_soon(self._pass, index)
+        assert self._last_BTD is not None
+        return self._last_BTD
+
+    async def _pass(self, index: int) -> None:
+        start, stop = self._chunks[index]
+        hidden_BTD: torch.Tensor | None = None
+        for chain, sent, left in zip(self._chains, self._sent, self._left, strict=True):
+            if index:
+                await sent[index - 1].wait()
+            # One for each stage, and one on its way to the first.
+            ahead = index - len(chain.stages) - 1
+            if ahead >= 0:
+                await left[ahead].wait()
+            if hidden_BTD is None:
+                hidden_BTD = await self._make_hidden(start, stop)
+            hidden_BTD = await chain.forward(
+                self._session_id, hidden_BTD, position=start, on_sent=sent[index].set
+            )
+            sent[index].set()
+            left[index].set()
+        if index == len(self._chunks) - 1:
+            self._last_BTD = hidden_BTD
