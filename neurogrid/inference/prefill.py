@@ -1,8 +1,8 @@
 """A long prompt goes through the stages in chunks, so that all of them have one to compute.
 
 In one piece it would be at one stage at a time, and take as long as on one machine. In chunks the second stage computes
-the first one while the first stage computes the second, and K stages of equal speed take little more than a Kth of the
-time. What a chunk needs of those before it is in the caches by then: each stage computes them in order.
+the first one while the first stage computes the second: K stages of equal speed take one and a half Kths of the time,
+or less. What a chunk needs of those before it is in the caches by then: each stage computes them in order.
 
 T = tokens, D = hidden size.
 """
