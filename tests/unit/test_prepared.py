@@ -197,7 +197,7 @@ def test_no_next_position_is_no_error(tmp_path: Path) -> None:
     assert cache.prepared is None
 
 
-def test_the_end_of_a_session_has_no_next_step() -> None:
+def test_the_end_of_a_session_has_no_next_step_nor_has_one_that_is_here() -> None:
     prepared: list[int] = []
 
     async def run_torch_briefly(function: Callable[..., None], **arguments: Any) -> None:
@@ -213,8 +213,12 @@ def test_the_end_of_a_session_has_no_next_step() -> None:
                 stop=1,
                 cache=None,
                 model=SimpleNamespace(prepare=None),
+                turn=trio.Condition(),
             )
             await steps.prepare(cast(Session, session))
+            # Somebody computes for it: what is there then may be at another position when its turn comes.
+            async with session.turn, trio.open_nursery() as nursery:
+                nursery.start_soon(steps.prepare, cast(Session, session))
 
     trio.run(main)
     assert prepared == [1, 7]
