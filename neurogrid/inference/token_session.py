@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import torch
@@ -251,13 +250,16 @@ class TokenSession:
         if not self._is_cut:
             self._calls[-1:] = self._chunks(self._calls[-1], pipeline)
             self._is_cut = True
-        if self._replays:
-            calls, start = self._calls, 0
-        else:
-            start = pipeline.length
-            calls = self._chunks(len(self._tokens) - start, pipeline)
-        ends = [*accumulate(calls, initial=start)]
-        return [bounds for bounds in pairwise(ends) if bounds[0] >= pipeline.length]
+        length, stop = pipeline.length, len(self._tokens)
+        calls = self._calls if self._replays else self._chunks(stop - length, pipeline)
+        missing: list[Bounds] = []
+        # From the end: a session that decodes has many behind it, and lacks the last one.
+        for num_tokens in reversed(calls):
+            if stop <= length:
+                break
+            missing.append((stop - num_tokens, stop))
+            stop -= num_tokens
+        return missing[::-1]
 
     def _chunks(self, num_tokens: int, pipeline: PipelineSession) -> list[int]:
         takes_chunks = self._takes_chunks and pipeline.takes_chunks

@@ -281,6 +281,20 @@ def test_what_does_not_follow_is_refused_in_the_end(model: ServedModel) -> None:
     with_worker(scenario, model)
 
 
+def test_what_does_not_follow_is_refused_at_once_where_there_are_no_sessions(
+    model: ServedModel,
+) -> None:
+    async def scenario(worker: Worker) -> None:
+        guest = Guest(worker, 1, PROMPT)
+        guest.session.session_id = 0  # as of a peer of 1.0.0
+        worker.nursery.start_soon(extend, worker, guest, 20, 30, [])
+        await trio.testing.wait_all_tasks_blocked()
+        assert guest.error is not None
+        assert guest.error.code == ErrorCode.POSITION_MISMATCH
+
+    with_worker(scenario, model)
+
+
 def test_what_waits_for_its_turn_is_not_computed_for_a_session_that_is_over(
     model: ServedModel,
 ) -> None:
