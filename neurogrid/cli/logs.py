@@ -65,15 +65,21 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(as_json)
-    # libp2p takes itself out of the tree of loggers when it is imported. What comes of it then goes to Python's last
-    # resort, which would print it bare.
-    last_resort: logging.Handler = handler
-    if level != "debug":
-        last_resort = logging.NullHandler()
+    if level == "debug":
+        _add_libp2p(handler)
+    else:
+        # What loggers without a handler say, which Python would print bare.
+        logging.lastResort = logging.NullHandler()
         for name in _LIBRARIES:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    logging.lastResort = last_resort
     return screen
+
+
+def _add_libp2p(handler: logging.Handler) -> None:
+    # When it is imported it takes itself out of the tree of loggers, and away whatever handlers it had.
+    import neurogrid.p2p.libp2p_host  # noqa: F401
+
+    logging.getLogger("libp2p").addHandler(handler)
 
 
 def _formatter(level: str) -> logging.Formatter:

@@ -12,6 +12,8 @@ What this module knows and nobody above it needs to:
   that peer's stream is reset.
 - to open a stream dials the peer again if its connection has just ended; we refuse that, since whoever ended it
   would be left with a connection that it does not know of.
+- without LIBP2P_DEBUG it means to be silent, but leaves its loggers without a handler: Python's last resort then prints
+  what it says, such as that a peer went while it was asked who it is. What concerns us is raised to us.
 
 Everything that runs lives in the nursery of `open_host`; leaving it ends all of it.
 """
@@ -269,6 +271,12 @@ class Libp2pHost(Host):
         return self.libp2p.get_network()
 
 
+def _keep_libp2p_from_last_resort() -> None:
+    theirs = logging.getLogger("libp2p")
+    if not theirs.handlers:
+        theirs.addHandler(logging.NullHandler())
+
+
 @asynccontextmanager
 async def open_host(
     *,
@@ -292,6 +300,7 @@ async def open_host(
         ConfigurationError: an address is not a multiaddr that we can listen on, is in use, or is not to be listened
             at with this `admission`; or `admission` is another host's; or `keep_alive` is too short.
     """
+    _keep_libp2p_from_last_resort()
     identity = identity or Identity.generate()
     if admission is not None:
         admission.check_listen([*listen, *listen_fallback])

@@ -345,6 +345,28 @@ def test_a_script_ends_although_it_left_a_host_open() -> None:
     assert (output, errors) == ("waiting\nleft\n", "")
 
 
+def test_what_libp2p_says_is_not_printed_unless_somebody_asks() -> None:
+    # As it does of a peer that goes while it is asked who it is, and of a script that is left at once.
+    script = """
+import logging
+from neurogrid.p2p import blocking
+with blocking.open_host():
+    logging.getLogger("libp2p.host.basic_host").error("failed to open a stream")
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "LIBP2P_DEBUG"}
+    for asked, is_printed in ({}, False), ({"LIBP2P_DEBUG": "WARNING"}, True):
+        ended = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environ | asked,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=True,
+        )
+        assert ("failed to open a stream" in ended.stderr) is is_printed, ended.stderr
+        assert is_printed or not ended.stderr
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 def test_ctrl_c_ends_a_script() -> None:
     process = start_script("wait")

@@ -18,22 +18,26 @@ from neurogrid.cli.logs import set_up_logging
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    root, level, handlers = logging.root, logging.root.level, logging.root.handlers[:]
+    loggers = logging.root, logging.getLogger("libp2p")
+    before = [(logger.level, logger.handlers[:]) for logger in loggers]
     last_resort = logging.lastResort
     yield
     logging.lastResort = last_resort
     logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
 
 
 class Stderr:
     """What a command has written there. To be made in the test: pytest changes the streams before each phase."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, as_json: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, level: str = "info", as_json: bool = True
+    ) -> None:
         self.stream = io.StringIO()
         monkeypatch.setattr(sys, "stderr", self.stream)
-        self.screen = set_up_logging("info", as_json=as_json)
+        self.screen = set_up_logging(level, as_json=as_json)
 
     @property
     def objects(self) -> list[dict[str, Any]]:
@@ -110,3 +114,10 @@ def test_lines_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     astray.error("of no interest")
     stderr.screen.say("plan: embedded", event="planned")
     assert stderr.stream.getvalue() == "W slow\nplan: embedded\n"
+
+
+def test_what_libp2p_says_is_for_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch, level="debug", as_json=False)
+    logging.getLogger("libp2p.host.basic_host").warning("slow")
+    assert stderr.stream.getvalue().endswith(" W libp2p.host.basic_host: slow\n")
+    assert stderr.stream.getvalue().count("slow") == 1
