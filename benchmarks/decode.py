@@ -1,7 +1,7 @@
 """How fast does a model decode over 1, 2 and 3 workers, against transformers in one process?
 
-Everything on this machine, loopback, one torch thread in every process, float32, greedy. Each figure is taken
-several times, the variants in turn within each round, so that a machine that drifts drifts for all.
+Everything on this machine, loopback, one torch thread in every process, greedy; float32, or `--dtype`. Each figure is
+taken several times, the variants in turn within each round, so that a machine that drifts drifts for all.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ SIZES = {
     "1024x16": {"hidden_size": 1024, "num_hidden_layers": 16},
 }
 WORKER_COUNTS = (1, 2, 3)
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Timing:
     rate: float
 
 
-def make_model(size: dict[str, int], directory: Path) -> Any:
+def make_model(size: dict[str, int], directory: Path, *, dtype: str = "float32") -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         **size,
@@ -57,7 +58,7 @@ def make_model(size: dict[str, int], directory: Path) -> Any:
         eos_token_id=None,
         tie_word_embeddings=False,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     return model
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[list[str]] = []
@@ -198,7 +200,7 @@ def main() -> None:
         addresses = [stack.enter_context(workers(count)) for count in WORKER_COUNTS]
         for size in options.sizes:
             with tempfile.TemporaryDirectory() as directory:
-                model = make_model(SIZES[size], Path(directory))
+                model = make_model(SIZES[size], Path(directory), dtype=options.dtype)
                 timings = trio.run(
                     compare,
                     model,
@@ -210,12 +212,13 @@ def main() -> None:
                 )
                 rows += rows_of(size, timings)
     header = ["model", "variant", "tokens/s", "x transformers", "first token, ms", "x transformers"]
-    # Another prompt does not take the place of the one that has targets.
+    # Another prompt or dtype does not take the place of the one that has targets.
     prompt = "" if options.prompt_tokens == 128 else f"-after-{options.prompt_tokens}"
+    dtype = "" if options.dtype == DTYPES[0] else f"-{options.dtype}"
     write_report(
-        f"decode{prompt}",
+        f"decode{dtype}{prompt}",
         f"Decoding over workers on one machine against transformers' `generate()` in one process: one "
-        f"torch thread in each process, float32, greedy, a prompt of {options.prompt_tokens} tokens, "
+        f"torch thread in each process, {options.dtype}, greedy, a prompt of {options.prompt_tokens} tokens, "
         f"{options.tokens} new ones; median (minimum to maximum) of {options.rounds} rounds; the tokens "
         "are equal in all variants.",
         table(header, rows),

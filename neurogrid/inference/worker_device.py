@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 
-import torch
 import trio
 
 from neurogrid.inference.worker_state import WorkerState, sender_of
@@ -71,10 +70,9 @@ class DeviceService:
                     free_bytes=state.memory().free_bytes,
                 )
                 logger.debug("measured in %s: %s", dtype, self._speeds[dtype])
-                is_float32 = WIRE_DTYPES[dtype] == torch.float32
-                if state.device.type == "cpu" and is_float32 and self._speeds[dtype] is not None:
+                if state.device.type == "cpu" and self._speeds[dtype] is not None:
                     # Now, and not when a layer has come.
-                    await state.run_torch(measure_few_rows)
+                    await state.run_torch(measure_few_rows, WIRE_DTYPES[dtype])
         return self._speeds.get(dtype)
 
     async def _held(self, request: DeviceInfoRequest) -> set[int]:

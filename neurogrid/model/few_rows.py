@@ -1,23 +1,29 @@
-"""Matrix products of one row and of some, on the CPU in float32, as fast as the matrix can be read.
+"""Matrix products of one row and of some, on the CPU, as fast as the matrix can be read.
 
-What is fast depends on the processor, so it is measured, once in a process. On an AMD EPYC MKL reads a
-matrix of 512 inputs at 15 GB/s for `x @ W.T` of one row, as `nn.Linear` asks for it, one of 1024 at 21, and takes 1.5
-to 3 times as long for 2 to 8 rows. Asked for `W @ x.T` of two or four columns it reads narrow matrices at 20 to 26
-GB/s. So one row is halved: W of [out, in] is the same memory as [2 out, in / 2], and its product with the halves of x
-as two columns has in every two rows the four sums of which two, added, are the result. Two to four rows are columns as
-they are. On an Intel Xeon MKL has kernels for up to three rows that read at 13 to 16 GB/s, as fast as memory goes
-there, and columns take twice as long: it is asked for rows, as `nn.Linear` asks.
+What is fast depends on the processor, so it is measured, once in a process.
+
+In float32: on an AMD EPYC MKL reads a matrix of 512 inputs at 15 GB/s for `x @ W.T` of one row, as `nn.Linear` asks
+for it, one of 1024 at 21, and takes 1.5 to 3 times as long for 2 to 8 rows. Asked for `W @ x.T` of two or four columns
+it reads narrow matrices at 20 to 26 GB/s. So one row is halved: W of [out, in] is the same memory as [2 out, in / 2],
+and its product with the halves of x as two columns has in every two rows the four sums of which two, added, are the
+result. Two to four rows are columns as they are. On an Intel Xeon MKL has kernels for up to three rows that read at 13
+to 16 GB/s, as fast as memory goes there, and columns take twice as long: it is asked for rows, as `nn.Linear` asks.
 
 oneDNN, which torch brings along and uses for float32 only in what it compiles, takes as long for 8 rows as for 3: 330
 us for a matrix of [2048, 512] where MKL takes 510, and half of MKL's time for 20 to 64 rows; on the Xeon 0.6 to 0.8 of
 it from 4 rows to 16. It has what columns are no good for: more rows, and more than 4096 numbers in them. One row of a
 wide matrix is read at 22 to 24 GB/s by either on the EPYC, and no slicing of it was faster.
 
-(Medians, one thread, matrices in turn that no cache holds.)
-
-Of [R, T, D], for the rows of R single tokens (T = 1), and by oneDNN for the few of a short prompt (R = 1), which is
+So for [R, T, D], the rows of R single tokens (T = 1), and by oneDNN for the few of a short prompt (R = 1), which is
 what a conversation goes on with: on the Xeon 0.65 of MKL's time for 8, 0.73 for 16, 0.83 for 32. What this gives is
 equal up to rounding; what longer prompts give keeps its bits.
+
+In bfloat16 torch gives one row to oneDNN, too, which on the Xeon reads a matrix of 512 inputs at 7 GB/s, others at 9
+to 12, and one of 14336 at 6. Asked for a matrix times a vector torch uses a loop of its own, and that reads at 9 to
+14: 223 us for 306 in [2048, 512], 8.6 ms for 20 in [4096, 14336]. The bits are the same, but for the widest matrices.
+In float16 that loop is the slower.
+
+(Medians, one thread, matrices in turn that no cache holds.)
 
 Source: benchmarks/decode.py and benchmarks/sessions.py show what comes of it.
 """
@@ -51,7 +57,7 @@ _onednn_linear: Callable[..., torch.Tensor] | None = (
     else None
 )
 
-# What is measured with: matrices of 4 MiB, more of them than a cache holds.
+# What is measured with: matrices of 4 MiB in float32, more of them than a cache holds.
 _MEASURED: Final = 2048, 512
 _NUM_MEASURED: Final = 16
 _ROUNDS: Final = 3
@@ -125,41 +131,77 @@ class _ColumnsLinear(_RowsLinear):
         return result_OC[:, :num_rows].t().contiguous()[:, None]
 
 
+class _VectorLinear(nn.Linear):
+    """A linear layer in bfloat16 that takes one row for a vector."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if input.numel() != self.in_features:
+            return functional.linear(input, self.weight, self.bias)
+        input_I = input.reshape(-1)
+        weight, bias = self.weight, self.bias
+        result_O = torch.mv(weight, input_I) if bias is None else torch.addmv(bias, weight, input_I)
+        return result_O.view(*input.shape[:-1], -1)
+
+
 def speed_up_few_rows(model: nn.Module) -> None:
     """Let the linear layers in `model` be fast for single tokens and short prompts, where it makes a difference."""
     for module in model.modules():
         # Not its subclasses: what they do is theirs.
         if type(module) is nn.Linear:
             weight = module.weight
-            is_plain = weight.device.type == "cpu" and weight.is_contiguous()
-            if is_plain and weight.dtype == torch.float32:
-                module.__class__ = _ColumnsLinear if _columns_are_fast() else _RowsLinear
+            if weight.device.type == "cpu" and weight.is_contiguous():
+                module.__class__ = _fast_class(weight.dtype)
 
 
-def measure_few_rows() -> None:
+def measure_few_rows(dtype: torch.dtype) -> None:
     """Find out what `speed_up_few_rows` needs to know of the processor, once; else its first call does, in 80 ms."""
-    _columns_are_fast()
+    _fast_class(dtype)
+
+
+def _fast_class(dtype: torch.dtype) -> type[nn.Linear]:
+    if dtype == torch.float32:
+        return _ColumnsLinear if _columns_are_fast() else _RowsLinear
+    if dtype == torch.bfloat16:
+        return _VectorLinear if _vectors_are_fast() else nn.Linear
+    return nn.Linear
 
 
 @cache
 def _columns_are_fast() -> bool:
-    """Whether this processor multiplies one row sooner as two columns of halves. Takes some 80 ms.
+    """Whether this processor multiplies one row sooner as two columns of halves. Takes some 80 ms."""
+    half = _MEASURED[1] // 2
+    halves_H2 = _ones(2, half, dtype=torch.float32).t()
+    return _is_quicker_than_rows(
+        lambda matrix: torch.mm(matrix.view(-1, half), halves_H2), torch.float32
+    )
+
+
+@cache
+def _vectors_are_fast() -> bool:
+    """Whether this processor multiplies one row in bfloat16 sooner as a vector. Takes some 40 ms."""
+    vector_I = _ones(_MEASURED[1], dtype=torch.bfloat16)
+    return _is_quicker_than_rows(lambda matrix: torch.mv(matrix, vector_I), torch.bfloat16)
+
+
+def _ones(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    # Not random: what draws numbers elsewhere is not to get others.
+    return torch.ones(shape, dtype=dtype, device="cpu")
+
+
+def _is_quicker_than_rows(
+    multiply: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> bool:
+    """Whether a way to multiply one row with a matrix takes less time than `nn.Linear`'s.
 
     By the quickest of many single products, of which some run undisturbed also where every process of a machine starts
     to load at once: by the time of several together, one worker of six once took the slower way for good.
     """
-    outputs, inputs = _MEASURED
     with torch.inference_mode():
-        # Not random: what draws numbers elsewhere is not to get others. In one piece, which the C library gives back
-        # when it is let go: of many pieces it would keep 48 MiB.
-        shape = _NUM_MEASURED, outputs, inputs
-        matrices = torch.ones(shape, dtype=torch.float32, device="cpu").unbind()
-        row_1I, halves_H2 = matrices[0][:1], matrices[0][:2, : inputs // 2].t()
+        # In one piece, which the C library gives back when it is let go: of many pieces it would keep 48 MiB.
+        matrices = _ones(_NUM_MEASURED, *_MEASURED, dtype=dtype).unbind()
+        row_1I = _ones(1, _MEASURED[1], dtype=dtype)
         by_rows = _quickest(lambda matrix: functional.linear(row_1I, matrix), matrices)
-        by_columns = _quickest(
-            lambda matrix: torch.mm(matrix.view(-1, inputs // 2), halves_H2), matrices
-        )
-    return by_columns < by_rows
+        return _quickest(multiply, matrices) < by_rows
 
 
 def _quickest(

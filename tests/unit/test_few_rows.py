@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -94,11 +96,12 @@ def test_the_torch_that_is_pinned_has_the_operator_of_onednn() -> None:
     assert few_rows._onednn_linear is not None, "torch has moved mkldnn._linear_pointwise"
 
 
-def test_what_is_measured_holds_for_the_process_and_draws_no_random_number() -> None:
+@pytest.mark.parametrize("are_fast", [few_rows._columns_are_fast, few_rows._vectors_are_fast])
+def test_what_is_measured_holds_for_the_process_and_draws_no_random_number(are_fast: Any) -> None:
     before = torch.get_rng_state()
-    few_rows._columns_are_fast.cache_clear()
-    assert few_rows._columns_are_fast() is few_rows._columns_are_fast()
-    assert few_rows._columns_are_fast.cache_info().misses == 1
+    are_fast.cache_clear()
+    assert are_fast() is are_fast()
+    assert are_fast.cache_info().misses == 1
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -141,12 +144,59 @@ def test_without_it_rows_give_what_they_gave(monkeypatch: pytest.MonkeyPatch, bi
         assert torch.equal(fast(x), plain(x))
 
 
-def test_half_precision_subclasses_and_columns_are_left_alone() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (1,), (), (3, 1), (1, 4), (0, 1)])
+def test_one_row_in_bfloat16_is_a_vector_and_gives_what_it_gave(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(few_rows, "_vectors_are_fast", lambda: True)
+    plain, fast = (nn.Linear(96, 48, bias=bias, dtype=torch.bfloat16) for _ in range(2))
+    fast.load_state_dict(plain.state_dict())
+    speed_up_few_rows(nn.Sequential(fast))
+    assert type(fast) is few_rows._VectorLinear
+    for x in (
+        torch.randn(*shape, 96, dtype=torch.bfloat16),
+        torch.randn(*shape, 200, dtype=torch.bfloat16)[..., 7:199:2],
+    ):
+        with torch.inference_mode():
+            got, expected = fast(x), plain(x)
+        assert got.shape == expected.shape
+        assert got.is_contiguous()
+        assert torch.allclose(got, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("vectors_are_fast", [True, False])
+def test_what_is_measured_decides_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, vectors_are_fast: bool
+) -> None:
+    monkeypatch.setattr(few_rows, "_vectors_are_fast", lambda: vectors_are_fast)
+    model = nn.Sequential(nn.Linear(64, 48, dtype=torch.bfloat16))
+    speed_up_few_rows(model)
+    assert type(model[0]) is (few_rows._VectorLinear if vectors_are_fast else nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "measured"),
+    [
+        (torch.float32, few_rows._columns_are_fast),
+        (torch.bfloat16, few_rows._vectors_are_fast),
+        (torch.float16, None),
+    ],
+)
+def test_only_what_a_dtype_needs_is_measured(dtype: torch.dtype, measured: object) -> None:
+    each = few_rows._columns_are_fast, few_rows._vectors_are_fast
+    for one in each:
+        one.cache_clear()
+    few_rows.measure_few_rows(dtype)
+    assert [one.cache_info().misses for one in each] == [one is measured for one in each]
+
+
+def test_float16_subclasses_and_columns_are_left_alone() -> None:
     class Own(nn.Linear):
         pass
 
     by_columns = nn.Linear(4, 4)
     by_columns.weight.data = torch.randn(4, 4).t()
-    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).bfloat16(), by_columns)
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).half(), by_columns)
     speed_up_few_rows(model)
     assert [type(module) for module in model] == [Own, nn.Linear, nn.Linear]
