@@ -251,7 +251,7 @@ class Coordinator(TextGeneration):
             max_length=max_length,
             patience=self._patience,
             replays=self.model.replays,
-            takes_chunks=self.model.traits.takes_chunks,
+            max_piece=self.model.max_piece,
             on_failed=partial(self._progress.step_failed, number),
             on_rerouted=partial(self._progress.session_rerouted, number),
         )

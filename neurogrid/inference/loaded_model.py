@@ -16,12 +16,14 @@ import torch
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.planner import LayerSize, ModelSize
+from neurogrid.inference.prefill import max_piece
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import PreTrainedConfig, build_config, eos_token_ids, resolve_dtype
 from neurogrid.model.cost import LayerCost, layer_cost, workspace_bytes
 from neurogrid.model.miniature import SplitTraits, check_splittable
 from neurogrid.model.stage import Ends
 from neurogrid.model.tokenizer import Tokenizer
+from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
 
 __all__ = ["LoadedModel"]
 
@@ -29,6 +31,8 @@ __all__ = ["LoadedModel"]
 NUM_MEASUREMENTS = 4
 # Workspace that is not worth counting: a process has it beside what it lends. Bytes.
 UNCOUNTED_BYTES = 64 * 1024 * 1024
+# Activations of one message beside their envelope. Bytes.
+MAX_WHOLE_BYTES = DEFAULT_LIMITS.tensor - MAX_MAP_BYTES
 # What a step costs besides computing and the way: at each stage, to read and write a message and to change threads;
 # and here, for each token. Measured with stages of next to no work, on two cores of an EPYC. Seconds.
 STAGE_SECONDS = 0.6e-3
@@ -46,7 +50,8 @@ class LoadedModel:
         dtype: what it is computed in.
         costs: bytes of each layer.
         traits: what the proof found out that generation must know.
-        max_seq_len: tokens of a session; what was asked for, or the model's own bound if less.
+        max_seq_len: tokens of a session; what was asked for, or the model's own bound if less, or what one message
+            holds where a prompt cannot be cut.
         eos_token_ids: tokens that end a generation.
     """
 
@@ -84,6 +89,8 @@ class LoadedModel:
         ends.load(checkpoint.end_tensors())
         ends.speed_up()
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
+        if not traits.takes_chunks:
+            bound = min(bound, MAX_WHOLE_BYTES // (ends.hidden_size * compute_dtype.itemsize))
         return cls(
             name=name or path.resolve().name,
             checkpoint=checkpoint,
@@ -104,6 +111,13 @@ class LoadedModel:
             CheckpointError: the model directory has none.
         """
         return Tokenizer.open(self.checkpoint.path)
+
+    @property
+    def max_piece(self) -> int | None:
+        """The most tokens that go to a stage in one message; None where those of a prompt cannot be sent apart."""
+        if not self.traits.takes_chunks:
+            return None
+        return max_piece(self.ends.hidden_size * self.dtype.itemsize)
 
     @property
     def replays(self) -> bool:

@@ -4,6 +4,8 @@ In one piece it would be at one stage at a time, and take as long as on one mach
 the first one while the first stage computes the second: K stages of equal speed take one and a half Kths of the time,
 or less. What a chunk needs of those before it is in the caches by then: each stage computes them in order.
 
+One stage gets a prompt in one piece, and so the bits of the whole model, unless that is more than a message should be.
+
 T = tokens, D = hidden size.
 """
 
@@ -19,13 +21,15 @@ import trio
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.chain import Chain
 
-__all__ = ["Bounds", "MakeHidden", "Prefill", "chunk_lengths"]
+__all__ = ["Bounds", "MakeHidden", "Prefill", "chunk_lengths", "max_piece"]
 
 # Each chunk reads all weights again and has its way to go, so none is small; and sessions that decode wait for one.
 MIN_CHUNK: Final = 128
 MAX_CHUNK: Final = 512
 # With so many for each stage a stage is idle for a third of the time at most; more of them cost more than they give.
 CHUNKS_PER_STAGE: Final = 2
+# Of activations in one message, bytes: a quarter of what a peer takes, for both ends hold it in memory.
+MAX_PIECE_BYTES: Final = 64 * 1024 * 1024
 
 Bounds: TypeAlias = tuple[int, int]
 """The first position of some tokens, and the one after the last."""
@@ -34,12 +38,21 @@ MakeHidden: TypeAlias = Callable[[int, int], Awaitable[torch.Tensor]]
 """Gives what enters layer 0 for the tokens from one position up to another: [1, T, D]."""
 
 
-def chunk_lengths(num_tokens: int, num_stages: int) -> list[int]:
-    """How many tokens of a prompt go into each of its chunks; one stage gets all of them at once."""
-    if num_stages == 1:
+def max_piece(row_bytes: int) -> int:
+    """The most tokens that go to a stage in one message, for activations of so many bytes a token."""
+    return max(MAX_PIECE_BYTES // row_bytes, 1)
+
+
+def chunk_lengths(num_tokens: int, num_stages: int, *, max_tokens: int) -> list[int]:
+    """How many tokens of a prompt go into each of its chunks, at most `max_tokens`.
+
+    One stage gets all at once, if it can; else they are no larger than for several, since the mask that each but the
+    first needs grows with their size.
+    """
+    if num_stages == 1 and num_tokens <= max_tokens:
         return [num_tokens]
     num_chunks = min(num_tokens // MIN_CHUNK, CHUNKS_PER_STAGE * num_stages)
-    num_chunks = max(num_chunks, -(-num_tokens // MAX_CHUNK))
+    num_chunks = max(num_chunks, -(-num_tokens // min(MAX_CHUNK, max_tokens)))
     ends = [num_tokens * i // num_chunks for i in range(num_chunks + 1)]
     return [stop - start for start, stop in pairwise(ends)]
 

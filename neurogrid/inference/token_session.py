@@ -48,7 +48,8 @@ class TokenSession:
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
         replays: repeat the calls as they were, instead of one for all tokens.
-        takes_chunks: whether several tokens may be fed to a session that has begun, as the model's check found.
+        max_piece: the most tokens that are sent in one piece; None where a session that has begun takes no several, as
+            the model's check found, so that they cannot be cut.
         on_failed: told of each step that a member failed.
         on_rerouted: told when others have taken over from a member that failed: why, and after how many seconds.
 
@@ -67,7 +68,7 @@ class TokenSession:
         max_length: int,
         patience: float,
         replays: bool,
-        takes_chunks: bool,
+        max_piece: int | None,
         on_failed: Callable[[NoRouteError], None] = lambda error: None,
         on_rerouted: Callable[[str, float], None] = lambda reason, seconds: None,
     ) -> None:
@@ -78,7 +79,7 @@ class TokenSession:
         self._beginning = beginning
         self.num_reused = 0
         self._replays = replays
-        self._takes_chunks = takes_chunks
+        self._max_piece = max_piece
         self._on_failed = on_failed
         self._on_rerouted = on_rerouted
         self._max_length = max_length
@@ -262,8 +263,9 @@ class TokenSession:
         return missing[::-1]
 
     def _chunks(self, num_tokens: int, pipeline: PipelineSession) -> list[int]:
-        takes_chunks = self._takes_chunks and pipeline.takes_chunks
-        return chunk_lengths(num_tokens, len(pipeline.peer_ids)) if takes_chunks else [num_tokens]
+        if self._max_piece is None or not pipeline.takes_chunks:
+            return [num_tokens]
+        return chunk_lengths(num_tokens, len(pipeline.peer_ids), max_tokens=self._max_piece)
 
     async def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None

@@ -12,8 +12,9 @@ import torch
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.inference import prefill
 from neurogrid.inference.coordinator import Coordinator
-from neurogrid.inference.prefill import chunk_lengths
+from neurogrid.inference.prefill import MAX_CHUNK, chunk_lengths
 from neurogrid.p2p.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import (
@@ -45,6 +46,10 @@ def num_activations(coordinator: Coordinator, peer_id: str) -> int:
         Direction.SENT, peer_id=peer_id, msg_type=MessageType.ACTIVATION
     )
     return total.num_messages
+
+
+def num_chunks(token_ids: Sequence[int], num_stages: int) -> int:
+    return len(chunk_lengths(len(token_ids), num_stages, max_tokens=MAX_CHUNK))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -80,9 +85,28 @@ def test_several_at_once_beside_those_that_decode(
                     for index in range(len(prompts)):
                         nursery.start_soon(one, index)
                 first = coordinator.stages[0].peer_id
-                steps = sum(len(chunk_lengths(len(each), 3)) + 23 for each in prompts)
+                steps = sum(num_chunks(each, 3) + 23 for each in prompts)
                 assert num_activations(coordinator, first) == steps
         assert [outcomes[index][0] for index in range(len(prompts))] == expected
+
+    trio.run(main)
+
+
+def test_one_stage_gets_in_pieces_what_is_too_much_for_a_message(
+    workers: list[WorkerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_checkpoint(FAMILIES[0], tmp_path)
+    expected = reference_tokens(model, prompt(300), MAX_TOKENS)
+    row_bytes = model.config.hidden_size * 4
+    monkeypatch.setattr(prefill, "MAX_PIECE_BYTES", 64 * row_bytes)
+
+    async def main() -> None:
+        with trio.fail_after(DEADLINE):
+            async with open_coordinator(settings(tmp_path, [workers[0].address])) as coordinator:
+                outcome = await generate(coordinator, [prompt(300)], MAX_TOKENS)
+                assert outcome.tokens == [expected]
+                # 300 tokens of which 64 go at once, and each new one but the last.
+                assert num_activations(coordinator, workers[0].peer_id) == 5 + MAX_TOKENS - 1
 
     trio.run(main)
 
@@ -116,7 +140,7 @@ def test_a_worker_dies_while_the_prompt_is_under_way(tmp_path: Path, dtype: str)
         more = {"stages": 2, "dtype": dtype, "max_seq_len": 512, "prefix_reuse": False}
         async with open_coordinator(settings(None, addresses, **more)) as coordinator:
             token_ids = coordinator.model.tokenizer.encode(text)
-            assert len(chunk_lengths(len(token_ids), 2)) > 1
+            assert num_chunks(token_ids, 2) > 1
             (expected,) = (await generate(coordinator, [token_ids], 16)).tokens
             with trio.fail_after(DEADLINE):
                 while len(coordinator.fleet.holdings) < len(workers):

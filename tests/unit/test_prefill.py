@@ -13,14 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import NoRouteError
-from neurogrid.inference.prefill import MAX_CHUNK, MIN_CHUNK, Prefill, chunk_lengths
+from neurogrid.inference.prefill import (
+    MAX_CHUNK,
+    MAX_PIECE_BYTES,
+    MIN_CHUNK,
+    Prefill,
+    chunk_lengths,
+    max_piece,
+)
 
 
 @given(num_tokens=st.integers(1, 200_000), num_stages=st.integers(2, 64))
 def test_chunks_make_up_the_prompt_and_are_neither_small_nor_large(
     num_tokens: int, num_stages: int
 ) -> None:
-    lengths = chunk_lengths(num_tokens, num_stages)
+    lengths = chunk_lengths(num_tokens, num_stages, max_tokens=MAX_CHUNK)
     assert sum(lengths) == num_tokens
     assert max(lengths) - min(lengths) <= 1
     assert max(lengths) <= MAX_CHUNK
@@ -31,6 +38,7 @@ def test_chunks_make_up_the_prompt_and_are_neither_small_nor_large(
     ("num_tokens", "num_stages", "lengths"),
     [
         (5_000, 1, [5_000]),
+        (5_100, 1, [510] * 10),
         (255, 2, [255]),
         (256, 2, [128, 128]),
         (1_024, 2, [256] * 4),
@@ -39,7 +47,24 @@ def test_chunks_make_up_the_prompt_and_are_neither_small_nor_large(
     ],
 )
 def test_how_a_prompt_is_cut(num_tokens: int, num_stages: int, lengths: list[int]) -> None:
-    assert chunk_lengths(num_tokens, num_stages) == lengths
+    assert chunk_lengths(num_tokens, num_stages, max_tokens=5_000) == lengths
+
+
+@given(
+    num_tokens=st.integers(1, 200_000),
+    num_stages=st.integers(1, 64),
+    row_bytes=st.integers(2, 1 << 28),
+)
+def test_no_chunk_is_more_than_a_message_may_be(
+    num_tokens: int, num_stages: int, row_bytes: int
+) -> None:
+    max_tokens = max_piece(row_bytes)
+    assert max_tokens == 1 or max_tokens * row_bytes <= MAX_PIECE_BYTES
+    num_tokens = min(num_tokens, 1_000 * max_tokens)
+    lengths = chunk_lengths(num_tokens, num_stages, max_tokens=max_tokens)
+    assert sum(lengths) == num_tokens
+    assert 1 <= min(lengths) <= max(lengths) <= max_tokens
+    assert num_stages > 1 or num_tokens > max_tokens or lengths == [num_tokens]
 
 
 class GatedChain:

@@ -1,0 +1,42 @@
+"""How long a session may be, and how much of it goes to a stage at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.inference import loaded_model, prefill
+from neurogrid.inference.loaded_model import LoadedModel
+
+FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
+
+
+def load(family: str, path: Path) -> LoadedModel:
+    Checkpoint(FAMILIES[family](), path)
+    return LoadedModel.load(path, name=None, max_seq_len=100, dtype="float32")
+
+
+def test_what_can_be_cut_is_sent_in_pieces_of_some_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_model, "MAX_WHOLE_BYTES", 1)
+    model = load("llama", tmp_path)
+    monkeypatch.setattr(prefill, "MAX_PIECE_BYTES", 4 * model.ends.hidden_size * 30 + 1)
+    assert model.max_piece == 30
+    assert model.max_seq_len == 100
+
+
+def test_a_session_that_cannot_be_cut_is_no_longer_than_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden_size = FAMILIES["jamba"]().hidden_size
+    monkeypatch.setattr(loaded_model, "MAX_WHOLE_BYTES", 4 * hidden_size * 30 + 1)
+    model = load("jamba", tmp_path)
+    assert model.max_piece is None
+    assert model.max_seq_len == 30
+    model.check_prompt([3] * 29)
+    with pytest.raises(ConfigurationError, match="at most 30"):
+        model.check_prompt([3] * 30)
