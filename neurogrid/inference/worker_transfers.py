@@ -116,8 +116,13 @@ class TransferService(TransferPolicy):
         """Whoever is admitted and knows a blob's id may have the blob: other workers fetch theirs here."""
 
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
-        """A blob that is here, for another worker."""
-        return self._state.blobs.source(blob_id)
+        """A blob that is here, for another worker. Whom the coordinator sent here for it may come too late."""
+        source = self._state.blobs.source(blob_id)
+        if source is None:
+            raise RequestRefusedError(
+                f"blob {blob_id.hex()} is not here", code=ErrorCode.BLOB_UNKNOWN, is_expected=True
+            )
+        return source
 
     async def decide(self, offered: OfferedBlob) -> Held | Wanted:
         """Take a layer that is assigned here and not held under this very id."""

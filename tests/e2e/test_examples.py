@@ -195,7 +195,7 @@ def test_handlers() -> None:
 
 
 def test_failover() -> None:
-    # libp2p complains of the peer that is gone, and ours of what it refused.
+    # It says what it refused.
     assert run("failover.py", log="(?s).+").splitlines() == [
         "PeerUnreachableError; the next one",
         "busy with another; the next one",

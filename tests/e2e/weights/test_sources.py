@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -12,13 +13,15 @@ import pytest
 import trio
 
 from neurogrid import Worker, WorkerSettings, open_worker
+from neurogrid.errors import PeerRefusedError
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.placing import open_placer
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts, TransferReports
 from neurogrid.p2p import Protocol, open_host
 from neurogrid.p2p.counters import Direction
-from neurogrid.p2p.transfer import BlobSource
+from neurogrid.p2p.transfer import BlobSource, TransferPolicy, Transfers
+from neurogrid.p2p.wire import ErrorCode
 from tests.e2e.support import DEADLINE
 from tests.families import FAMILIES, save_checkpoint
 
@@ -222,3 +225,22 @@ def test_a_stranger_may_not_offer_what_a_worker_may_ask_for(
             assert caught.value.code == ErrorCode.BUSY
 
     trio.run(main)
+
+
+def test_who_comes_too_late_for_a_layer_is_told_so_and_nobody_else_is_bothered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with some_workers(1) as (worker,), open_host() as host:
+            protocol = Protocol(host, role="worker")
+            transfers = Transfers(protocol, TransferPolicy())
+            peer_id = await host.connect(worker.addresses[0])
+            await protocol.open(peer_id)
+            with pytest.raises(
+                PeerRefusedError, match=f"blob {bytes(32).hex()} is not here"
+            ) as caught:
+                await transfers.fetch_blob(peer_id, bytes(32))
+            assert caught.value.code == ErrorCode.BLOB_UNKNOWN
+
+    trio.run(main)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
