@@ -15,7 +15,6 @@ import trio
 from neurogrid.inference.worker_state import WorkerState, sender_of
 from neurogrid.model.config import config_fingerprint
 from neurogrid.model.device_speed import DeviceSpeed, measure_speed
-from neurogrid.model.few_rows import measure_few_rows
 from neurogrid.model.tensors import WIRE_DTYPES, dtype_name
 from neurogrid.p2p.wire import (
     CONFIG_DTYPES,
@@ -70,9 +69,6 @@ class DeviceService:
                     free_bytes=state.memory().free_bytes,
                 )
                 logger.debug("measured in %s: %s", dtype, self._speeds[dtype])
-                if state.device.type == "cpu" and self._speeds[dtype] is not None:
-                    # Now, and not when a layer has come.
-                    await state.run_torch(measure_few_rows, WIRE_DTYPES[dtype])
         return self._speeds.get(dtype)
 
     async def _held(self, request: DeviceInfoRequest) -> set[int]:

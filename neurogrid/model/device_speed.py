@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
+
+from neurogrid.model.few_rows import measure_few_rows, speed_up_few_rows
 
 __all__ = ["DeviceSpeed", "measure_speed"]
 
@@ -70,29 +73,27 @@ def measure_speed(
     square = CUDA_SQUARE if is_cuda else CPU_SQUARE
     try:
         with torch.inference_mode():
-            # Written, so that every page is there.
-            weights = [
-                torch.full((num_rows, NUM_COLUMNS), 0.01, dtype=dtype, device=device)
-                for _ in range(num_bytes // MATRIX_BYTES)
-            ]
-            row = torch.full((1, NUM_COLUMNS), 0.01, dtype=dtype, device=device)
+            # Now, and not when a layer has come.
+            measure_few_rows(device, dtype)
+            layers = [_layer(num_rows, dtype, device) for _ in range(num_bytes // MATRIX_BYTES)]
+            row = torch.full((1, 1, NUM_COLUMNS), 0.01, dtype=dtype, device=device)
             factor = torch.full((square, square), 0.01, dtype=dtype, device=device)
-            small = row[:, :64]
+            small = row[..., :64]
 
-            def read(matrices: list[torch.Tensor]) -> None:
-                for matrix in matrices:
-                    torch.nn.functional.linear(row, matrix)
+            def read(some: list[nn.Module]) -> None:
+                for layer in some:
+                    layer(row)
 
             def call_often() -> None:
                 for _ in range(NUM_OPERATIONS):
                     small + small
 
             # A GPU waits longer for a call than it takes to read a matrix: there, all in one go.
-            parts = [weights] if is_cuda else [[weight] for weight in weights]
+            parts = [layers] if is_cuda else [[layer] for layer in layers]
             seconds = _fastest([partial(read, part) for part in parts], device)
             multiply = [lambda: factor @ factor] * NUM_PRODUCTS
             return DeviceSpeed(
-                bytes_per_second=sum(weight.nbytes for weight in parts[0]) / seconds,
+                bytes_per_second=len(parts[0]) * num_rows * NUM_COLUMNS * dtype.itemsize / seconds,
                 flops=2 * square**3 / _fastest(multiply, device),
                 layer_seconds=OPERATIONS_PER_LAYER
                 * _fastest([call_often] * NUM_PRODUCTS, device)
@@ -100,6 +101,15 @@ def measure_speed(
             )
     except (RuntimeError, MemoryError):
         return None
+
+
+def _layer(num_outputs: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """A linear layer as those of a stage are, of which every page is written to."""
+    layer = nn.Linear(NUM_COLUMNS, num_outputs, bias=False, dtype=dtype, device="meta")
+    weight = torch.full((num_outputs, NUM_COLUMNS), 0.01, dtype=dtype, device=device)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    speed_up_few_rows(layer)
+    return layer
 
 
 def _fastest(calls: Sequence[Callable[[], object]], device: torch.device) -> float:

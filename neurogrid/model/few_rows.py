@@ -153,9 +153,10 @@ def speed_up_few_rows(model: nn.Module) -> None:
                 module.__class__ = _fast_class(weight.dtype)
 
 
-def measure_few_rows(dtype: torch.dtype) -> None:
+def measure_few_rows(device: torch.device, dtype: torch.dtype) -> None:
     """Find out what `speed_up_few_rows` needs to know of the processor, once; else its first call does, in 80 ms."""
-    _fast_class(dtype)
+    if device.type == "cpu":
+        _fast_class(dtype)
 
 
 def _fast_class(dtype: torch.dtype) -> type[nn.Linear]:

@@ -187,7 +187,9 @@ def test_only_what_a_dtype_needs_is_measured(dtype: torch.dtype, measured: objec
     each = few_rows._columns_are_fast, few_rows._vectors_are_fast
     for one in each:
         one.cache_clear()
-    few_rows.measure_few_rows(dtype)
+    few_rows.measure_few_rows(torch.device("cuda"), dtype)
+    assert [one.cache_info().misses for one in each] == [0, 0]
+    few_rows.measure_few_rows(torch.device("cpu"), dtype)
     assert [one.cache_info().misses for one in each] == [one is measured for one in each]
 
 
