@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any, Final
 
 from neurogrid.cli.screen import Screen
@@ -65,21 +66,19 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     logging.captureWarnings(as_json)
+    # Where loggers outside the tree, without a handler of their own, end up: Python would print what they say bare.
+    last_resort: logging.Handler = handler
     if level == "debug":
-        _add_libp2p(handler)
+        # libp2p takes itself out of the tree when it is imported, and whatever handlers it had away: first that, then
+        # ours.
+        import_module("neurogrid.p2p.libp2p_host")
+        logging.getLogger("libp2p").addHandler(handler)
     else:
-        # What loggers without a handler say, which Python would print bare.
-        logging.lastResort = logging.NullHandler()
+        last_resort = logging.NullHandler()
         for name in _LIBRARIES:
             logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.lastResort = last_resort
     return screen
-
-
-def _add_libp2p(handler: logging.Handler) -> None:
-    # When it is imported it takes itself out of the tree of loggers, and away whatever handlers it had.
-    import neurogrid.p2p.libp2p_host  # noqa: F401
-
-    logging.getLogger("libp2p").addHandler(handler)
 
 
 def _formatter(level: str) -> logging.Formatter:

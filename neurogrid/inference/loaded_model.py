@@ -6,6 +6,7 @@ before anybody waits for workers.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from neurogrid.model.tokenizer import Tokenizer
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
 
 __all__ = ["LoadedModel"]
+
+logger = logging.getLogger(__name__)
 
 # The first one is slow, for pages and kernels; of the others the fastest counts.
 NUM_MEASUREMENTS = 4
@@ -89,8 +92,15 @@ class LoadedModel:
         ends.load(checkpoint.end_tensors())
         ends.speed_up()
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
-        if not traits.takes_chunks:
-            bound = min(bound, MAX_WHOLE_BYTES // (ends.hidden_size * compute_dtype.itemsize))
+        max_seq_len = min(max_seq_len, bound)
+        whole = MAX_WHOLE_BYTES // (ends.hidden_size * compute_dtype.itemsize)
+        if not traits.takes_chunks and whole < max_seq_len:
+            logger.warning(
+                "sessions have at most %d tokens, not %d: this model's prompts cannot be cut, and go in one message",
+                whole,
+                max_seq_len,
+            )
+            max_seq_len = whole
         return cls(
             name=name or path.resolve().name,
             checkpoint=checkpoint,
@@ -99,7 +109,7 @@ class LoadedModel:
             dtype=compute_dtype,
             costs=tuple(layer_cost(config, compute_dtype)),
             traits=traits,
-            max_seq_len=min(max_seq_len, bound),
+            max_seq_len=max_seq_len,
             eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
         )
 

@@ -20,6 +20,7 @@ import trio
 
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.chain import Chain
+from neurogrid.p2p.wire import DEFAULT_LIMITS
 
 __all__ = ["Bounds", "MakeHidden", "Prefill", "chunk_lengths", "max_piece"]
 
@@ -29,7 +30,7 @@ MAX_CHUNK: Final = 512
 # With so many for each stage a stage is idle for a third of the time at most; more of them cost more than they give.
 CHUNKS_PER_STAGE: Final = 2
 # Of activations in one message, bytes: a quarter of what a peer takes, for both ends hold it in memory.
-MAX_PIECE_BYTES: Final = 64 * 1024 * 1024
+MAX_PIECE_BYTES: Final = DEFAULT_LIMITS.tensor // 4
 
 Bounds: TypeAlias = tuple[int, int]
 """The first position of some tokens, and the one after the last."""

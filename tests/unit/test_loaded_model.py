@@ -20,23 +20,25 @@ def load(family: str, path: Path) -> LoadedModel:
 
 
 def test_what_can_be_cut_is_sent_in_pieces_of_some_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loaded_model, "MAX_WHOLE_BYTES", 1)
     model = load("llama", tmp_path)
     monkeypatch.setattr(prefill, "MAX_PIECE_BYTES", 4 * model.ends.hidden_size * 30 + 1)
     assert model.max_piece == 30
     assert model.max_seq_len == 100
+    assert not caplog.records
 
 
 def test_a_session_that_cannot_be_cut_is_no_longer_than_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hidden_size = FAMILIES["jamba"]().hidden_size
     monkeypatch.setattr(loaded_model, "MAX_WHOLE_BYTES", 4 * hidden_size * 30 + 1)
     model = load("jamba", tmp_path)
     assert model.max_piece is None
     assert model.max_seq_len == 30
+    assert "sessions have at most 30 tokens, not 100" in caplog.text
     model.check_prompt([3] * 29)
     with pytest.raises(ConfigurationError, match="at most 30"):
         model.check_prompt([3] * 30)

@@ -121,3 +121,16 @@ def test_what_libp2p_says_is_for_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("libp2p.host.basic_host").warning("slow")
     assert stderr.stream.getvalue().endswith(" W libp2p.host.basic_host: slow\n")
     assert stderr.stream.getvalue().count("slow") == 1
+
+
+def test_for_debug_whatever_is_logged_is_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch, level="debug")
+    stray = logging.getLogger("stray")
+    stray.propagate = False
+    for logger in (stray, logging.getLogger("libp2p.host"), logging.getLogger("neurogrid")):
+        logger.warning("slow")
+    assert [line["logger"] for line in stderr.objects if line["message"] == "slow"] == [
+        "stray",
+        "libp2p.host",
+        "neurogrid",
+    ]
