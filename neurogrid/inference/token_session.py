@@ -193,7 +193,8 @@ class TokenSession:
         except PriorLostError as exc:
             logger.debug("%d tokens are computed again: %s", beginning.num_tokens, exc)
             self._kept.give_up(beginning)
-            await kept.closed.wait()
+            if not beginning.is_copy:
+                await kept.closed.wait()  # in whose room this one begins anew
             await self._close()
             return False
         except NoRouteError:

@@ -128,6 +128,24 @@ def test_many_at_once_begin_with_the_same_tokens(
     run(main)
 
 
+def test_a_copy_comes_too_late(workers: list[WorkerProcess], tmp_path: Path) -> None:
+    """Of two that begin at once one takes the session over, and a worker may hear of that one first."""
+    model = save_checkpoint(FAMILIES[0], tmp_path)
+    chosen = settings(tmp_path, [w.address for w in workers[:2]], max_seq_len=512)
+
+    async def main() -> None:
+        async with open_coordinator(chosen) as coordinator:
+            chat = Chat(coordinator)
+            for first in range(3, 23):
+                prompt = [first, *PROMPT]
+                answer = await chat.turn(prompt)
+                async with trio.open_nursery() as nursery:
+                    for begun in ([*prompt[:40], 5, 6], [*prompt, *answer, 7, 8]):
+                        nursery.start_soon(expect, coordinator, model, begun)
+
+    run(main)
+
+
 def test_kept_sessions_keep_nobody_waiting(workers: list[WorkerProcess], tmp_path: Path) -> None:
     model = save_checkpoint(FAMILIES[0], tmp_path)
     others = [[3 + i, *range(120 + i, 150 + i)] for i in range(5)]
