@@ -133,12 +133,13 @@ class Roster:
             await self._changed.wait()
         return found
 
-    def has_alternative(self, peer_id: str, layers: range) -> bool:
-        """Whether somebody else, who is quick and means to stay, is ready for these layers."""
+    def has_alternative(self, peer_id: str, layers: range, *, avoid: Collection[str] = ()) -> bool:
+        """Whether somebody else, none of `avoid`, who is quick and means to stay, is ready for these layers."""
         return any(
             member.holds(layers)
             and not (member.is_leaving or member.times.is_slow)
             and member.peer_id != peer_id
+            and member.peer_id not in avoid
             for member in self._members.values()
         )
 

@@ -6,7 +6,7 @@ Knows no messages; `worker_sessions` serves those.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -85,7 +85,8 @@ class SessionTable:
         """`on_drop` is called with each session that is over."""
         self._on_drop = on_drop
         self._sessions: dict[int, Session] = {}
-        self._over: deque[tuple[int, str, str]] = deque(maxlen=MAX_REMEMBERED)  # id, source, owner
+        # Source and owner by id, the latest last.
+        self._over: OrderedDict[int, tuple[str, str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -102,14 +103,12 @@ class SessionTable:
 
     def was_closed(self, session_id: int, source: str) -> bool:
         """Whether a session of this id took activations from this worker a while ago, and is no more."""
-        return any(
-            (known, of) == (session_id, source) and source != owner
-            for known, of, owner in self._over
-        )
+        known, owner = self._over.get(session_id, (None, None))
+        return known == source != owner
 
     def was_open(self, session_id: int, owner: str) -> bool:
-        """Whether this coordinator had a session of this id a while ago, which is no more."""
-        return any((known, of) == (session_id, owner) for known, _, of in self._over)
+        """Whether this coordinator had or closed a session of this id a while ago, which is no more."""
+        return session_id in self._over and self._over[session_id][1] == owner
 
     def add(self, session: Session) -> None:
         """Open a session."""
@@ -136,10 +135,12 @@ class SessionTable:
         return session if session is not None and session.owner == owner else None
 
     def close(self, session_id: int, owner: str) -> None:
-        """Close a session of this owner, if there is one."""
+        """Close a session of this owner, if there is one; if its opening comes later, it is over by then."""
         session = self.of(session_id, owner)
         if session is not None:
             self.drop(session)
+        elif not self.has(session_id):
+            self._remember(session_id, owner, owner)
 
     def drop(self, session: Session) -> None:
         """Free a session."""
@@ -147,7 +148,12 @@ class SessionTable:
             del self._sessions[session.session_id]
             session.is_over = True
             self._on_drop(session)
-            self._over.append((session.session_id, session.source, session.owner))
+            self._remember(session.session_id, session.source, session.owner)
+
+    def _remember(self, session_id: int, source: str, owner: str) -> None:
+        self._over.setdefault(session_id, (source, owner))
+        if len(self._over) > MAX_REMEMBERED:
+            self._over.popitem(last=False)
 
     def forget(self, owner: str) -> None:
         """Drop the sessions of a peer."""

@@ -10,7 +10,7 @@ T = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -36,6 +36,9 @@ __all__ = ["TokenSession"]
 C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
+
+# Seconds until a worker that had no room is asked again, whatever it says itself.
+MIN_RETRY, MAX_RETRY = 0.05, 5.0
 
 
 class TokenSession:
@@ -167,21 +170,31 @@ class TokenSession:
         # It answers, and what it answers is an error: the same question may go to somebody else, once.
         has_tried = peer_id in self._avoid
         self._avoid.add(peer_id)
+        return not has_tried and self._has_alternative(error)
+
+    def _has_alternative(self, error: NoRouteError, *, avoid: Collection[str] = ()) -> bool:
         layers = range(min(error.layers), max(error.layers) + 1)
-        return not has_tried and self._fleet.has_alternative(peer_id, layers)
+        return self._fleet.has_alternative(error.peer_id or "", layers, avoid=avoid)
 
     async def _open(self, deadline: float) -> None:
         if self._beginning.kept is not None and await self._go_on():
             return
         timeout = max(deadline - trio.current_time(), 0.0)
         self._select(await self._fleet.select(timeout=timeout, avoid=self._avoid))
-        try:
-            await self._open_pipeline()
-        except NoRouteError as exc:
-            # Those that nobody needs just now are in the way.
-            if not _is_full(exc) or not await self._kept.evict_all():
-                raise
-            await self._open_pipeline()
+        while True:
+            try:
+                await self._open_pipeline()
+                return
+            except NoRouteError as exc:
+                delay = min(_seconds_until_room(exc), deadline - trio.current_time())
+                if delay <= 0:
+                    raise
+                error = exc
+            # Those that nobody needs just now are in the way, or some that are over by now.
+            if not await self._kept.evict_all():
+                if self._has_alternative(error, avoid=self._avoid):
+                    raise error
+                await trio.sleep(delay)
 
     async def _go_on(self) -> bool:
         """Begin with the tokens of a kept session; False if the workers have them no more."""
@@ -190,16 +203,15 @@ class TokenSession:
         self._select(kept.selection)
         try:
             await self._open_pipeline(beginning.prior)
-        except PriorLostError as exc:
-            logger.debug("%d tokens are computed again: %s", beginning.num_tokens, exc)
+        except (PriorLostError, NoRouteError) as exc:
             self._kept.give_up(beginning)
+            if isinstance(exc, NoRouteError) and not _seconds_until_room(exc):
+                raise
+            logger.debug("%d tokens are computed again: %s", beginning.num_tokens, exc)
             if not beginning.is_copy:
                 await kept.closed.wait()  # in whose room this one begins anew
             await self._close()
             return False
-        except NoRouteError:
-            self._kept.give_up(beginning)
-            raise
         self._kept.taken(beginning)
         self.num_reused = beginning.num_tokens
         reused = first_calls(kept.calls, self.num_reused)
@@ -278,7 +290,9 @@ class TokenSession:
             self._counted.close()
 
 
-def _is_full(error: NoRouteError) -> bool:
-    """Whether a worker had no room for the session."""
+def _seconds_until_room(error: NoRouteError) -> float:
+    """After how long to ask a worker again that had no room for the session; 0.0 if that is not why it failed."""
     cause = error.__cause__
-    return isinstance(cause, PeerRefusedError) and cause.code == ErrorCode.SESSION_LIMIT
+    if not isinstance(cause, PeerRefusedError) or cause.code != ErrorCode.SESSION_LIMIT:
+        return 0.0
+    return min(max(cause.retry_after or 0.0, MIN_RETRY), MAX_RETRY)

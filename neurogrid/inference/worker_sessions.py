@@ -167,6 +167,13 @@ class SessionService:
             raise RequestRefusedError(
                 f"session {opened.session_id} is open already", code=ErrorCode.PROTOCOL_VIOLATION
             )
+        if self._sessions.was_open(opened.session_id, owner):
+            # Each message is a task: the close that was sent after this, in vain, would never come again.
+            raise RequestRefusedError(
+                f"session {opened.session_id} was closed before it was open",
+                code=ErrorCode.SESSION_UNKNOWN,
+                is_expected=True,
+            )
         self._require_room(
             model,
             self._state.assignment,
@@ -205,6 +212,7 @@ class SessionService:
             raise RequestRefusedError(
                 f"session {opened.prior} is not open over layers {layers[0]} to {layers[1] - 1}",
                 code=ErrorCode.SESSION_UNKNOWN,
+                is_expected=self._sessions.was_open(opened.prior, owner),
             )
         return prior
 
@@ -212,7 +220,9 @@ class SessionService:
         """Check that another session can begin with so many tokens of this one."""
         if prior not in self._sessions:
             raise RequestRefusedError(
-                f"session {prior.session_id} is over", code=ErrorCode.SESSION_UNKNOWN
+                f"session {prior.session_id} is over",
+                code=ErrorCode.SESSION_UNKNOWN,
+                is_expected=True,
             )
         shortest = prior.cache.shortest_cut(prior.length)
         if prior.cache.is_spoiled or not min(shortest, prior.length) <= length <= prior.length:
@@ -275,8 +285,9 @@ class SessionService:
             raise RequestRefusedError(str(exc), code=exc.code) from exc
 
     async def _on_close(self, message: TensorMessage) -> None:
-        closed = SessionClose.decode(message.data)
-        self._sessions.close(closed.session_id, sender_of(message))
+        closed, sender = SessionClose.decode(message.data), sender_of(message)
+        if sender == self._state.coordinator:
+            self._sessions.close(closed.session_id, sender)
         ack = SessionAck(session_id=closed.session_id)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 

@@ -132,7 +132,10 @@ class Dispatcher:
         correlation = message.request_id or None
         if self.pending.fail(sender_of(message), error, correlation=correlation):
             return True
-        logger.warning("%s reports: %s", message.from_peer, error.text)
+        # Whoever leaves a session in the middle of a request does not wait for what becomes of that.
+        is_late = correlation is not None and error.code == ErrorCode.SESSION_UNKNOWN
+        level = logging.DEBUG if is_late else logging.WARNING
+        logger.log(level, "%s reports: %s", message.from_peer, error.text)
         return False
 
     def forget(self, peer_id: str, error: NeuroGridError) -> None:

@@ -146,6 +146,51 @@ def test_a_copy_comes_too_late(workers: list[WorkerProcess], tmp_path: Path) -> 
     run(main)
 
 
+def test_what_is_closed_while_it_is_opened_is_not_left_open(tmp_path: Path) -> None:
+    """The close of a session can be served before its opening, which waits for the session that it begins with."""
+    model = save_checkpoint(FAMILIES[0], tmp_path)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            worker = await stack.enter_async_context(open_worker(WorkerSettings(device="cpu")))
+            chosen = settings(tmp_path, [worker.addresses[0]], max_sessions=2)
+            coordinator = await stack.enter_async_context(open_coordinator(chosen))
+            chat = Chat(coordinator)
+            await chat.turn(PROMPT)
+            (kept,) = worker.sessions._sessions
+            async with kept.turn:
+                generating = coordinator.generate([*PROMPT[:50], 5, 6], max_tokens=4)
+                with trio.move_on_after(0.5) as left:
+                    async with aclosing(generating) as tokens:
+                        await anext(tokens)
+                assert left.cancelled_caught
+            await trio.sleep(0.5)
+            assert [*worker.sessions._sessions] == [kept]
+            # There is room for another, and for that again.
+            await expect(coordinator, model, [*range(100, 150)])
+            await expect(coordinator, model, PROMPT)
+
+    run(main)
+
+
+def test_who_finds_a_worker_full_waits_for_room(tmp_path: Path) -> None:
+    """There is room for more by bytes, and the worker takes one session at once."""
+    model = save_checkpoint(FAMILIES[0], tmp_path)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            opening = open_worker(WorkerSettings(device="cpu", max_sessions=1))
+            worker = await stack.enter_async_context(opening)
+            chosen = settings(tmp_path, [worker.addresses[0]], max_sessions=1, max_seq_len=512)
+            coordinator = await stack.enter_async_context(open_coordinator(chosen))
+            async with trio.open_nursery() as nursery:
+                for start in (40, 41, 42):
+                    prompt = [*range(start, start + 30)]
+                    nursery.start_soon(expect, coordinator, model, prompt)
+
+    run(main)
+
+
 def test_kept_sessions_keep_nobody_waiting(workers: list[WorkerProcess], tmp_path: Path) -> None:
     model = save_checkpoint(FAMILIES[0], tmp_path)
     others = [[3 + i, *range(120 + i, 150 + i)] for i in range(5)]
