@@ -50,6 +50,10 @@ _ANSWERS = frozenset(
     }
 )
 
+# What becomes of a request that was given up, as with a session that was left or that goes another way: nobody waits
+# for it, and it is no news.
+_LATE = frozenset({ErrorCode.SESSION_UNKNOWN, ErrorCode.PEER_UNREACHABLE})
+
 
 class Dispatcher:
     """Waiters, handlers, and what runs of them.
@@ -132,8 +136,7 @@ class Dispatcher:
         correlation = message.request_id or None
         if self.pending.fail(sender_of(message), error, correlation=correlation):
             return True
-        # Whoever leaves a session in the middle of a request does not wait for what becomes of that.
-        is_late = correlation is not None and error.code == ErrorCode.SESSION_UNKNOWN
+        is_late = correlation is not None and error.code in _LATE
         level = logging.DEBUG if is_late else logging.WARNING
         logger.log(level, "%s reports: %s", message.from_peer, error.text)
         return False

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from neurogrid.errors import PeerRefusedError, RequestRefusedError
+from neurogrid.errors import PeerRefusedError, RequestRefusedError, ResponseTimeout
 from neurogrid.inference.session_table import MAX_REMEMBERED, Session, SessionTable
 from neurogrid.inference.worker_activations import WorkerActivations
 from neurogrid.p2p import Protocol, TensorMessage
@@ -122,3 +122,44 @@ def test_what_is_expected_is_logged_for_those_who_look_for_it(
     levels = {r.getMessage().rpartition(" ")[2]: r.levelname for r in caplog.records}
     assert levels["crossed=False"] == "WARNING"
     assert levels["crossed=True"] == "DEBUG"
+
+
+def test_what_becomes_of_a_request_that_was_given_up_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    codes = (ErrorCode.SESSION_UNKNOWN, ErrorCode.PEER_UNREACHABLE, ErrorCode.COMPUTE_FAILED)
+
+    async def main() -> None:
+        async with (
+            open_memory_network() as network,
+            network.open_host() as a,
+            network.open_host() as b,
+        ):
+            server, client = Protocol(b), Protocol(a)
+            given_up = trio.Event()
+
+            async def refuse(message: TensorMessage) -> None:
+                await given_up.wait()
+                code = codes[message.request_id - 1]
+                raise RequestRefusedError(code.name, code=code, is_expected=True)
+
+            async def ask(number: int) -> None:
+                request = TensorMessage(msg_type=MessageType.GPU_INFO_REQUEST, request_id=number)
+                with pytest.raises(ResponseTimeout):
+                    await client.request(b.peer_id, request, MessageType.GPU_INFO, timeout=1)
+
+            server.on_message(MessageType.GPU_INFO_REQUEST, refuse)
+            await a.connect(b.addresses[0])
+            async with trio.open_nursery() as nursery:
+                for number in range(1, len(codes) + 1):
+                    nursery.start_soon(ask, number)
+            given_up.set()
+            with trio.fail_after(30):
+                while caplog.text.count(" reports: ") < len(codes):
+                    await trio.sleep(0.01)
+
+    with caplog.at_level(logging.DEBUG, "neurogrid.p2p.dispatcher"):
+        trio.run(main)
+    said = [record for record in caplog.records if " reports: " in record.getMessage()]
+    levels = {record.getMessage().rpartition(" ")[2]: record.levelname for record in said}
+    assert levels == dict(zip([c.name for c in codes], ("DEBUG", "DEBUG", "WARNING"), strict=True))
