@@ -199,7 +199,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=positive_float,
         default=120.0,
         metavar="SECONDS",
-        help="how long a generation waits for a way around a worker that failed (default %(default)g)",
+        help="how long a generation waits for a way around a worker that failed, or for one that has no room "
+        "(default %(default)g)",
     )
     workers.add_argument(
         "--skip-weight-transfer",

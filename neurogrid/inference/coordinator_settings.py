@@ -51,7 +51,7 @@ class CoordinatorSettings:
         routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
         wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
         timeouts: deadlines towards workers.
-        patience: seconds that a generation waits for a way around a worker that failed.
+        patience: seconds that a generation waits for a way around a worker that failed, or for one that has no room.
         with_replicas: workers that are left over get layers too, to stand by.
         prefix_reuse: finished sessions stay open for a while, for those that begin with the same tokens.
         protocol_versions: protocol ids to speak; None for all.
