@@ -9,6 +9,7 @@ for each other's end come apart again.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Set
 from dataclasses import dataclass, field
@@ -136,7 +137,9 @@ class Burst:
         return max(until - self._clock(), 0.0)
 
     def first_came(self, waiting: Collection[Hashable]) -> float:
-        """When the first of these came, on the clock."""
+        """When the first of these came, on the clock; minus infinity if that is too long ago to be known."""
+        if not all(each in self._seen for each in waiting):
+            return -math.inf
         return min((seen.came for seen in self._those(waiting)), default=self._clock())
 
     def away(self, sessions: Collection[Hashable]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -151,6 +152,19 @@ def test_the_first_waits_no_longer_than_a_step(burst: Burst, clock: Clock) -> No
         burst.came(str(clock.now))
         clock.now += MIN_GAP / 2
     assert clock.now - started < 1.1 * max(STEP, MAX_GAP)
+
+
+def test_who_waits_while_others_step_is_not_put_off(burst: Burst, clock: Clock) -> None:
+    ran(burst, "a")
+    ran(burst, "b")
+    burst.came("a")
+    assert burst.first_came({"a"}) == clock.now
+    for _ in range(IDLE_STEPS + 1):
+        clock.now += STEP
+        ran(burst, "b")
+    assert burst.num_active == 1
+    assert burst.first_came({"a"}) == burst.first_came({"a", "b"}) == -math.inf
+    assert burst.delay({"a"}) == 0.0
 
 
 def test_who_does_not_come_while_others_step_is_waited_for_no_more(
