@@ -13,9 +13,11 @@ import trio
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.server import serving
+from neurogrid.server.answering import while_connected
 from neurogrid.server.app import make_app
 from neurogrid.server.serving import open_http
 from tests.e2e.support import DEADLINE
@@ -52,10 +54,17 @@ async def hello(request: Request) -> Response:
     return PlainTextResponse("hello")
 
 
+class Watched:
+    """Answers as the model's answers are sent: whether the client is there is watched meanwhile."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, lambda: PlainTextResponse("hello")(scope, receive, send))
+
+
 def serve(test: Callable[[str, Flood], Awaitable[None]]) -> None:
     async def main() -> None:
         flood = Flood()
-        app = make_app([Route("/", hello), Route("/flood", flood)])
+        app = make_app([Route("/", hello), Route("/flood", flood), Route("/watched", Watched())])
         with trio.fail_after(DEADLINE):
             async with open_http(app, host=HOST, port=0) as url:
                 await test(url, flood)
@@ -119,6 +128,28 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             except httpx.TransportError:
                 assert trio.current_time() < closed + serving.IDLE_TIMEOUT / 2
                 await trio.sleep(0.05)
+
+    serve(test)
+
+
+def test_a_connection_without_a_request_is_closed_whatever_it_was_asked_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "IDLE_TIMEOUT", 0.5)
+
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(await trio.open_tcp_stream(HOST, port_of(url)))
+                for _ in range(16)
+            ]
+            for number, stream in enumerate(streams):
+                await stream.send_all(GET % (b"watched" if number else b""))
+            for stream in streams:
+                answer = b""
+                while part := await stream.receive_some(65536):
+                    answer += part
+                assert answer.endswith(b"hello")
 
     serve(test)
 
