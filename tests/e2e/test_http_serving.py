@@ -135,7 +135,7 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_connection_without_a_request_is_closed_whatever_it_was_asked_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(serving, "IDLE_TIMEOUT", 0.5)
+    monkeypatch.setattr(serving, "IDLE_TIMEOUT", 3.0)  # in which all are asked
 
     async def test(url: str, flood: Flood) -> None:
         async with AsyncExitStack() as stack:
