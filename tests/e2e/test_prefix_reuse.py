@@ -146,9 +146,12 @@ def test_a_copy_comes_too_late(workers: list[WorkerProcess], tmp_path: Path) -> 
     run(main)
 
 
-def test_what_is_closed_while_it_is_opened_is_not_left_open(tmp_path: Path) -> None:
+def test_what_is_closed_while_it_is_opened_is_not_left_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The close of a session can be served before its opening, which waits for the session that it begins with."""
     model = save_checkpoint(FAMILIES[0], tmp_path)
+    caplog.set_level(logging.DEBUG, "neurogrid.p2p.dispatcher")
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -158,13 +161,15 @@ def test_what_is_closed_while_it_is_opened_is_not_left_open(tmp_path: Path) -> N
             chat = Chat(coordinator)
             await chat.turn(PROMPT)
             (kept,) = worker.sessions._sessions
-            async with kept.turn:
-                generating = coordinator.generate([*PROMPT[:50], 5, 6], max_tokens=4)
-                with trio.move_on_after(0.5) as left:
-                    async with aclosing(generating) as tokens:
-                        await anext(tokens)
-                assert left.cancelled_caught
-            await trio.sleep(0.5)
+            prompt = [*PROMPT[:50], 5, 6]
+            with trio.fail_after(DEADLINE):
+                async with kept.turn, trio.open_nursery() as nursery:
+                    nursery.start_soon(expect, coordinator, model, prompt)
+                    while not kept.turn.statistics().lock_statistics.tasks_waiting:
+                        await trio.sleep(0.01)
+                    nursery.cancel_scope.cancel()
+                while "was closed before it was open" not in caplog.text:
+                    await trio.sleep(0.01)
             assert [*worker.sessions._sessions] == [kept]
             # There is room for another, and for that again.
             await expect(coordinator, model, [*range(100, 150)])

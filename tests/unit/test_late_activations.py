@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -62,6 +64,17 @@ class Worker:
         trio.run(self.activations.serve, message)
 
 
+@asynccontextmanager
+async def open_pair() -> AsyncIterator[tuple[Protocol, Protocol]]:
+    """Two peers, not connected yet."""
+    async with (
+        open_memory_network() as network,
+        network.open_host() as server,
+        network.open_host() as client,
+    ):
+        yield Protocol(server), Protocol(client)
+
+
 def test_a_coordinator_is_refused_what_crossed_the_end_of_its_session_without_a_warning() -> None:
     worker = Worker()
     worker.run_session(7)
@@ -97,12 +110,7 @@ def test_what_is_expected_is_logged_for_those_who_look_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        async with (
-            open_memory_network() as network,
-            network.open_host() as a,
-            network.open_host() as b,
-        ):
-            server, client = Protocol(b), Protocol(a)
+        async with open_pair() as (server, client):
 
             async def refuse(message: TensorMessage) -> None:
                 crossed = message.request_id == 2
@@ -111,11 +119,13 @@ def test_what_is_expected_is_logged_for_those_who_look_for_it(
                 )
 
             server.on_message(MessageType.GPU_INFO_REQUEST, refuse)
-            await a.connect(b.addresses[0])
+            await client.host.connect(server.host.addresses[0])
             for number in (1, 2):
                 request = TensorMessage(msg_type=MessageType.GPU_INFO_REQUEST, request_id=number)
                 with pytest.raises(PeerRefusedError, match="crossed"):
-                    await client.request(b.peer_id, request, MessageType.GPU_INFO, timeout=30)
+                    await client.request(
+                        server.host.peer_id, request, MessageType.GPU_INFO, timeout=30
+                    )
 
     with caplog.at_level(logging.DEBUG, "neurogrid.p2p.dispatcher"):
         trio.run(main)
@@ -130,12 +140,7 @@ def test_what_becomes_of_a_request_that_was_given_up_is_no_news(
     codes = (ErrorCode.SESSION_UNKNOWN, ErrorCode.PEER_UNREACHABLE, ErrorCode.COMPUTE_FAILED)
 
     async def main() -> None:
-        async with (
-            open_memory_network() as network,
-            network.open_host() as a,
-            network.open_host() as b,
-        ):
-            server, client = Protocol(b), Protocol(a)
+        async with open_pair() as (server, client):
             given_up = trio.Event()
 
             async def refuse(message: TensorMessage) -> None:
@@ -146,10 +151,12 @@ def test_what_becomes_of_a_request_that_was_given_up_is_no_news(
             async def ask(number: int) -> None:
                 request = TensorMessage(msg_type=MessageType.GPU_INFO_REQUEST, request_id=number)
                 with pytest.raises(ResponseTimeout):
-                    await client.request(b.peer_id, request, MessageType.GPU_INFO, timeout=1)
+                    await client.request(
+                        server.host.peer_id, request, MessageType.GPU_INFO, timeout=1
+                    )
 
             server.on_message(MessageType.GPU_INFO_REQUEST, refuse)
-            await a.connect(b.addresses[0])
+            await client.host.connect(server.host.addresses[0])
             async with trio.open_nursery() as nursery:
                 for number in range(1, len(codes) + 1):
                     nursery.start_soon(ask, number)
