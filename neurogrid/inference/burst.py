@@ -138,9 +138,8 @@ class Burst:
 
     def first_came(self, waiting: Collection[Hashable]) -> float:
         """When the first of these came, on the clock; minus infinity if that is too long ago to be known."""
-        if not all(each in self._seen for each in waiting):
-            return -math.inf
-        return min((seen.came for seen in self._those(waiting)), default=self._clock())
+        came = (self._seen[each].came if each in self._seen else -math.inf for each in waiting)
+        return min(came, default=self._clock())
 
     def away(self, sessions: Collection[Hashable]) -> float:
         """Seconds of the quickest way around of one of these, from its step until it comes again; 0.0 if unknown.

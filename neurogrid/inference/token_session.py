@@ -189,12 +189,12 @@ class TokenSession:
                 delay = min(_seconds_until_room(exc), deadline - trio.current_time())
                 if delay <= 0:
                     raise
-                error = exc
-            # Those that nobody needs just now are in the way, or some that are over by now.
-            if not await self._kept.evict_all():
-                if self._has_alternative(error, avoid=self._avoid):
-                    raise error
-                await trio.sleep(delay)
+                # Those that nobody needs just now are in the way, or some that are over by now.
+                if not await self._kept.evict_all():
+                    if self._has_alternative(exc, avoid=self._avoid):
+                        raise
+                    logger.debug("%s; asking again in %.1f s", exc, delay)
+                    await trio.sleep(delay)
 
     async def _go_on(self) -> bool:
         """Begin with the tokens of a kept session; False if the workers have them no more."""

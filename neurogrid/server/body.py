@@ -96,7 +96,10 @@ class WholeBodies:
                 await send(message)
                 return
             if reader.is_at_end:
-                await _send_last(send, message)
+                # With it Hypercorn tells the application that the client is gone, as it calls the end of a request,
+                # and makes the connection ready for the next one, with a deadline: the first must not interrupt that.
+                with trio.CancelScope(shield=True):
+                    await send(message)
                 return
             if message.get("body"):
                 await send({**message, "more_body": True})
@@ -105,19 +108,9 @@ class WholeBodies:
             async with trio.open_nursery() as nursery:
                 # Sending the last part puts one more message into the queue: somebody has to empty it.
                 nursery.start_soon(reader.skip, None)
-                await _send_last(send, {"type": "http.response.body", "body": b""})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await self._app(scope, reader.receive, send_after_body)
-
-
-async def _send_last(send: Send, message: Message) -> None:
-    """Send the last part of an answer, whatever happens.
-
-    With it Hypercorn tells the application that the client is gone, as it calls the end of a request, and makes the
-    connection ready for the next one. Who is interrupted by the first leaves it without a deadline.
-    """
-    with trio.CancelScope(shield=True):
-        await send(message)
 
 
 class _Reader:

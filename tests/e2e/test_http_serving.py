@@ -58,6 +58,7 @@ class Watched:
     """Answers as the model's answers are sent: whether the client is there is watched meanwhile."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
         await while_connected(receive, lambda: PlainTextResponse("hello")(scope, receive, send))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
-from neurogrid.inference.worker import WorkerSettings, open_worker
+from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 from neurogrid.p2p.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker
@@ -29,6 +29,18 @@ FAMILY = {family.name: family for family in FAMILIES}
 def settings(path: Path, addresses: Sequence[str], **more: Any) -> CoordinatorSettings:
     chosen = {"max_seq_len": 256, "max_sessions": 4, **more}
     return CoordinatorSettings(model=path, peers=tuple(addresses), stages=len(addresses), **chosen)
+
+
+@asynccontextmanager
+async def open_both(
+    path: Path, *, takes: int = 8, **more: Any
+) -> AsyncIterator[tuple[Worker, Coordinator]]:
+    """A worker that takes so many sessions at once, and a coordinator of it."""
+    async with (
+        open_worker(WorkerSettings(device="cpu", max_sessions=takes)) as worker,
+        open_coordinator(settings(path, [worker.addresses[0]], **more)) as coordinator,
+    ):
+        yield worker, coordinator
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -154,10 +166,7 @@ def test_what_is_closed_while_it_is_opened_is_not_left_open(
     caplog.set_level(logging.DEBUG, "neurogrid.p2p.dispatcher")
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            worker = await stack.enter_async_context(open_worker(WorkerSettings(device="cpu")))
-            chosen = settings(tmp_path, [worker.addresses[0]], max_sessions=2)
-            coordinator = await stack.enter_async_context(open_coordinator(chosen))
+        async with open_both(tmp_path, max_sessions=2) as (worker, coordinator):
             chat = Chat(coordinator)
             await chat.turn(PROMPT)
             (kept,) = worker.sessions._sessions
@@ -183,15 +192,11 @@ def test_who_finds_a_worker_full_waits_for_room(tmp_path: Path) -> None:
     model = save_checkpoint(FAMILIES[0], tmp_path)
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            opening = open_worker(WorkerSettings(device="cpu", max_sessions=1))
-            worker = await stack.enter_async_context(opening)
-            chosen = settings(tmp_path, [worker.addresses[0]], max_sessions=1, max_seq_len=512)
-            coordinator = await stack.enter_async_context(open_coordinator(chosen))
-            async with trio.open_nursery() as nursery:
-                for start in (40, 41, 42):
-                    prompt = [*range(start, start + 30)]
-                    nursery.start_soon(expect, coordinator, model, prompt)
+        opening = open_both(tmp_path, takes=1, max_sessions=1, max_seq_len=512)
+        async with opening as (_, coordinator), trio.open_nursery() as nursery:
+            for start in (40, 41, 42):
+                prompt = [*range(start, start + 30)]
+                nursery.start_soon(expect, coordinator, model, prompt)
 
     run(main)
 

@@ -11,13 +11,14 @@ from neurogrid.p2p.blocking.handler_threads import HandlerThreads
 from neurogrid.p2p.blocking.trio_thread import TrioThread
 from neurogrid.p2p.memory import MemoryHost, open_memory_network
 
-__all__ = ["DEADLINE", "Pair", "connected_pair", "open_lonely_host"]
+__all__ = ["DEADLINE", "Pair", "connected_pair", "open_lonely_host", "open_two"]
 
 DEADLINE = 60.0  # seconds, for what takes none
 
 
 @asynccontextmanager
 async def open_two() -> AsyncIterator[tuple[MemoryHost, MemoryHost]]:
+    """A client and a server, not connected yet."""
     async with (
         open_memory_network() as network,
         network.open_host() as client,

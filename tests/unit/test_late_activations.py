@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,9 +13,9 @@ from neurogrid.errors import PeerRefusedError, RequestRefusedError, ResponseTime
 from neurogrid.inference.session_table import MAX_REMEMBERED, Session, SessionTable
 from neurogrid.inference.worker_activations import WorkerActivations
 from neurogrid.p2p import Protocol, TensorMessage
-from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.routes import Place
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope
+from tests.unit.blocking_pair import open_two
 
 COORDINATOR, WORKER, STRANGER = "coordinator", "worker", "stranger"
 
@@ -64,17 +62,6 @@ class Worker:
         trio.run(self.activations.serve, message)
 
 
-@asynccontextmanager
-async def open_pair() -> AsyncIterator[tuple[Protocol, Protocol]]:
-    """Two peers, not connected yet."""
-    async with (
-        open_memory_network() as network,
-        network.open_host() as server,
-        network.open_host() as client,
-    ):
-        yield Protocol(server), Protocol(client)
-
-
 def test_a_coordinator_is_refused_what_crossed_the_end_of_its_session_without_a_warning() -> None:
     worker = Worker()
     worker.run_session(7)
@@ -110,7 +97,8 @@ def test_what_is_expected_is_logged_for_those_who_look_for_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
-        async with open_pair() as (server, client):
+        async with open_two() as hosts:
+            client, server = map(Protocol, hosts)
 
             async def refuse(message: TensorMessage) -> None:
                 crossed = message.request_id == 2
@@ -140,7 +128,8 @@ def test_what_becomes_of_a_request_that_was_given_up_is_no_news(
     codes = (ErrorCode.SESSION_UNKNOWN, ErrorCode.PEER_UNREACHABLE, ErrorCode.COMPUTE_FAILED)
 
     async def main() -> None:
-        async with open_pair() as (server, client):
+        async with open_two() as hosts:
+            client, server = map(Protocol, hosts)
             given_up = trio.Event()
 
             async def refuse(message: TensorMessage) -> None:
