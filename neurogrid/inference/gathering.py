@@ -214,7 +214,7 @@ class Gathering:
         host, delay = self._protocol.host, RETRY_DELAY
         while self._discovery.known.get(found.peer_id) == found:
             try:
-                if found.peer_id not in host.connected_peers:
+                if not host.is_connected(found.peer_id):
                     ways = host.ways_to(found.peer_id, found.addresses)
                     await connect_any(self._discovery.connect, ways)
                 await self._until_lost(found.peer_id)
@@ -241,7 +241,7 @@ class Gathering:
 
     def _on_stream_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         self._remove(peer_id, str(reason))
-        if peer_id in self._protocol.host.connected_peers:
+        if self._protocol.host.is_connected(peer_id):
             self._on_connected(peer_id)
 
     def _on_disconnected(self, peer_id: str) -> None:

@@ -120,7 +120,7 @@ async def _introduce(protocol: Protocol, peer_id: str, introduced: set[str]) -> 
     is done for each, and told once.
     """
     num_failures = 0
-    while peer_id in protocol.host.connected_peers:
+    while protocol.host.is_connected(peer_id):
         try:
             await protocol.open(peer_id)
         except (TransportError, PeerRefusedError) as exc:

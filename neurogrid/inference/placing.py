@@ -198,7 +198,7 @@ async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str], patienc
     """
     reason = "it did not come back, and no address of it is known"
     with trio.move_on_after(patience):
-        while peer_id not in host.connected_peers:
+        while not host.is_connected(peer_id):
             if addresses:
                 try:
                     await host.connect_any(addresses)
@@ -206,7 +206,7 @@ async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str], patienc
                 except PeerUnreachableError as exc:
                     reason = str(exc)
             await trio.sleep(RECONNECT_DELAY)
-    if peer_id not in host.connected_peers:
+    if not host.is_connected(peer_id):
         raise PeerUnreachableError(
             f"the connection broke, and there was none again within {patience:g} s: {reason}"
         )

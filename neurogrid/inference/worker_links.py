@@ -69,7 +69,7 @@ class WorkerLinks:
         """
         host = self._protocol.host
         with trio.move_on_after(DIAL_TIMEOUT):
-            if peer_id not in host.connected_peers:
+            if not host.is_connected(peer_id):
                 async with self._dialling(peer_id):
                     await self._dial(peer_id, addresses)
             if await self._protocol.open(peer_id) != PROTOCOL_V11:
@@ -119,7 +119,7 @@ class WorkerLinks:
             raise self.unreachable(peer_id, exc) from exc
 
     async def _send(self, peer_id: str, place: Place, message: TensorMessage) -> None:
-        if peer_id not in self._protocol.host.connected_peers:
+        if not self._protocol.host.is_connected(peer_id):
             await self._open(peer_id, place.route.addresses_of(peer_id))
         await self._protocol.send(peer_id, message)
 

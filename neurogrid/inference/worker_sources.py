@@ -80,7 +80,7 @@ class BlobSources:
         return None
 
     async def _connect(self, peer_id: str, addresses: list[str]) -> None:
-        if peer_id in self._host.connected_peers:
+        if self._host.is_connected(peer_id):
             return
         with trio.move_on_after(CONNECT_TIMEOUT) as scope:
             await self._host.connect_any(addresses)

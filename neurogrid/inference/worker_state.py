@@ -198,7 +198,7 @@ class WorkerState:
         if self.coordinator == peer_id:
             return False
         if self.coordinator is not None:
-            if self.coordinator in self.protocol.host.connected_peers:
+            if self.protocol.host.is_connected(self.coordinator):
                 raise self._busy()
             self.release()
         self.coordinator = peer_id

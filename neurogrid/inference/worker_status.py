@@ -160,7 +160,7 @@ class WorkerBoard:
                 PeerTraffic(
                     peer_id=peer_id,
                     is_coordinator=peer_id == self._state.coordinator,
-                    is_connected=peer_id in host.connected_peers,
+                    is_connected=host.is_connected(peer_id),
                     received_bytes=totals[Direction.RECEIVED],
                     sent_bytes=totals[Direction.SENT],
                     received_bytes_per_second=rates[Direction.RECEIVED],

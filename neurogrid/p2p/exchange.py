@@ -167,7 +167,7 @@ class Exchange:
         stream = self._streams.get(peer_id)
         if stream is not None and stream.is_open and stream.hello is not None:
             return PROTOCOL_V11
-        if peer_id not in self.host.connected_peers:
+        if not self.host.is_connected(peer_id):
             # No lock for those who have gone: nobody would take it away again.
             raise PeerUnreachableError(f"there is no connection to {peer_id}")
         async with self._opening.setdefault(peer_id, trio.Lock()):
@@ -179,7 +179,7 @@ class Exchange:
                 return PROTOCOL_V10
             opened = await self.host.open_stream(peer_id, self._versions)
             if opened.protocol_id == PROTOCOL_V10:
-                if peer_id in self.host.connected_peers:
+                if self.host.is_connected(peer_id):
                     self._v10_only.add(peer_id)
                 await opened.aclose()
                 return PROTOCOL_V10

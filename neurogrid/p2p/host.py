@@ -147,10 +147,18 @@ class Host(ABC):
         """The other peers with an open connection: not admitted yet, or tolerated."""
         return self._linked_peers - self.connected_peers
 
+    def is_connected(self, peer_id: str) -> bool:
+        """Whether a peer is one of `connected_peers`, without a look at the others."""
+        return self._is_linked(peer_id) and (self.gate is None or self.gate.is_admitted(peer_id))
+
     @property
     @abstractmethod
     def _linked_peers(self) -> frozenset[str]:
         """Peers with at least one open connection, admitted or not."""
+
+    @abstractmethod
+    def _is_linked(self, peer_id: str) -> bool:
+        """Whether a peer is one of `_linked_peers`."""
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Full multiaddrs at which a peer can be dialled, as far as is known: it was, or it said so itself."""
@@ -163,7 +171,7 @@ class Host(ABC):
         """
         if self.gate is not None:
             return self.gate.role_of(peer_id)
-        return ANY_ROLE if peer_id in self._linked_peers else None
+        return ANY_ROLE if self._is_linked(peer_id) else None
 
     def tolerate(self, peer_id: str, protocol_ids: Iterable[str] = ()) -> None:
         """Keep connections to a peer although it is not admitted: a bootstrap peer, a relay.
@@ -296,7 +304,7 @@ class Host(ABC):
 
         Everybody: those of `on_disconnected`, and what decides whom this host serves (`role_of`).
         """
-        if peer_id in self._linked_peers or peer_id in self._disconnected:
+        if self._is_linked(peer_id) or peer_id in self._disconnected:
             await self._disconnected.setdefault(peer_id, trio.Event()).wait()
 
     # For implementations
@@ -316,7 +324,7 @@ class Host(ABC):
         Raises:
             PeerUnreachableError: there is no connection, or the peer is not admitted.
         """
-        if peer_id not in self._linked_peers:
+        if not self._is_linked(peer_id):
             raise PeerUnreachableError(f"there is no connection to {peer_id}")
         if self.gate is not None and not self.gate.may_ask(peer_id, protocol_ids):
             raise PeerUnreachableError(f"{peer_id} is connected, but not admitted")
@@ -333,7 +341,7 @@ class Host(ABC):
             handler(peer_id)
 
     def _note_disconnected(self, peer_id: str) -> None:
-        if peer_id in self._linked_peers:
+        if self._is_linked(peer_id):
             return  # another connection to the same peer is still there
         if self.gate is None or self.gate.disconnected(peer_id):
             for handler in self._disconnected_handlers:

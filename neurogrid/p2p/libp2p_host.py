@@ -175,6 +175,12 @@ class Libp2pHost(Host):
     def _linked_peers(self) -> frozenset[str]:
         return frozenset(peer.to_base58() for peer in self.libp2p.get_connected_peers())
 
+    def _is_linked(self, peer_id: str) -> bool:
+        try:
+            return _id_of(peer_id) in self._swarm.connections
+        except ValueError:
+            return False  # it is no peer id at all
+
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         self._nursery.start_soon(function, *args)
 
@@ -188,7 +194,7 @@ class Libp2pHost(Host):
                     f"{address} leads through a relay, and this host uses none: it takes a `Reach`"
                 )
             return await self._reach.connect_relayed(address)
-        if peer_id not in self._linked_peers:
+        if not self._is_linked(peer_id):
             dial = self._dials.get(address)
             if dial is None:
                 dial = Errand(partial(self._dial, address, multiaddr, peer_id))

@@ -145,7 +145,7 @@ class MemoryNetwork:
             raise PeerUnreachableError(f"cannot connect to {address}: connection refused")
         if listener.peer_id != peer_id:
             raise PeerUnreachableError(f"cannot connect to {address}: another peer lives there")
-        if peer_id not in dialler._linked_peers:
+        if not dialler._is_linked(peer_id):
             self._join(dialler, listener)
 
     def _join(self, dialler: MemoryHost, listener: MemoryHost) -> None:
@@ -204,6 +204,9 @@ class MemoryHost(Host):
     @property
     def _linked_peers(self) -> frozenset[str]:
         return frozenset(self._ends)
+
+    def _is_linked(self, peer_id: str) -> bool:
+        return peer_id in self._ends
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         self._nursery.start_soon(function, *args)

@@ -131,7 +131,7 @@ class OneshotStreams:
         self._num_streams[peer_id] += 1
         if self._num_streams[peer_id] == self._bounds.max_v10_streams_per_peer:
             logger.warning("%s has as many 1.0.0 streams open as it may: more are reset", peer_id)
-        if peer_id in self._host.connected_peers:  # else nobody would forget it
+        if self._host.is_connected(peer_id):  # else nobody would forget it
             self._served.add(peer_id)
         try:
             await self._receive(stream)

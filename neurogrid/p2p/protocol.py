@@ -399,7 +399,7 @@ class Protocol(Exchange):
         self, peer_id: str, answer: MessageType, correlation: int, timeout: float
     ) -> TensorMessage:
         with self.expect(peer_id, answer, request_id=correlation) as waiter:
-            lost = peer_id not in self.host.connected_peers and peer_id != self.host.peer_id
+            lost = not self.host.is_connected(peer_id) and peer_id != self.host.peer_id
             if lost and not waiter.is_done:
                 waiter.resolve(StreamBrokenError(f"there is no connection to {peer_id}"))
             return await waiter.wait(timeout=timeout)

@@ -32,10 +32,14 @@ def test_both_sides_know_of_a_connection(over: Runner) -> None:
         async with network.open_host() as one, network.open_host() as other:
             assert one.peer_id != other.peer_id
             assert (one.connected_peers, other.connected_peers) == (frozenset(), frozenset())
+            assert not one.is_connected(other.peer_id)
             ours, theirs = Events(one), Events(other)
             await network.connect(one, other)
             assert one.connected_peers == {other.peer_id}
             assert other.connected_peers == {one.peer_id}
+            assert one.is_connected(other.peer_id)
+            assert not one.is_connected(one.peer_id)
+            assert not one.is_connected("no peer id, though it ends in 0OIl")
             await until(lambda: bool(ours.seen and theirs.seen))
             assert ours.seen == [("connected", other.peer_id)]
             assert theirs.seen == [("connected", one.peer_id)]

@@ -64,6 +64,10 @@ class Host(Blocking[AsyncHost]):
         """Peers with at least one open connection."""
         return self._thread.call_sync(lambda: self._inner.connected_peers)
 
+    def is_connected(self, peer_id: str) -> bool:
+        """Whether a peer is one of `connected_peers`, without a look at the others."""
+        return self._thread.call_sync(lambda: self._inner.is_connected(peer_id))
+
     def role_of(self, peer_id: str) -> str | None:
         """What a connected peer may act as: "coordinator", "worker"; "any" where nobody decides.
 

@@ -298,7 +298,7 @@ class HolePuncher:
 
     def _stay_relayed(self, peer_id: str, reason: str) -> None:
         self._swarm.unprotect(ID.from_base58(peer_id), PROTECTED)
-        if peer_id in self._host.connected_peers:
+        if self._host.is_connected(peer_id):
             self._note(peer_id, Path.RELAYED, reason)
             logger.warning("the connection to %s stays relayed: %s", peer_id, reason)
         else:

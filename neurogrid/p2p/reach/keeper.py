@@ -208,7 +208,7 @@ class Keeper:
     async def _keep(self, peer: _Peer) -> None:
         with peer.scope:
             while True:
-                if peer.peer_id in self._host.connected_peers or await self._dial(peer):
+                if self._host.is_connected(peer.peer_id) or await self._dial(peer):
                     await self._stay(peer)
                 if not peer.num_failures:
                     continue
@@ -255,14 +255,14 @@ class Keeper:
         """Whether there is a connection now; if not, the failure is noted."""
         error = f"no answer in {self._limits.dial_timeout:g} s"
         async with self._dials:
-            if peer.peer_id not in self._host.connected_peers:
+            if not self._host.is_connected(peer.peer_id):
                 with trio.move_on_after(self._limits.dial_timeout):
                     try:
                         await self._dial_addresses(peer)
                         error = "the connection ended at once"
                     except PeerUnreachableError as exc:
                         error = str(exc)
-        if peer.peer_id in self._host.connected_peers:
+        if self._host.is_connected(peer.peer_id):
             return True
         if peer.last_error != error:
             logger.info("%s; trying again", error)
@@ -303,7 +303,7 @@ class Keeper:
         news = peer.news
         delay = self._limits.backoff.delay(max(1, peer.num_failures), self._draw)
         peer.next_attempt = trio.current_time() + delay
-        if peer.peer_id not in self._host.connected_peers:
+        if not self._host.is_connected(peer.peer_id):
             with trio.move_on_after(delay):
                 await news.wait()
         peer.next_attempt = None

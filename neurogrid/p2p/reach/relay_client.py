@@ -288,7 +288,7 @@ class RelayClient:
             nursery.cancel_scope.cancel()
 
     async def _tell_when_connected(self, peer_id: str) -> None:
-        while peer_id not in self._host.connected_peers:
+        while not self._host.is_connected(peer_id):
             await trio.sleep(0.02)
         self._on_relayed(peer_id)
 
