@@ -35,7 +35,7 @@ def pack(
     """
     if wire == QUANTIZED:
         hidden_BTD = quantize_rows(hidden_BTD)
-    elif wire:
+    elif wire and hidden_BTD.dtype is not WIRE_DTYPES[wire]:
         hidden_BTD = hidden_BTD.to(WIRE_DTYPES[wire])
     return TensorEnvelope(
         session_id=session_id,
@@ -54,7 +54,7 @@ def unpack(envelope: TensorEnvelope, *, hidden_size: int, dtype: torch.dtype) ->
     tensor = tensor_from_bytes(envelope.data, WIRE_DTYPES[envelope.dtype], envelope.shape)
     if envelope.dtype == QUANTIZED:
         return dequantize_rows(tensor, hidden_size, dtype)
-    return tensor.to(dtype)
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
 def width(wire: str, hidden_size: int) -> int:

@@ -67,12 +67,14 @@ def authorise(protocol: Protocol, table: Table) -> None:
         # Legacy messages have no type; nobody serves them.
         if message.msg_type is not None and message.from_peer is not None:
             allowed = table.get(message.msg_type, frozenset())
-            require_role(protocol.host, message.from_peer, allowed, what=message.msg_type.name)
+            require_role(protocol.host, message.from_peer, allowed, what=message.msg_type)
 
     protocol.authorise_by(check)
 
 
-def require_role(host: Host, peer_id: str, roles: Collection[str], *, what: str) -> None:
+def require_role(
+    host: Host, peer_id: str, roles: Collection[str], *, what: MessageType | str
+) -> None:
     """Check that a peer has one of `roles`, or that nobody decides on them.
 
     Raises:
@@ -81,8 +83,9 @@ def require_role(host: Host, peer_id: str, roles: Collection[str], *, what: str)
     role = host.role_of(peer_id)
     if role == ANY_ROLE or role in roles or peer_id == host.peer_id:
         return
+    name = what.name if isinstance(what, MessageType) else what
     raise RequestRefusedError(
-        f"{what} is taken from {', '.join(sorted(roles)) or 'nobody'}, and the sender "
+        f"{name} is taken from {', '.join(sorted(roles)) or 'nobody'}, and the sender "
         f"{f'is a {role}' if role else 'is not admitted'}",
         code=ErrorCode.UNAUTHORIZED,
     )

@@ -87,7 +87,7 @@ class Batcher(Generic[J, R]):
         """The result of `job` when its turn has come; None if it was withdrawn before it was finished.
 
         Cancelled while it waits, it leaves the queue; while it runs, cancellation waits for the call to end:
-        torch cannot be interrupted.
+        torch cannot be interrupted. A job that runs at once may be over without any other task's turn.
 
         Raises:
             RequestRefusedError: too many wait already.
@@ -104,11 +104,12 @@ class Batcher(Generic[J, R]):
         self._waiting.append(item)
         try:
             if is_first and not self._linger([job]):
-                # Nobody to wait for: without two turns of the scheduler, for `run` and back.
+                # Nobody to wait for: without turns of the scheduler, for `run`, for what ended, and back.
                 await self._run_next()
             else:
                 self._came.set()
-            await item.done.wait()
+            if not item.done.is_set():
+                await item.done.wait()
         except trio.Cancelled:
             item.is_withdrawn = True
             if item in self._waiting:
@@ -192,6 +193,7 @@ class Step:
     Attributes:
         hidden: [1, T, D]; what is left of it where a chunk has run.
         position: of its first token.
+        is_decoded: whether it is one token of a session that has begun: those share a forward pass.
         results: what the chunks gave, in order.
         waits_since: when it came, or its last chunk was done (`time.perf_counter`).
         queue_seconds: for which it has waited for its turns.
@@ -208,16 +210,16 @@ class Step:
     waits_since: float = field(default_factory=time.perf_counter)
     queue_seconds: float = 0.0
     calls: list[StageCall] = field(default_factory=list)
+    is_decoded: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Asked for often: once for each of those that wait with it. What is left of a prefill stays one.
+        self.is_decoded = self.num_tokens == 1 and self.position > 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens that have not run yet."""
         return self.hidden.shape[1]
-
-    @property
-    def is_decoded(self) -> bool:
-        """Whether it is one token of a session that has begun: those share a forward pass."""
-        return self.num_tokens == 1 and self.position > 0 and not self.results
 
     def shares_forward(self, other: Step) -> bool:
         """Whether both run over the same layers of the same model."""

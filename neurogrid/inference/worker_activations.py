@@ -58,6 +58,8 @@ class WorkerActivations:
         Raises:
             RequestRefusedError: as an activation would be.
         """
+        # Where all layers are here, nothing else in a generation may have to wait for anything.
+        await trio.lowlevel.checkpoint()
         session = self._sessions.of(session_id, owner)
         if session is None or session.model is not self._state.model:
             raise RequestRefusedError(
@@ -82,15 +84,11 @@ class WorkerActivations:
             result_BTD, taken = await self._extend(session, position, hidden_BTD, came)
             # Without a route somebody waits for just this, though the session be over.
             if session.place is None or session in self._sessions:
-                try:
-                    # Before anybody else can have computed something: `async with` would give way to others first.
-                    session.passing.acquire_nowait()
-                except trio.WouldBlock:
-                    await session.passing.acquire()
-                try:
-                    await self._pass_on(session, message, message.envelope, result_BTD, taken)
-                finally:
-                    session.passing.release()
+                result = _result(session, message, message.envelope, result_BTD, taken)
+                # As nearly always: without a lock and a deadline, which would cost more than the sending does.
+                if session.passing.locked() or not self._pass_on_nowait(session, result):
+                    async with session.passing:
+                        await self._pass_on(session, result)
                 if hidden_BTD.shape[1] == 1:  # it decodes
                     await self._steps.prepare(session)
         except RequestRefusedError as exc:
@@ -173,42 +171,22 @@ class WorkerActivations:
             )
         return unpack(envelope, hidden_size=model.hidden_size, dtype=model.dtype)
 
-    async def _pass_on(
-        self,
-        session: Session,
-        message: TensorMessage,
-        envelope: TensorEnvelope,
-        result_BTD: torch.Tensor,
-        nanos: int,
-    ) -> None:
-        """Send a result, which took `nanos`, to the successor, or as the answer to the coordinator."""
-        start, stop = session.start, session.stop
-        index = session.place.index if session.place is not None else 0
-        # Who is before this worker and tells nothing makes the rest worth nothing.
-        is_told = len(envelope.stage_nanos) == index
-        if session.place is not None and session.successor is not None:
-            start, stop = session.place.route.layers_of(session.place.index + 1)
-        passed_on = TensorMessage(
-            msg_type=MessageType.ACTIVATION if session.successor else MessageType.RESPONSE,
-            layer_id=message.layer_id,
-            seq_id=message.seq_id,
-            request_id=message.request_id,
-            envelope=pack(
-                result_BTD,
-                session_id=session.session_id,
-                start=start,
-                stop=stop,
-                position=envelope.position,
-                wire=session.wire,
-                stage_nanos=(*envelope.stage_nanos, nanos) if is_told else (),
-            ),
-        )
-        if session.successor is None:
-            await self._state.protocol.send(session.owner, passed_on)
+    def _pass_on_nowait(self, session: Session, result: TensorMessage) -> bool:
+        """As `_pass_on`, if nothing has to be waited for; else False, and nothing is sent."""
+        if session.place is None or session.place.successor is None:
+            return self._state.protocol.send_nowait(session.owner, result)
+        if not self._links.hand_on_nowait(session.place, result):
+            return False
+        session.handed_on = result.request_id
+        return True
+
+    async def _pass_on(self, session: Session, result: TensorMessage) -> None:
+        """Send a result to the successor, or as the answer to the coordinator."""
+        if session.place is None or session.place.successor is None:
+            await self._state.protocol.send(session.owner, result)
         else:
-            assert session.place is not None
-            await self._links.hand_on(session.place, passed_on)
-            session.handed_on = message.request_id
+            await self._links.hand_on(session.place, result)
+            session.handed_on = result.request_id
 
     async def _tell_owner(
         self, session: Session, request_id: int, error: RequestRefusedError
@@ -221,3 +199,35 @@ class WorkerActivations:
             await self._state.protocol.refuse(asked, error)
         except NeuroGridError as exc:
             logger.debug("could not tell %s of it: %s", session.owner, exc)
+
+
+def _result(
+    session: Session,
+    message: TensorMessage,
+    envelope: TensorEnvelope,
+    result_BTD: torch.Tensor,
+    nanos: int,
+) -> TensorMessage:
+    """The message that passes on what came of `message`, which took `nanos`."""
+    place, start, stop = session.place, session.start, session.stop
+    msg_type = MessageType.RESPONSE
+    if place is not None and place.successor is not None:
+        msg_type = MessageType.ACTIVATION
+        start, stop = place.route.layers_of(place.index + 1)
+    # Who is before this worker and tells nothing makes the rest worth nothing.
+    is_told = len(envelope.stage_nanos) == (place.index if place is not None else 0)
+    return TensorMessage(
+        msg_type=msg_type,
+        layer_id=message.layer_id,
+        seq_id=message.seq_id,
+        request_id=message.request_id,
+        envelope=pack(
+            result_BTD,
+            session_id=session.session_id,
+            start=start,
+            stop=stop,
+            position=envelope.position,
+            wire=session.wire,
+            stage_nanos=(*envelope.stage_nanos, nanos) if is_told else (),
+        ),
+    )

@@ -90,12 +90,24 @@ class WorkerLinks:
 
     async def _dial(self, peer_id: str, addresses: tuple[str, ...]) -> None:
         host = self._protocol.host
-        if peer_id in host.connected_peers:
+        if host.is_connected(peer_id):
             return  # by now
         ways = host.ways_to(peer_id, addresses)
         if not ways:
             raise TransportError("the route has no address of it")
         await connect_any(self._connect, ways)
+
+    def hand_on_nowait(self, place: Place, message: TensorMessage) -> bool:
+        """Send an activation to the successor if nothing has to be waited for; else False, and nothing is sent.
+
+        Raises:
+            RequestRefusedError: it does not get there (PEER_UNREACHABLE).
+        """
+        assert place.successor is not None
+        try:
+            return self._protocol.send_nowait(place.successor, message)
+        except NeuroGridError as exc:
+            raise self.unreachable(place.successor, exc) from exc
 
     async def hand_on(self, place: Place, message: TensorMessage) -> None:
         """Send an activation to the successor; a link that was cut since the last one is made again for it.

@@ -45,7 +45,8 @@ class WorkerSteps:
         self._state = state
         self.statistics = ComputeStatistics()
         self._prefilled_last = True
-        self._burst = Burst()
+        # Asked five times a step: the clock itself, not `trio.current_time`, which goes to look for it each time.
+        self._burst = Burst(trio.lowlevel.current_clock().current_time)
         self._chunk: int | None = None
         self._steps: Batcher[Step, torch.Tensor] = Batcher(
             self._choose,

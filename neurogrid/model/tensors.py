@@ -48,8 +48,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def tensor_to_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's elements in row-major order; a view where it is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().data
+    # Every call counts: this is on the way of every token, and finds the caches swept by weights.
+    there = tensor if tensor.is_cpu else tensor.cpu()
+    return there.detach().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def tensor_from_bytes(
@@ -69,7 +70,7 @@ def tensor_from_bytes(
     if not needed:
         return torch.empty(tuple(shape), dtype=dtype)
     source = bytearray(view) if view.readonly else view
-    return torch.frombuffer(source, dtype=dtype).reshape(tuple(shape))
+    return torch.frombuffer(source, dtype=dtype).view(tuple(shape))
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

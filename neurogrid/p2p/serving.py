@@ -6,7 +6,7 @@ is an async function without arguments that raises nothing.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -25,7 +25,7 @@ class Serving:
     def __init__(self, spawn: Callable[..., None], bounds: Bounds) -> None:
         self._spawn = spawn
         self._bounds = bounds
-        self._running: Counter[str] = Counter()
+        self._running: dict[str, int] = {}
         self._num_running = 0
         # In the order of their turns; a peer is here while it has jobs that wait.
         self._waiting: dict[str, deque[tuple[Run, OnDone]]] = {}
@@ -71,12 +71,12 @@ class Serving:
 
     def _has_room(self, peer_id: str) -> bool:
         return (
-            self._running[peer_id] < self._bounds.max_running_per_peer
+            self._running.get(peer_id, 0) < self._bounds.max_running_per_peer
             and self._num_running < self._bounds.max_running
         )
 
     def _start(self, peer_id: str, run: Run, on_done: OnDone) -> None:
-        self._running[peer_id] += 1
+        self._running[peer_id] = self._running.get(peer_id, 0) + 1
         self._num_running += 1
         self._spawn(self._run, peer_id, run, on_done)
 

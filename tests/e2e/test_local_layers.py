@@ -76,6 +76,35 @@ def test_alone_and_in_front_of_a_worker(
     trio.run(main)
 
 
+def test_who_has_all_layers_here_gives_others_their_turns(llama: tuple[Path, list[int]]) -> None:
+    path, expected = llama
+
+    async def main() -> None:
+        num_turns = 0
+
+        async def take_turns() -> None:
+            nonlocal num_turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                num_turns += 1
+
+        with trio.fail_after(DEADLINE):
+            async with open_coordinator(settings(path, min_peers=0)) as coordinator:
+                num_turns_at = []
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(take_turns)
+                    tokens = []
+                    async for token in coordinator.generate(PROMPT, max_tokens=MAX_TOKENS):
+                        tokens.append(token)
+                        num_turns_at.append(num_turns)
+                    nursery.cancel_scope.cancel()
+        assert tokens == expected
+        # Its steps are brief by now, and torch's thread is not asked. One for each, in an order that trio draws.
+        assert num_turns_at[-1] - num_turns_at[MIDDLE] >= MAX_TOKENS - MIDDLE - 3
+
+    trio.run(main)
+
+
 def test_sessions_at_once_share_the_stage_here(
     workers: list[WorkerProcess], llama: tuple[Path, list[int]]
 ) -> None:
