@@ -60,6 +60,10 @@ class ScreenHandler(logging.Handler):
 
 def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
     """Logs to stderr, from now on; returns what else is to go there."""
+    if level == "debug":
+        # libp2p takes itself out of the tree when it is imported, and whatever handlers it had away: first that, then
+        # ours. What it says meanwhile would be said before anybody sees to it that a stopped terminal holds nobody up.
+        import_module("neurogrid.p2p.libp2p_host")
     formatter = JsonFormatter() if as_json else _formatter(level)
     screen = Screen(formatter if as_json else None)
     handler = ScreenHandler(screen)
@@ -69,9 +73,6 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
     # Where loggers outside the tree, without a handler of their own, end up: Python would print what they say bare.
     last_resort: logging.Handler = handler
     if level == "debug":
-        # libp2p takes itself out of the tree when it is imported, and whatever handlers it had away: first that, then
-        # ours.
-        import_module("neurogrid.p2p.libp2p_host")
         logging.getLogger("libp2p").addHandler(handler)
     else:
         last_resort = logging.NullHandler()

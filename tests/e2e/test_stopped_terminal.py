@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import httpx
 
@@ -16,12 +18,28 @@ from tests.e2e.support import DEADLINE, ENVIRONMENT
 
 
 def fill(descriptor: int) -> None:
-    """Write until it takes no more."""
+    """Write until it takes no more, not one byte; what it has taken moves on inside of it for a moment."""
     os.set_blocking(descriptor, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(descriptor, b"." * 1024)
+    num_written = 1
+    while num_written:
+        num_written = 0
+        for size in (1024, 1):
+            with suppress(BlockingIOError):
+                while True:
+                    num_written += os.write(descriptor, b"." * size)
+        time.sleep(0.2)
     os.set_blocking(descriptor, True)
+
+
+@contextmanager
+def ended_in_time(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whoever waits for a word of it is not to wait for ever."""
+    timer = threading.Timer(DEADLINE, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def complete(url: str) -> int:
@@ -54,7 +72,8 @@ def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
     reader = threading.Thread(target=drain)
     try:
         assert process.stdout is not None
-        url = process.stdout.readline().strip()
+        with ended_in_time(process):
+            url = process.stdout.readline().strip()
         assert complete(url) == 8
         # Somebody presses Ctrl-Q: what was said meanwhile is there, or it is said how much of it is not.
         reader.start()
@@ -93,7 +112,8 @@ def test_a_worker_whose_terminal_takes_nothing_ends_when_it_is_told_to() -> None
     )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("/ip4/127.0.0.1/tcp/")
+        with ended_in_time(process):
+            assert process.stdout.readline().startswith("/ip4/127.0.0.1/tcp/")
         process.terminate()
         assert process.wait(DEADLINE) == 0
     finally:
