@@ -1,7 +1,8 @@
 """How fast does a model decode over 1, 2 and 3 workers, against transformers in one process?
 
 Everything on this machine, loopback, one torch thread in every process, greedy; float32, or `--dtype`. Each figure is
-taken several times, the variants in turn within each round, so that a machine that drifts drifts for all.
+taken several times, the variants in turn within each round, so that a machine that drifts drifts for all. In float32
+also llama.cpp's RPC, where its programs are, and Petals, where `--petals-python` names a Python that has it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import trio
+from decode_peers import Generate, Timing, has_llama_cpp, llama_cpp, peer_versions, petals
 from report import spread, table, write_report
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -36,14 +37,6 @@ SIZES = {
 }
 WORKER_COUNTS = (1, 2, 3)
 DTYPES = ("float32", "bfloat16")
-
-
-@dataclass
-class Timing:
-    """One generation: seconds to the first token, and tokens a second after it."""
-
-    first: float
-    rate: float
 
 
 def make_model(size: dict[str, int], directory: Path, *, dtype: str = "float32") -> Any:
@@ -131,17 +124,35 @@ def workers(count: int) -> Iterator[list[str]]:
             process.wait()
 
 
+@contextlib.contextmanager
+def peers(
+    model: Any, path: Path, prompt: list[int], options: argparse.Namespace
+) -> Iterator[dict[str, Generate]]:
+    """Those that do the same and are installed, by name."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Generate] = {}
+        if options.dtype == "float32" and has_llama_cpp():
+            found["llama.cpp, 2 RPC servers"] = stack.enter_context(
+                llama_cpp(model, path, len(prompt), options.tokens)
+            )
+        if options.dtype == "float32" and options.petals_python is not None:
+            num_layers = model.config.num_hidden_layers
+            found["Petals, 2 servers"] = stack.enter_context(
+                petals(options.petals_python, path, num_layers, prompt, options.tokens)
+            )
+        yield found
+
+
 async def compare(
     model: Any,
     path: Path,
     addresses: list[list[str]],
+    others: Mapping[str, Generate],
+    prompt: list[int],
     rounds: int,
-    num_prompt_tokens: int,
     num_tokens: int,
 ) -> dict[str, list[Timing]]:
     """One model: all variants in turn, `rounds` times, after one that warms up."""
-    generator = torch.Generator().manual_seed(1)
-    prompt = torch.randint(2, 32_000, (num_prompt_tokens,), generator=generator).tolist()
     timings: dict[str, list[Timing]] = {"transformers": []}
     async with contextlib.AsyncExitStack() as stack:
         coordinators: dict[str, Coordinator] = {}
@@ -168,6 +179,12 @@ async def compare(
                     raise SystemExit(f"{name}: other tokens than transformers'")
                 if number:
                     timings[name].append(timing)
+            for name, generate in others.items():
+                timing, others_tokens = await trio.to_thread.run_sync(generate)
+                if others_tokens not in (None, expected):
+                    raise SystemExit(f"{name}: other tokens than transformers'")
+                if number:
+                    timings.setdefault(name, []).append(timing)
     return timings
 
 
@@ -192,24 +209,32 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
+    parser.add_argument(
+        "--petals-python", type=Path, help="Python of an environment that has Petals"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(1)
+    prompt = torch.randint(2, 32_000, (options.prompt_tokens,), generator=generator).tolist()
     rows: list[list[str]] = []
     # A worker serves one coordinator at a time, so each variant has workers of its own.
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(workers(count)) for count in WORKER_COUNTS]
         for size in options.sizes:
             with tempfile.TemporaryDirectory() as directory:
-                model = make_model(SIZES[size], Path(directory), dtype=options.dtype)
-                timings = trio.run(
-                    compare,
-                    model,
-                    Path(directory),
-                    addresses,
-                    options.rounds,
-                    options.prompt_tokens,
-                    options.tokens,
-                )
+                path = Path(directory)
+                model = make_model(SIZES[size], path, dtype=options.dtype)
+                with peers(model, path, prompt, options) as others:
+                    timings = trio.run(
+                        compare,
+                        model,
+                        path,
+                        addresses,
+                        others,
+                        prompt,
+                        options.rounds,
+                        options.tokens,
+                    )
                 rows += rows_of(size, timings)
     header = ["model", "variant", "tokens/s", "x transformers", "first token, ms", "x transformers"]
     # Another prompt or dtype does not take the place of the one that has targets.
@@ -220,7 +245,8 @@ def main() -> None:
         f"Decoding over workers on one machine against transformers' `generate()` in one process: one "
         f"torch thread in each process, {options.dtype}, greedy, a prompt of {options.prompt_tokens} tokens, "
         f"{options.tokens} new ones; median (minimum to maximum) of {options.rounds} rounds; the tokens "
-        "are equal in all variants.",
+        "are equal in all variants but llama.cpp, which draws its own. Installed beside ours are "
+        f"{peer_versions(options.petals_python)}.",
         table(header, rows),
     )
 
