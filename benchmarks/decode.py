@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import trio
+from clock import Clock
 from decode_peers import Generate, Timing, has_llama_cpp, llama_cpp, peer_versions, petals
 from report import spread, table, write_report
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -57,21 +58,8 @@ def make_model(size: dict[str, int], directory: Path, *, dtype: str = "float32")
     return model
 
 
-class _Clock:
-    """A streamer for `generate()` that notes when each token came; the prompt comes first."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
-
-
 def time_transformers(model: Any, prompt: list[int], num_tokens: int) -> tuple[Timing, list[int]]:
-    clock = _Clock()
+    clock = Clock()
     started = time.perf_counter()
     with torch.inference_mode():
         output = model.generate(

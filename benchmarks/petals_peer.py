@@ -3,9 +3,10 @@
     PYTHON petals_peer.py server MODEL FIRST:STOP [MULTIADDR of a server that runs]
     PYTHON petals_peer.py client MODEL NEW_TOKENS MULTIADDR
 
-Run by a Python that has Petals, which wants another transformers than ours: so this imports nothing of ours. Everything
-listens on 127.0.0.1, with no relay and no peers but its own. A server prints its multiaddr; the client goes on with
-each prompt that it reads, a list of token ids, and prints seconds to the first token and tokens a second after it.
+Run by a Python that has Petals, which wants another transformers than ours: so this imports nothing of ours but a
+clock. Everything listens on 127.0.0.1, with no relay and no peers but its own. A server prints its multiaddr; the client
+goes on with each prompt that it reads, a list of token ids, and prints seconds to the first token and tokens a second
+after it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["PETALS_IGNORE_DEPENDENCY_VERSION"] = "1"
 
 import torch
+from clock import Clock
 
 PREFIX = "benchmark"
 CACHE_TOKENS = 8192  # of all sessions
@@ -52,19 +54,6 @@ def serve(model: str, blocks: str, initial_peers: list[str]) -> None:
         server.run()
     finally:
         server.shutdown()
-
-
-class Clock:
-    """A streamer for `generate()` that notes when each token came; the prompt comes first."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
 
 
 def ask(model_path: str, num_tokens: int, address: str) -> None:
