@@ -1,4 +1,4 @@
-"""When each token of transformers' `generate()` came. Imports torch and no more: a Python without ours needs it, too."""
+"""When each token of transformers' `generate()` came. Imports torch and no more: a Python without ours needs it."""
 
 from __future__ import annotations
 

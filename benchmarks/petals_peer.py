@@ -4,9 +4,9 @@
     PYTHON petals_peer.py client MODEL NEW_TOKENS MULTIADDR
 
 Run by a Python that has Petals, which wants another transformers than ours: so this imports nothing of ours but a
-clock. Everything listens on 127.0.0.1, with no relay and no peers but its own. A server prints its multiaddr; the client
-goes on with each prompt that it reads, a list of token ids, and prints seconds to the first token and tokens a second
-after it.
+clock. Everything listens on 127.0.0.1, with no relay and no peers but its own. A server prints its multiaddr; the
+client goes on with each prompt that it reads, a list of token ids, and prints seconds to the first token and tokens a
+second after it.
 """
 
 from __future__ import annotations
