@@ -1,7 +1,9 @@
 """The same generation by others: Petals over two servers, and llama.cpp over two RPC servers, all on 127.0.0.1.
 
-Neither is among our dependencies. Petals wants a Python of its own (`petals_peer.py`); llama.cpp its programs
-`llama-bench` and `ggml-rpc-server`, and the package `gguf`, which writes the model for it.
+Neither is among our dependencies. llama.cpp is there with its programs `llama-bench` and `ggml-rpc-server` (cmake with
+-DGGML_RPC=ON) on PATH, and the package `gguf`, which writes the model for it. Petals wants a Python of its own
+(`petals_peer.py`); 2.2.0.post1 was seen to run with transformers 4.34.1, bitsandbytes 0.41.1, hivemind 1.1.11, all but
+torch without their dependencies' versions, and with the p2pd that hivemind 1.1.12 has for Linux.
 """
 
 from __future__ import annotations
