@@ -11,20 +11,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from shutil import which
-from typing import IO, Any
+from typing import IO, Any, cast
 
 __all__ = ["Generate", "Timing", "has_llama_cpp", "llama_cpp", "peer_versions", "petals"]
 
 NUM_SERVERS = 2
-LOADED_WITHIN = 60  # attempts to reach a server that has just been started, half a second each
+DEADLINE = 120.0  # seconds, for a word of a peer or one generation of it
 
 
 @dataclass
@@ -40,8 +43,8 @@ Generate = Callable[[], tuple[Timing, list[int] | None]]
 
 
 def has_llama_cpp() -> bool:
-    """Whether llama.cpp's programs are on PATH, and what writes a model for them is installed."""
-    return bool(which("llama-bench") and which("ggml-rpc-server") and find_spec("gguf"))
+    """Whether llama.cpp's programs are on PATH."""
+    return bool(which("llama-bench") and which("ggml-rpc-server"))
 
 
 def peer_versions(petals_python: Path | None) -> str:
@@ -66,23 +69,23 @@ def petals(
     python: Path, model: Path, num_layers: int, prompt: Sequence[int], num_tokens: int
 ) -> Iterator[Generate]:
     """A swarm of two servers with half of the layers each, and a client that takes their activations in turn."""
-    half = num_layers // NUM_SERVERS
+    bounds = [num_layers * i // NUM_SERVERS for i in range(NUM_SERVERS + 1)]
     with contextlib.ExitStack() as stack:
         addresses: list[str] = []
-        for first in range(0, num_layers, half):
-            blocks = f"{first}:{first + half}"
+        for first, last in pairwise(bounds):
+            blocks = f"{first}:{last}"
             server = stack.enter_context(
                 _petals_peer(python, "server", model, blocks, *addresses[:1])
             )
-            addresses.append(_line_that_begins_with("/ip4", server))
+            addresses.append(server.line_that_begins_with("/ip4"))
         client = stack.enter_context(
             _petals_peer(python, "client", model, str(num_tokens), addresses[0])
         )
 
         def generate() -> tuple[Timing, list[int]]:
-            assert client.stdin is not None
-            print(json.dumps(list(prompt)), file=client.stdin, flush=True)
-            told = json.loads(_line_that_begins_with("{", client))
+            assert client.process.stdin is not None
+            print(json.dumps(list(prompt)), file=client.process.stdin, flush=True)
+            told = json.loads(client.line_that_begins_with("{"))
             return Timing(told["first"], told["rate"]), told["tokens"]
 
         yield generate
@@ -99,9 +102,7 @@ def llama_cpp(
         ports = [_free_port() for _ in range(NUM_SERVERS)]
         for port in ports:
             command = ["ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
-            stack.enter_context(_process(command, stdout=subprocess.DEVNULL))
-        for port in ports:
-            _wait_until_open(port)
+            _wait_until_open(port, stack.enter_context(_peer(command, is_read=False)))
         servers = ",".join(f"127.0.0.1:{port}" for port in ports)
 
         def generate() -> tuple[Timing, None]:
@@ -118,7 +119,12 @@ def llama_cpp(
 
 def write_gguf(model: Any, path: Path) -> None:
     """A transformers Llama as GGUF, element by element, with no vocabulary."""
-    import gguf  # type: ignore[import-not-found,unused-ignore]
+    try:
+        import gguf  # here, not above: none of our dependencies
+    except ModuleNotFoundError as exc:
+        raise SystemExit(
+            "llama.cpp is on PATH, and to write a model for it takes `pip install gguf`"
+        ) from exc
 
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -141,7 +147,9 @@ def write_gguf(model: Any, path: Path) -> None:
             if projection in name:  # llama.cpp turns neighbours, transformers halves
                 halves = array.reshape(num_heads, 2, config.head_dim // 2, -1)
                 array = halves.swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), array)
+        known_as = names.get_name(name, try_suffixes=(".weight",))
+        assert known_as is not None, name
+        writer.add_tensor(known_as, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -155,52 +163,71 @@ def _bench(command: list[str]) -> float:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    if done.returncode:
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+        )
+    return done
+
+
+@dataclass
+class _Peer:
+    """A process of another project's, and what it says on stderr."""
+
+    process: subprocess.Popen[str]
+    log: IO[str]
+
+    def line_that_begins_with(self, start: str) -> str:
+        """The next such line of its stdout: libraries print others, too."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(DEADLINE, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith(start):
+                    return line.strip()
+        finally:
+            timer.cancel()
+        raise self.failed(f"did not say {start}…")
+
+    def failed(self, what: str) -> SystemExit:
+        """The error that ends the benchmark."""
+        self.log.seek(0)
+        command = " ".join(map(str, cast(Sequence[object], self.process.args)))
+        when = f"within {DEADLINE:g} s" if self.process.poll() is None else "and has ended"
+        return SystemExit(f"{command} {what} {when}:\n{self.log.read()[-2000:]}")
 
 
 def _petals_peer(
     python: Path, role: str, model: Path, *args: str
-) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+) -> contextlib.AbstractContextManager[_Peer]:
     program = str(Path(__file__).with_name("petals_peer.py"))
-    command = [str(python), "-W", "ignore", program, role, str(model), *args]
-    return _process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return _peer([str(python), "-W", "ignore", program, role, str(model), *args])
 
 
 @contextlib.contextmanager
-def _process(
-    command: list[str], *, stdin: int | None = None, stdout: int
-) -> Iterator[subprocess.Popen[str]]:
-    """A process, in a session of its own: Petals' servers leave children behind otherwise."""
-    process = subprocess.Popen(
-        command,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait()
-        _close(process.stdin, process.stdout)
+def _peer(command: list[str], *, is_read: bool = True) -> Iterator[_Peer]:
+    """A process, in a session of its own: Petals' servers leave children behind otherwise.
 
-
-def _close(*files: IO[str] | None) -> None:
-    for file in files:
-        if file is not None:
-            file.close()
-
-
-def _line_that_begins_with(start: str, process: subprocess.Popen[str]) -> str:
-    """The next such line: libraries print others, too."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(start):
-            return line.strip()
-    raise SystemExit(f"{process.args!r} ended: run it by hand to see why")
+    Args:
+        is_read: whether somebody reads its stdout; else that goes to its log.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if is_read else log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield _Peer(process, log)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all of it has ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def _free_port() -> int:
@@ -208,9 +235,10 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _wait_until_open(port: int) -> None:
-    for _ in range(LOADED_WITHIN):
+def _wait_until_open(port: int, peer: _Peer) -> None:
+    until = time.monotonic() + DEADLINE
+    while time.monotonic() < until and peer.process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
-        time.sleep(0.5)
-    raise SystemExit(f"no RPC server answers at port {port}")
+        time.sleep(0.1)
+    raise peer.failed(f"did not listen at port {port}")

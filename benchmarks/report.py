@@ -1,4 +1,4 @@
-"""What all benchmarks write down: machine, versions, command, and a dated file under `results/`."""
+"""What all benchmarks write down: machine, versions, command, and a file under `results/` by date and processor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_report(name: str, question: str, body: str) -> Path:
-    """Write `results/DATE-NAME.md` and print it; returns the path."""
+    """Write `results/DATE-NAME-PROCESSOR.md` and print it; returns the path.
+
+    By processor, since figures differ more between those than between commits: of one day there may be several.
+    """
     today = datetime.datetime.now(datetime.UTC).date()
     versions = ", ".join(f"{p} {version}" for p in PACKAGES if (version := _version(p)))
     command = " ".join([Path(sys.executable).name, *sys.argv])
@@ -58,7 +62,7 @@ def write_report(name: str, question: str, body: str) -> Path:
         f"- command: `{command}`\n"
     )
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{today}-{name}.md"
+    path = RESULTS / f"{today}-{name}-{_slug(_cpu())}.md"
     path.write_text(text)
     print(text)
     return path
@@ -70,6 +74,12 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _slug(cpu: str) -> str:
+    """A processor's name for a file's: `intel-xeon` of "Intel(R) Xeon(R) Processor"."""
+    plain = re.sub(r"\(\w+\)|\bprocessor\b|\bcpu\b.*", " ", cpu.lower())
+    return "-".join(re.findall(r"[a-z0-9]+", plain))
 
 
 def _cpu() -> str:
