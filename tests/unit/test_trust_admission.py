@@ -12,6 +12,7 @@ from neurogrid.p2p.trust import (
     ANY_ROLE,
     COORDINATOR,
     WORKER,
+    Admitted,
     AllowList,
     Cluster,
     ClusterAdmission,
@@ -30,6 +31,7 @@ from tests.unit.test_trust_formats import OTHER, PEER
 
 NOTHING = Credentials()
 NOW = 1_800_000_000.0
+ISSUER = Admitted(OTHER, COORDINATOR, is_issuer=True)
 
 
 def reason_of(policy: AllowList | ClusterAdmission, peer_id: str, shown: Credentials) -> Refusal:
@@ -132,7 +134,7 @@ def test_a_token_is_shown_to_its_issuer_alone(cluster: Cluster) -> None:
     assert joining.credentials(OTHER).token == ticket.token.data
     assert joining.credentials(PEER).token == b""
     joining.bind(PEER)
-    joining.take_issued(cluster.issue(PEER, WORKER, now=NOW).data)
+    joining.take_issued(cluster.issue(PEER, WORKER, now=NOW).data, ISSUER)
     assert joining.credentials(OTHER).token == b""
 
 
@@ -142,7 +144,7 @@ def test_a_certificate_of_another_peer_is_not_taken(cluster: Cluster) -> None:
     )
     joining.bind(PEER)
     with pytest.raises(RefusedError) as caught:
-        joining.take_issued(cluster.issue(OTHER, WORKER, now=NOW).data)
+        joining.take_issued(cluster.issue(OTHER, WORKER, now=NOW).data, ISSUER)
     assert caught.value.reason is Refusal.WRONG_PEER
     assert joining.membership.certificate is None
 

@@ -105,11 +105,15 @@ class Admission(ABC):
         """Whether a peer could pass `verify` at all."""
         return True
 
-    def take_issued(self, data: bytes) -> None:  # noqa: B027 - by default nothing
-        """Use a certificate that a peer has issued for us.
+    def take_issued(self, data: bytes, giver: Admitted) -> None:  # noqa: B027 - by default nothing
+        """Use a certificate that came for this host, if it is of more use than the one here.
+
+        Args:
+            data: the signed form.
+            giver: who sent it, as judged by what it showed in the same exchange.
 
         Raises:
-            RefusedError: it is no good.
+            RefusedError: it is no good, or not the giver's to give.
         """
 
     def recheck(self, admitted: Admitted) -> None:  # noqa: B027 - by default nothing

@@ -341,13 +341,12 @@ class Gate:
         peer_id, edition = stream.peer_id, self._admission.edition
         await write_frames(stream, self._admission.credentials(peer_id, asks=True))
         try:
-            if await self._read_verdict(stream):
-                edition = self._admission.edition
+            issued = await self._read_verdict(stream)
         except NotAdmittedError as exc:
             self._note(peer_id, peer, exc)  # at once: it closes the connection now
             raise
-        admitted = await self._judge(stream, peer)
-        peer.shown = edition
+        admitted = await self._judge(stream, peer, issued=issued)
+        peer.shown = self._admission.edition if issued else edition
         peer.take(admitted)
         await write_frames(stream, Verdict(issued=admitted.issued))
         self._settle(peer_id, peer)
@@ -366,47 +365,52 @@ class Gate:
             stream, Verdict(issued=admitted.issued), self._admission.credentials(peer_id)
         )
         try:
-            if await self._read_verdict(stream):
-                edition = self._admission.edition
+            issued = await self._read_verdict(stream)
+            if issued:
+                self._admission.take_issued(issued, admitted)
         except (NotAdmittedError, RemoteProtocolError) as exc:
             self._refuse(peer_id, peer, exc)
             await self._disconnect(peer_id, peer)
             return
-        peer.shown = edition
+        peer.shown = self._admission.edition if issued else edition
         peer.take(admitted)
         await stream.aclose()
         self._settle(peer_id, peer)
 
-    async def _judge(self, stream: Stream, peer: GatedPeer) -> Admitted:
+    async def _judge(self, stream: Stream, peer: GatedPeer, *, issued: bytes = b"") -> Admitted:
         """Read what the peer shows, and decide; a peer that is refused is told why.
 
+        Args:
+            issued: a certificate that it has sent for us already, or nothing: looked at once it is admitted.
+
         Raises:
-            RefusedError: it is not admitted, for what it showed.
+            RefusedError: it is not admitted, for what it showed, or for what it issued.
         """
         try:
             shown = Credentials.decode(await read_frame(stream))
-            return self._admission.judge(stream.peer_id, shown)
+            admitted = self._admission.judge(stream.peer_id, shown)
+            if issued:
+                self._admission.take_issued(issued, admitted)
+            return admitted
         except RemoteProtocolError as exc:
             refused = _as_refused(exc)
             self._note(stream.peer_id, peer, refused)
             await say_no(stream, refused)
             raise refused from exc
 
-    async def _read_verdict(self, stream: Stream) -> bool:
-        """Read what the peer says of us; whether it gave us a new certificate.
+    async def _read_verdict(self, stream: Stream) -> bytes:
+        """Read what the peer says of us; the certificate that it has issued for us, or nothing.
 
         Raises:
             NotAdmittedError: it does not admit us.
-            RemoteProtocolError: it says nothing that makes sense, or gave a certificate that is no good.
+            RemoteProtocolError: it says nothing that makes sense.
         """
         verdict = Verdict.decode(await read_frame(stream))
         if verdict.reason:
             raise NotAdmittedError(
                 stream.peer_id, verdict.reason, verdict.text, refused_by_peer=True
             )
-        if verdict.issued:
-            self._admission.take_issued(verdict.issued)
-        return bool(verdict.issued)
+        return verdict.issued
 
     # What comes of them
 
