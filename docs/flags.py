@@ -20,11 +20,13 @@ COMMANDS = {
     "neurogrid-coordinator": "neurogrid.cli.coordinator",
     "neurogrid-worker": "neurogrid.cli.worker",
 }
+# Its commands have flags of those, and arguments.
+FRONT, FRONT_MODULE = "neurogrid", "neurogrid.cli.main"
 HEAD = """# Flags
 
-Of both commands, as `--help` has them. Exit status: 0; 1, what was asked for failed; 2, it cannot be right; 3, a bug of
-ours. Sizes take units: `8GiB`, `500MB`; time spans: `30m`, `24h`, `7d`. `MULTIADDR` is an address as the commands
-print it: `/ip4/192.168.1.5/tcp/9000/p2p/12D3KooW…`.
+Of all commands, as `--help-all` has them; `--help` shows those that most people need. Exit status: 0; 1, what was asked
+for failed; 2, it cannot be right; 3, a bug of ours. Sizes take units: `8GiB`, `500MB`; time spans: `30m`, `24h`, `7d`.
+`MULTIADDR` is an address as the commands print it: `/ip4/192.168.1.5/tcp/9000/p2p/12D3KooW…`.
 
 | variable | |
 |---|---|
@@ -44,17 +46,24 @@ def _parser(module: str) -> argparse.ArgumentParser:
 
 def flags() -> dict[str, frozenset[str]]:
     """Every flag of each command, hidden ones included."""
-    return {
-        command: frozenset(
-            flag for action in _parser(module)._actions for flag in action.option_strings
-        )
-        for command, module in COMMANDS.items()
-    }
+    found = {command: _flags_of(_parser(module)) for command, module in COMMANDS.items()}
+    front = _parser(FRONT_MODULE)
+    return {**found, FRONT: _flags_of(front).union(*map(_flags_of, _parts(front).values()))}
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> frozenset[str]:
+    return frozenset(flag for action in parser._actions for flag in action.option_strings)
+
+
+def _parts(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of the commands below a command."""
+    (parts,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(parts.choices)
 
 
 def page() -> str:
     """The text of the page."""
-    lines = [HEAD]
+    lines = [HEAD, *_front()]
     for command, module in COMMANDS.items():
         parser = _parser(module)
         lines += [f"## {command}", "", _cell(_joined(parser.description or "")), ""]
@@ -65,6 +74,27 @@ def page() -> str:
                 lines += [_cell(_joined(group.description)), ""] if group.description else []
                 lines += ["| flag | |", "|---|---|", *(_row(parser, item) for item in shown), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _front() -> Iterator[str]:
+    """The command over the two, and what each of its commands has of their flags."""
+    parser = _parser(FRONT_MODULE)
+    yield from (f"## {FRONT}", "", _cell(_joined(parser.description or "")), "")
+    yield from ("| command | | flags, by groups |", "|---|---|---|")
+    for part in _parts(parser).values():
+        groups = [
+            str(group.title)
+            for group in part._action_groups[2:]
+            if any(action.help != argparse.SUPPRESS for action in group._group_actions)
+        ]
+        usage = str(part.usage).replace("%(prog)s", part.prog).removesuffix(" [OPTION]...")
+        yield f"| `{usage}` | {_cell(_joined(part.description or ''))} | {', '.join(groups)} |"
+    yield ""
+    for name, part in _parts(parser).items():
+        for action in part._actions:
+            if not action.option_strings:
+                yield f"`{action.metavar}` of `{name}`: {_cell(_joined(action.help or ''))}."
+                yield ""
 
 
 def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:

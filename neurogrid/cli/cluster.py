@@ -16,7 +16,7 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.p2p.trust import Cluster, Whereabouts
 
-__all__ = ["add_cluster_options", "duration", "is_asked", "manage_cluster"]
+__all__ = ["add_cluster_options", "add_ticket_options", "duration", "is_asked", "manage_cluster"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +46,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the line by which a worker joins, and end; a coordinator that runs goes on",
     )
-    group.add_argument(
-        "--expires",
-        type=duration,
-        metavar="SPAN",
-        help="how long tickets are good for: 30m, 24h, 7d (default 24h)",
-    )
+    add_ticket_options(group)
     group.add_argument(
         "--revoke",
         action="append",
@@ -65,6 +60,16 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="PEER_ID",
         help="let a peer that was revoked join again, and end; may be given again",
+    )
+
+
+def add_ticket_options(group: argparse._ActionsContainer) -> None:
+    """What can be said of the tickets of a cluster."""
+    group.add_argument(
+        "--expires",
+        type=duration,
+        metavar="SPAN",
+        help="how long tickets are good for: 30m, 24h, 7d (default 24h)",
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -23,15 +22,22 @@ from neurogrid.cli.common import (
     Listening,
     add_common_options,
     listening,
-    positive_float,
-    positive_int,
     run_command,
     set_up_logging,
     warn_of_loopback,
-    whole_number,
 )
-from neurogrid.cli.diagnose import DIAGNOSE_WAIT, diagnose
-from neurogrid.cli.finding import bootstrap_peers, finding, peer_address
+from neurogrid.cli.coordinator_options import (
+    MAX_ANSWER_TOKENS,
+    MAX_TOKENS,
+    WAIT,
+    add_generation_options,
+    add_model_options,
+    add_prompt_options,
+    add_question_options,
+    add_worker_options,
+)
+from neurogrid.cli.diagnose import diagnose
+from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.prompt import read_prompt, write_completion
 from neurogrid.cli.reach import reaching
@@ -54,7 +60,7 @@ if TYPE_CHECKING:
     from neurogrid.inference.progress import Progress
     from neurogrid.inference.sampling import SamplingParams
 
-__all__ = ["build_parser", "main"]
+__all__ = ["add_coordinator_options", "build_parser", "main", "run"]
 
 NAME = "neurogrid-coordinator"
 # Whatever it is to do with a model takes these.
@@ -78,10 +84,12 @@ EXAMPLES = (
     ),
 )
 GIB = 1024**3
-MAX_TOKENS = 128
-MAX_ANSWER_TOKENS = 1024
-# Seconds to wait for workers: they may still be importing torch.
-WAIT = 60.0
+# What most people need: `--help` shows these, `--help-all` all.
+FIRST = (
+    *("--model", "--prompt", "--chat", "--max-tokens", "--plan-only", "--diagnose"),
+    *("--local-workers", "--peer", "--min-peers", "--new-cluster", "--cluster", "--ticket"),
+    *("--http-port", "--api-key-file"),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,197 +98,43 @@ def build_parser() -> argparse.ArgumentParser:
         prog=NAME,
         description="Spread a model over workers, stream them their weights, and serve it over HTTP, or continue "
         "one --prompt and end, or --chat. Without --model, a small one that comes with NeuroGrid.",
+        first=FIRST,
         examples=EXAMPLES,
     )
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model", type=Path, metavar="DIR", help="checkpoint: config.json, safetensors, tokenizer"
-    )
-    model.add_argument("--model-name", metavar="NAME", help="what to call it (default: DIR's name)")
-    model.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        help="to compute in (default: the checkpoint's)",
-    )
-    model.add_argument(
-        "--max-seq-len",
-        type=positive_int,
-        default=4096,
-        metavar="N",
-        help="tokens of the longest session (default %(default)s, or the model's bound if less)",
-    )
-    model.add_argument(
-        "--max-sessions",
-        type=positive_int,
-        metavar="N",
-        help="sessions of --max-seq-len tokens that workers set memory aside for; shorter ones share it, so that "
-        f"more run at once (default {SERVING_SESSIONS}; 1 for a --prompt)",
-    )
-    model.add_argument(
-        "--no-prefix-reuse",
-        dest="prefix_reuse",
-        action="store_false",
-        help="compute every prompt whole; otherwise what it shares with a finished session is not computed again, "
-        "and the time to the first token tells whether somebody asked the same before",
-    )
-    workers = parser.add_argument_group("workers")
-    workers.add_argument(
-        "--peer",
-        action="append",
-        type=peer_address,
-        default=[],
-        metavar="MULTIADDR",
-        help="a worker to dial, as it printed its address; may be given again",
-    )
-    workers.add_argument(
-        "--local-workers",
-        type=positive_int,
-        default=0,
-        metavar="N",
-        help="start N workers on this machine; they share its memory, each gets a stage "
-        "(default %(default)s)",
-    )
-    workers.add_argument(
-        "--local-layers",
-        type=_local_layers,
-        default="auto",
-        metavar="auto|none|N",
-        help="layers that this machine computes itself: exactly N, the first; auto: as many as it takes where the "
-        "workers cannot hold the model, or where a GPU here makes it much faster (default %(default)s)",
-    )
-    workers.add_argument(
-        "--min-peers",
-        type=whole_number,
-        metavar="N",
-        help="workers to wait for (default: as many as are named and started); 0 to compute here until some come",
-    )
-    workers.add_argument(
-        "--wait",
-        type=positive_float,
-        metavar="SECONDS",
-        help=f"how long to wait for them (default {WAIT:g}; to --diagnose {DIAGNOSE_WAIT:g})",
-    )
-    workers.add_argument(
-        "--diagnose",
-        action="store_true",
-        help="look for workers, print what was tried and what came of it, and end",
-    )
-    workers.add_argument(
-        "--plan-only",
-        action="store_true",
-        help="wait for the workers, print which layers each would hold and how fast that would be, and end",
-    )
-    workers.add_argument(
-        "--stages",
-        type=positive_int,
-        metavar="N",
-        help="that many stages (default: fewest that fit)",
-    )
-    workers.add_argument(
-        "--routing",
-        choices=("chain", "star"),
-        default="chain",
-        help="chain: each worker hands on to the next, unless it cannot reach it; star: every activation "
-        "comes back here in between (default %(default)s)",
-    )
-    workers.add_argument(
-        "--wire-dtype",
-        choices=("float32", "float16", "bfloat16", "int8"),
-        help="in which activations travel between the stages; int8 is off by up to 1/254 of the largest of 64 "
-        "neighbours (default: what is computed in, which loses nothing)",
-    )
-    workers.add_argument(
-        "--no-replicas",
-        action="store_true",
-        help="send nothing to workers that are left over: they stand by without layers",
-    )
-    workers.add_argument(
-        "--patience",
-        type=positive_float,
-        default=120.0,
-        metavar="SECONDS",
-        help="how long a generation waits for a way around a worker that failed, or for one that has no room "
-        "(default %(default)g)",
-    )
-    workers.add_argument(
-        "--skip-weight-transfer",
-        action="store_true",
-        help="send no weights: workers must hold this model's layers already",
-    )
-    workers.add_argument(
-        "--peer-vram-gb",
-        type=positive_float,
-        default=8.0,
-        metavar="G",
-        help="GiB assumed for workers that do not tell their memory (default %(default)g)",
-    )
-    generation = parser.add_argument_group("generation")
-    prompt = generation.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")
-    prompt.add_argument(
-        "--prompt-file", metavar="FILE", help="a file with the text to continue, - for stdin"
-    )
-    prompt.add_argument(
-        "--chat",
-        action="store_true",
-        help="talk to the model in the terminal; on a pipe, each line of stdin is a turn",
-    )
-    generation.add_argument(
-        "--system", metavar="TEXT", help="with --chat: what the model is told first"
-    )
-    generation.add_argument(
-        "--max-tokens",
-        type=positive_int,
-        metavar="N",
-        help=f"new tokens at most (default {MAX_TOKENS}; of each answer in --chat {MAX_ANSWER_TOKENS})",
-    )
-    generation.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 takes the likeliest token each time (default %(default)g)",
-    )
-    generation.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="sample among the K likeliest; 0 for all (default %(default)s)",
-    )
-    generation.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample among the likeliest that make up P (default %(default)g: all)",
-    )
-    generation.add_argument(
-        "--seed",
-        type=int,
-        metavar="S",
-        help="makes sampling repeatable (default: another each time)",
-    )
+    # Whether nobody else is to take part, which `neurogrid` takes from the other options.
+    parser.set_defaults(alone=False)
+    add_model_options(parser)
+    add_worker_options(parser)
+    add_question_options(parser)
+    add_prompt_options(parser, with_chat=True)
+    add_generation_options(parser)
     add_serving_options(parser)
-    add_common_options(parser, port_flag="--p2p-port", is_worker=False)
-    add_cache_options(parser, "the hashes of the model's files", size=None)
-    add_trace_options(parser)
+    add_coordinator_options(parser)
     add_cluster_options(parser)
     return parser
 
 
-def _local_layers(text: str) -> str | int:
-    """An argparse type: `auto`, `none`, or a number of layers; 0 is none."""
-    if text in ("auto", "none"):
-        return text
-    return whole_number(text) or "none"
+def add_coordinator_options(parser: argparse.ArgumentParser) -> None:
+    """Network, trust, output, cache and traces: whatever a coordinator does, it takes these."""
+    add_common_options(parser, port_flag="--p2p-port", is_worker=False)
+    add_cache_options(parser, "the hashes of the model's files", size=None)
+    add_trace_options(parser)
 
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = build_parser()
-    options = parser.parse_args(argv)
+    return run(parser, parser.parse_args(argv))
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Do what the options of `build_parser` say; returns the exit status.
+
+    Args:
+        parser: of the command, for mistakes in how options go together; its name stands before errors.
+    """
+    name = parser.prog
     try:
         manages_cluster = is_asked(options)
     except ConfigurationError as exc:
@@ -289,27 +143,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--system is what the model is told first in --chat")
     screen = set_up_logging(options.log_level, as_json=options.json_logs)
     if manages_cluster:
-        return run_command(NAME, lambda: _manage(options), screen=screen)
+        return run_command(name, lambda: _manage(options), screen=screen)
     if options.diagnose:
-        return run_command(NAME, lambda: diagnose(options), screen=screen)
+        return run_command(name, lambda: diagnose(options), screen=screen)
     if options.plan_only:
-        return run_command(NAME, lambda: _show_plan(options, screen), screen=screen)
+        return run_command(name, lambda: _show_plan(options, screen), screen=screen)
     if options.chat:
         interrupts: list[Callable[[], bool]] = []
         return run_command(
-            NAME, lambda: _chat(options, screen, interrupts), screen=screen, interrupts=interrupts
+            name, lambda: _chat(options, screen, interrupts), screen=screen, interrupts=interrupts
         )
     if options.prompt is None and options.prompt_file is None:
         farewells: list[Callable[[], Awaitable[None]]] = []
         with screen.never_waiting():
             return run_command(
-                NAME,
+                name,
                 lambda: _serve(options, screen, farewells),
                 screen=screen,
                 status_on_signal=ExitStatus.OK,
                 farewells=farewells,
             )
-    return run_command(NAME, lambda: _generate(options, screen), screen=screen)
+    return run_command(name, lambda: _generate(options, screen), screen=screen)
 
 
 async def _manage(options: argparse.Namespace) -> int:
@@ -390,6 +244,10 @@ async def _serve(
     serving = await trio.to_thread.run_sync(serving_options, options)
     where = _listening(options)
 
+    if options.alone:
+        screen.say(
+            "this machine computes alone: with --new-cluster DIR it prints the line by which others join"
+        )
     import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.panel.coordinator import coordinator_view
     from neurogrid.cli.panel.live import open_panel
@@ -419,6 +277,8 @@ async def _serve(
 def _listening(options: argparse.Namespace) -> Listening:
     where = listening(options, port_flag="--p2p-port")
     trust = existing_trust(options)
+    if options.alone:
+        return where
     if options.min_peers is not None or trust is None or trust.cluster is not None:
         # Somebody is to come, who may be elsewhere.
         warn_of_loopback(where, is_chosen=bool(options.listen))
@@ -464,7 +324,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     """Print the plan to stdout; that the layers do not fit is an error that says what is missing."""
     where = listening(options, port_flag="--p2p-port")
     trust = trust_of(options, is_worker=False)
-    if options.min_peers is not None:
+    if options.min_peers is not None and not options.alone:
         warn_of_loopback(where, is_chosen=bool(options.listen))
 
     import_libraries(screen, *LIBRARIES)

@@ -1,11 +1,11 @@
-"""The parser of both commands: help that fits the terminal, mistakes in one line, version and shell completion."""
+"""The parser of all commands: help that fits the terminal, mistakes in one line, version and shell completion."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn
 
 from neurogrid import __version__
@@ -37,20 +37,40 @@ class ArgumentParser(argparse.ArgumentParser):
     """Tells a mistake in one line that names it, not below a page of usage.
 
     Args:
+        first: the flags that `--help` shows, in that order, where `--help-all` shows all; empty where both are one.
         examples: pairs of a command line and what it does.
+        usage: what stands behind the command's name.
+        is_whole: a command by itself, and no part of one that tells its version and completes its options.
     """
 
     def __init__(
-        self, *, prog: str, description: str, examples: Sequence[tuple[str, str]] = ()
+        self,
+        *,
+        prog: str,
+        description: str,
+        first: Sequence[str] = (),
+        examples: Sequence[tuple[str, str]] = (),
+        usage: str = "[OPTION]...",
+        is_whole: bool = True,
     ) -> None:
+        self._first = tuple(first)
         lines = [f"  {command}\n      {purpose}" for command, purpose in examples]
         super().__init__(
             prog=prog,
-            usage="%(prog)s [OPTION]...",
+            usage=f"%(prog)s {usage}",
             description=description,
             epilog="\n".join(["examples:", *lines]) if lines else None,
             formatter_class=HelpFormatter,
         )
+        if self._first:
+            self.add_argument(
+                "--help-all",
+                action=_PrintWholeHelp,
+                nargs=0,
+                help="show all options, not only those that most people need, and end",
+            )
+        if not is_whole:
+            return
         self.add_argument(
             "--version",
             action=_PrintVersion,
@@ -64,12 +84,41 @@ class ArgumentParser(argparse.ArgumentParser):
             help="print a script by which that shell completes this command's options, and end",
         )
 
+    def format_help(self) -> str:
+        """What `--help` prints: the first flags, where there are such."""
+        if not self._first:
+            return self.format_whole_help()
+        by_flag = {flag: action for action in self._actions for flag in action.option_strings}
+        words = [action for action in self._actions if not action.option_strings]
+        shown = [*words, *(by_flag[flag] for flag in (*self._first, "--help", "--help-all"))]
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.start_section("options, the first of them")
+        formatter.add_arguments(shown)
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def format_whole_help(self) -> str:
+        """What `--help-all` prints."""
+        return super().format_help()
+
     def print_help(self, file: Any = None) -> None:
         # Without argparse's own, which takes a reader that has gone for one that has read.
         (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE_STATUS, f"{self.prog}: {message} (--help explains)\n")
+
+
+class _PrintWholeHelp(argparse.Action):
+    """Prints all options."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, ArgumentParser)
+        sys.stdout.write(parser.format_whole_help())
+        parser.exit()
 
 
 class _PrintVersion(argparse.Action):
@@ -96,10 +145,19 @@ class _PrintCompletion(argparse.Action):
         except ModuleNotFoundError as exc:
             parser.error(str(missing_extra(exc)))
 
-        kinds = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE}
-        actions: list[Any] = parser._actions  # shtab is told by an attribute that argparse has not
+        kinds = {"DIR": shtab.DIRECTORY, "MODEL": shtab.DIRECTORY, "FILE": shtab.FILE}
+        actions: list[Any] = list(_actions_of(parser))
         for action in actions:
             if action.metavar in kinds:
-                action.complete = kinds[action.metavar]
+                action.complete = kinds[action.metavar]  # an attribute that argparse has not
         print(shtab.complete(parser, shell=values))
         parser.exit()
+
+
+def _actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Of the parser, and of those of its parts."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for part in dict.fromkeys(action.choices.values()):
+                yield from _actions_of(part)

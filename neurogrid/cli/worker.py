@@ -37,9 +37,9 @@ from neurogrid.cli.telemetry import (
     exporting_traces,
     serving_metrics,
 )
-from neurogrid.cli.trust import trust_of
+from neurogrid.cli.trust import is_loopback, trust_of
 
-__all__ = ["build_parser", "main"]
+__all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run"]
 
 NAME = "neurogrid-worker"
 EXAMPLES = (
@@ -53,6 +53,11 @@ EXAMPLES = (
         "a member that lends a part of its second GPU",
     ),
 )
+# What most people need, beside the ticket: `--help` shows these, `--help-all` all.
+FIRST = (
+    *("--cluster", "--gpu", "--memory-limit", "--cache-dir", "--cache-limit", "--port"),
+    *("--allow", "--insecure", "--metrics-port", "--log-level"),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -61,8 +66,15 @@ def build_parser() -> argparse.ArgumentParser:
         prog=NAME,
         description="Hold some layers of a model and compute with them. Without --model nothing is "
         "needed on disk: config and weights come from the coordinator.",
+        first=("--join", *FIRST),
         examples=EXAMPLES,
     )
+    add_worker_options(parser)
+    return parser
+
+
+def add_worker_options(parser: argparse.ArgumentParser) -> None:
+    """All options of a worker."""
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on CUDA device N")
@@ -108,14 +120,21 @@ def build_parser() -> argparse.ArgumentParser:
     add_trace_options(parser)
     # For those who start workers as children: ends with the parent, however that ends.
     parser.add_argument("--stop-on-stdin-eof", action="store_true", help=argparse.SUPPRESS)
-    return parser
 
 
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = build_parser()
-    options = parser.parse_args(argv)
+    return run(parser, parser.parse_args(argv))
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Do what the options of `build_parser` say; returns the exit status.
+
+    Args:
+        parser: of the command, for mistakes in how options go together; its name stands before errors.
+    """
     if options.wait_for_assignment and options.model is None:
         parser.error("--wait-for-assignment needs --model")
     if options.gpu is not None and options.gpu < 0:
@@ -163,6 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             farewells.append(worker.drain)
             for address in worker.addresses:
                 screen.print(address)
+            if not options.stop_on_stdin_eof and all(map(is_loopback, worker.addresses)):
+                screen.say(f"next, on this machine: neurogrid serve --peer {worker.addresses[0]}")
             if screen.is_live:
                 from neurogrid.cli.panel.live import open_panel
                 from neurogrid.cli.panel.worker import worker_view
@@ -177,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with screen.never_waiting():
         return run_command(
-            NAME, serve, screen=screen, status_on_signal=ExitStatus.OK, farewells=farewells
+            parser.prog, serve, screen=screen, status_on_signal=ExitStatus.OK, farewells=farewells
         )
 
 

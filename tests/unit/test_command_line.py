@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from neurogrid import __version__
-from neurogrid.cli import coordinator, worker
+from neurogrid.cli import coordinator, main, worker
+from neurogrid.cli.parser import ArgumentParser
 
 PARSERS = {"worker": worker.build_parser, "coordinator": coordinator.build_parser}
 EXPLAINS_ITSELF = (argparse._HelpAction, argparse._VersionAction)
@@ -31,10 +32,32 @@ def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     ]
 
 
-def test_help_fits_a_terminal(parser: argparse.ArgumentParser) -> None:
-    lines = parser.format_help().splitlines()
-    assert [line for line in lines if len(line) > 80] == []
-    assert "\x1b" not in parser.format_help()
+def whole_commands() -> list[ArgumentParser]:
+    """All that one can type: the three commands, and the parts of the first."""
+    front = main.build_parser()
+    assert isinstance(front, ArgumentParser)
+    (parts,) = (a for a in front._actions if isinstance(a, argparse._SubParsersAction))
+    return [front, *parts.choices.values(), *(make() for make in PARSERS.values())]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_help_fits_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for parser in whole_commands():
+        for text in (parser.format_help(), parser.format_whole_help()):
+            described, _, _ = text.partition("\nexamples:\n")
+            assert [line for line in described.splitlines() if len(line) > width] == []
+            assert "\x1b" not in text
+
+
+def test_help_shows_a_dozen_options_and_help_all_shows_all() -> None:
+    for parser in whole_commands():
+        shown, whole = parser.format_help(), parser.format_whole_help()
+        every = [a for a in parser._actions if a.option_strings and a.help != argparse.SUPPRESS]
+        assert all(action.option_strings[-1] in whole for action in every)
+        few = [action for action in every if f"  {action.option_strings[0]}" in shown]
+        assert 3 <= len(few) <= 17, parser.prog
+        assert ("--help-all" in shown) == (len(few) < len(every)), parser.prog
 
 
 def test_every_default_is_shown(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +79,7 @@ def test_options_stand_in_groups_and_the_examples_are_right(
     (unsorted, *_) = parser._action_groups[1:]
     shown = [a for a in unsorted._group_actions if a.help is not argparse.SUPPRESS]
     names = {name for action in shown for name in action.option_strings}
-    assert names == {"-h", "--help", "--version", "--print-completion"}
+    assert names == {"-h", "--help", "--help-all", "--version", "--print-completion"}
     examples = parser.format_help().partition("\nexamples:\n")[2]
     commands = [line.split() for line in examples.splitlines() if line[:3] != "   "]
     assert len(commands) >= 3

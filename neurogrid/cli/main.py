@@ -1,0 +1,435 @@
+"""`neurogrid`: one command over coordinator and worker.
+
+    neurogrid run [MODEL] TEXT      a coordinator with --prompt
+    neurogrid chat [MODEL]          with --chat
+    neurogrid serve [MODEL]         without either
+    neurogrid plan [MODEL]          with --plan-only
+    neurogrid diagnose              with --diagnose
+    neurogrid ticket DIR            with --cluster DIR --ticket
+    neurogrid join [TICKET]         a worker with --join
+
+Each has the options of `neurogrid-coordinator` or `neurogrid-worker` that mean something to it, from the same
+functions, and is carried out by the same code. What is different: without any option that names others, or lets them
+in, a coordinator computes alone on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from neurogrid.cli import coordinator, worker
+from neurogrid.cli.closed_pipe import ends_with_its_reader
+from neurogrid.cli.cluster import add_ticket_options
+from neurogrid.cli.common import ArgumentParser, add_common_options
+from neurogrid.cli.coordinator_options import (
+    add_generation_options,
+    add_model_options,
+    add_prompt_options,
+    add_worker_options,
+)
+from neurogrid.cli.serving import add_serving_options
+
+__all__ = ["COMMANDS", "build_parser", "is_alone", "main", "model_and_text", "parse"]
+
+NAME: Final = "neurogrid"
+EXAMPLES: Final = (
+    (f'{NAME} run "A function definition"', "let the small model that comes along write"),
+    (f"{NAME} chat DIR", "talk to the model in DIR, on this machine"),
+    (f"{NAME} serve DIR", "the page and the API of OpenAI, at http://127.0.0.1:8090"),
+    (f"{NAME} serve DIR --new-cluster ~/cluster --min-peers 2", "the same, on two more machines"),
+    (f"{NAME} join TICKET", "type this on those: the line above prints it"),
+)
+# What somebody asks of whichever of them.
+OTHERS: Final = ("--new-cluster", "--cluster", "--min-peers", "--local-workers", "--peer")
+SAMPLING: Final = ("--max-tokens", "--temperature", "--top-p", "--seed")
+# Files that are models, of kinds that are not read: whoever names one means a model.
+WEIGHTS: Final = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml")
+HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One of the words behind `neurogrid`.
+
+    Attributes:
+        argument: what may stand behind it; empty for nothing.
+        summary: in a line of the list of all.
+        first: the flags that `--help` shows.
+        examples: what stands behind `neurogrid`, and what that does.
+        add_options: to its parser.
+        mode: options that it stands for.
+    """
+
+    name: str
+    argument: str
+    summary: str
+    description: str
+    first: tuple[str, ...]
+    examples: tuple[tuple[str, str], ...]
+    add_options: Callable[[argparse.ArgumentParser], None]
+    mode: dict[str, object]
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether a checkpoint is named."""
+        return "MODEL" in self.argument
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is carried out by a worker."""
+        return self.name == "join"
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model_argument",
+        nargs="?",
+        type=Path,
+        metavar="MODEL",
+        help="directory of the checkpoint: config.json, safetensors, tokenizer (default: a small model that comes "
+        "along)",
+    )
+    add_model_options(parser)
+    add_worker_options(parser)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    add_serving_options(parser)
+    coordinator.add_coordinator_options(parser)
+    add_ticket_options(parser.add_argument_group("cluster"))
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    add_generation_options(parser)
+    coordinator.add_coordinator_options(parser)
+    add_ticket_options(parser.add_argument_group("cluster"))
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[MODEL] TEXT",
+        help="directory of the checkpoint (default: a small model that comes along), and the text to continue, or - "
+        "for standard input. One word alone is the text, unless it is a directory or written as a path; --model DIR "
+        "and --prompt TEXT say which is which",
+    )
+    add_model_options(parser)
+    add_worker_options(parser)
+    add_prompt_options(parser, with_chat=False)
+    add_generation_options(parser, with_system=False)
+    coordinator.add_coordinator_options(parser)
+    add_ticket_options(parser.add_argument_group("cluster"))
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    coordinator.add_coordinator_options(parser)
+    add_ticket_options(parser.add_argument_group("cluster"))
+
+
+def _add_diagnose(parser: argparse.ArgumentParser) -> None:
+    add_worker_options(parser)
+    add_common_options(parser, port_flag="--p2p-port", is_worker=False)
+
+
+def _add_ticket(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="of the cluster, on the machine that made it",
+    )
+    add_ticket_options(parser)
+    add_common_options(parser, port_flag="--p2p-port", is_worker=False)
+
+
+def _add_join(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "ticket_argument",
+        nargs="?",
+        metavar="TICKET",
+        help="what the coordinator printed; @FILE reads it from a file, - from standard input. With --cluster DIR "
+        "it is needed the first time only",
+    )
+    worker.add_worker_options(parser)
+
+
+COMMANDS: Final = (
+    Command(
+        "run",
+        "[MODEL] TEXT",
+        "continue a text, and end",
+        "Let a model continue a text, on stdout, and end.",
+        (*SAMPLING, "--prompt-file", "--dtype", *OTHERS),
+        (
+            ('run "A function definition"', "the small model that comes along"),
+            ('run ~/models/Qwen3-8B "The first law" --max-tokens 60', "a model of yours"),
+            ("run ~/models/Qwen3-8B - < text.txt", "a text from a file"),
+        ),
+        _add_run,
+        {"chat": False, "system": None},
+    ),
+    Command(
+        "chat",
+        "[MODEL]",
+        "talk to a model in the terminal",
+        "Talk to a model in the terminal; on a pipe, each line of stdin is a turn.",
+        ("--system", *SAMPLING, "--max-seq-len", "--dtype", *OTHERS),
+        (
+            ("chat ~/models/Qwen3-8B", "on this machine"),
+            ('chat ~/models/Qwen3-8B --system "Be brief."', "told something first"),
+            ("chat ~/models/Qwen3-8B --cluster ~/cluster --min-peers 2", "on two workers"),
+        ),
+        _add_chat,
+        {"chat": True, "prompt": None, "prompt_file": None},
+    ),
+    Command(
+        "serve",
+        "[MODEL]",
+        "serve a model over HTTP: a page, and the API of OpenAI",
+        "Serve a model over HTTP: a page, and the API of OpenAI below /v1.",
+        (
+            *("--http-port", "--http-host", "--api-key-file", "--max-sessions", "--max-seq-len"),
+            *("--dtype", *OTHERS),
+        ),
+        (
+            ("serve ~/models/Qwen3-8B", "on this machine"),
+            (
+                "serve ~/models/Qwen3-8B --new-cluster ~/cluster --min-peers 2",
+                "on two workers that join with the ticket it prints",
+            ),
+            ("serve ~/models/Qwen3-8B --cluster ~/cluster --min-peers 2", "the next time"),
+        ),
+        _add_serve,
+        {"chat": False, "prompt": None, "prompt_file": None, "system": None},
+    ),
+    Command(
+        "join",
+        "[TICKET]",
+        "lend this machine to the cluster of a coordinator",
+        "Hold some layers of a coordinator's model and compute with them. Nothing is needed on disk: config and "
+        "weights come from the coordinator.",
+        worker.FIRST,
+        (
+            ("join TICKET", "with the line that the coordinator printed"),
+            ("join @ticket.txt --cluster ~/member", "from a file, and remember the cluster"),
+            ("join --cluster ~/member", "the next time"),
+        ),
+        _add_join,
+        {},
+    ),
+    Command(
+        "ticket",
+        "DIR",
+        "print a line by which a machine joins a cluster",
+        "Print the line by which a worker joins the cluster that was made in DIR; a coordinator that runs goes on.",
+        ("--expires", "--announce", "--listen", "--relay"),
+        (
+            ("ticket ~/cluster", "good for a day"),
+            ("ticket ~/cluster --expires 7d", "for a week"),
+        ),
+        _add_ticket,
+        {"ticket": True},
+    ),
+    Command(
+        "plan",
+        "[MODEL]",
+        "which machine would hold which layers, and how fast that would be",
+        "Wait for the workers, print which layers each would hold and how fast that would be, and end: nothing is "
+        "sent.",
+        ("--stages", "--max-sessions", "--max-seq-len", "--dtype", "--local-layers", *OTHERS),
+        (
+            ("plan ~/models/Qwen3-8B", "on this machine"),
+            ("plan ~/models/Qwen3-8B --cluster ~/cluster --min-peers 2", "on two workers"),
+        ),
+        _add_plan,
+        {"plan_only": True, "prompt": None, "prompt_file": None},
+    ),
+    Command(
+        "diagnose",
+        "",
+        "which workers are there, and what was tried to find them",
+        "Look for workers, print what was tried and what came of it, and end.",
+        ("--cluster", "--peer", "--bootstrap", "--dht", "--relay", "--mdns-interface", "--wait"),
+        (
+            ("diagnose --cluster ~/cluster", "the members of a cluster"),
+            ("diagnose --peer MULTIADDR", "whether that worker answers"),
+        ),
+        _add_diagnose,
+        {"diagnose": True},
+    ),
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of `neurogrid`: a parser for each of `COMMANDS` below it."""
+    parser = ArgumentParser(
+        prog=NAME,
+        description="One model on several machines, or on this one. COMMAND --help explains a command.",
+        examples=EXAMPLES,
+        usage="COMMAND ...",
+    )
+    parts = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", prog=NAME, parser_class=_PartParser
+    )
+    for command in COMMANDS:
+        parts.add_parser(command.name, help=command.summary)
+    parser._action_groups.insert(0, parser._action_groups.pop())  # what is typed first stands first
+    return parser
+
+
+class _PartParser(ArgumentParser):
+    """The parser of one of the commands, as argparse makes it: by both words."""
+
+    def __init__(self, *, prog: str) -> None:
+        command = _command(prog.removeprefix(f"{NAME} "))
+        super().__init__(
+            prog=prog,
+            description=command.description,
+            first=command.first,
+            examples=[(f"{NAME} {line}", purpose) for line, purpose in command.examples],
+            usage=" ".join(filter(None, [command.argument, "[OPTION]..."])),
+            is_whole=False,
+        )
+        command.add_options(self)
+
+
+def _command(name: str) -> Command:
+    return next(command for command in COMMANDS if command.name == name)
+
+
+def parse(argv: Sequence[str]) -> tuple[Command, ArgumentParser, argparse.Namespace]:
+    """The command, its parser, and its options as those of `neurogrid-coordinator` or `neurogrid-worker`."""
+    names = [command.name for command in COMMANDS]
+    if not argv or argv[0] not in names:
+        parser = build_parser()
+        parser.parse_args(argv)  # says its help or version, or what is wrong
+        parser.print_help()
+        parser.exit()
+    command = _command(argv[0])
+    parser = _PartParser(prog=f"{NAME} {command.name}")
+    whole = (worker if command.is_worker else coordinator).build_parser()
+    # What the command has no option for has its default, or what the command stands for.
+    options = argparse.Namespace(**{**vars(whole.parse_args([])), **command.mode})
+    # Intermixed: arguments may stand before, behind and between options.
+    parser.parse_intermixed_args(argv[1:], options)
+    _take_arguments(command, parser, options)
+    if not command.is_worker:
+        options.alone = not options.diagnose and not options.ticket and is_alone(options)
+        if options.alone:
+            options.min_peers = 0
+    return command, parser, options
+
+
+def _take_arguments(command: Command, parser: ArgumentParser, options: argparse.Namespace) -> None:
+    """Put what stands without a flag where the options have it."""
+
+    def once(flag: str, has: object) -> None:
+        if has:
+            parser.error(f"{flag} names it already: give one of both")
+
+    if command.name == "run":
+        _take_words(parser, options)
+    elif command.takes_model:
+        if options.model_argument is not None:
+            once("--model", options.model)
+            options.model = options.model_argument
+    elif command.name == "ticket":
+        once("--cluster", options.cluster)
+        options.cluster = options.directory
+    elif command.name == "join":
+        if options.ticket_argument is not None:
+            once("--join", options.join)
+            options.join = options.ticket_argument
+        if not (options.join or options.cluster or options.allow or options.insecure):
+            parser.error(
+                "a ticket is needed, which the coordinator prints (neurogrid serve DIR --new-cluster DIR), or "
+                "--cluster DIR where this machine has joined before; for a worker of this machine alone type "
+                "neurogrid-worker"
+            )
+
+
+def _take_words(parser: ArgumentParser, options: argparse.Namespace) -> None:
+    words: list[str] = options.words
+    has_text = options.prompt is not None or options.prompt_file is not None
+    most = 2 - has_text - (options.model is not None)
+    if len(words) > most:
+        if len(words) > 2:
+            quoted = " ".join(words)
+            parser.error(f"a text of several words stands in quotes: {NAME} run {quoted!r}")
+        _refuse(parser, f"{words[-1]!r} is more than there is place for")
+    if options.model is not None:
+        model, text = None, words[0] if words else None
+    elif has_text:
+        model, text = words[0] if words else None, None
+    else:
+        model, text = model_and_text(words)
+    if model is not None:
+        options.model = Path(model)
+    if text == "-":
+        options.prompt_file = "-"
+    elif text is not None:
+        options.prompt = text
+    elif not has_text:
+        named = f"{model} is taken for a model, and " if model is not None else ""
+        _refuse(parser, f"{named}there is no text to continue")
+
+
+def _refuse(parser: ArgumentParser, what: str) -> NoReturn:
+    parser.error(
+        f"{what}: {NAME} run [MODEL] TEXT, where - reads the text from standard input; --prompt TEXT and --model DIR "
+        "say which is which"
+    )
+
+
+def model_and_text(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """What of at most two words is the model, and what the text to continue; None for what is not there.
+
+    One word alone is the text, unless it is a directory, a file of weights, or written as a path or as the name of a
+    model elsewhere: it has a slash, and no white space.
+    """
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words:
+        return None, None
+    (word,) = words
+    is_model = (
+        os.path.isdir(word)
+        or word.endswith(WEIGHTS)
+        or bool(HUB_NAME.fullmatch(word))
+        or (word.startswith(("/", "./", "../", "~")) and not any(map(str.isspace, word)))
+    )
+    return (word, None) if is_model else (None, word)
+
+
+def is_alone(options: argparse.Namespace) -> bool:
+    """Whether a coordinator with these options is to compute by itself: nothing names others, or lets them in."""
+    others = (
+        *(options.peer, options.local_workers, options.bootstrap, options.dht, options.relay),
+        *(options.cluster, options.new_cluster, options.allow, options.insecure),
+        os.environ.get("NEUROGRID_BOOTSTRAP"),
+    )
+    return options.min_peers is None and options.local_layers == "auto" and not any(others)
+
+
+@ends_with_its_reader
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    command, parser, options = parse(sys.argv[1:] if argv is None else argv)
+    if command.is_worker:
+        return worker.run(parser, options)
+    return coordinator.run(parser, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
