@@ -13,7 +13,13 @@ from statistics import median
 
 import trio
 
-from neurogrid.errors import NoRouteError, PeerRefusedError, RemoteProtocolError, TransportError
+from neurogrid.errors import (
+    NeuroGridError,
+    NoRouteError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    ResponseTimeout,
+)
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.planner import Link, Links, PeerCapacity, PeerSpeed
@@ -59,7 +65,7 @@ async def describe_workers(
         alike: peer ids of workers that share one machine, and are equally fast.
 
     Raises:
-        NoRouteError: a worker did not answer.
+        NoRouteError: a worker did not answer, or with nonsense.
     """
     infos: dict[str, WorkerInfo] = {}
     asked = DeviceInfoRequest(dtype_name(model.dtype), config_fingerprint(model.checkpoint.config))
@@ -69,7 +75,7 @@ async def describe_workers(
             info = await worker.describe(assumed_bytes=assumed_bytes)
             if worker.protocol_id == PROTOCOL_V11:
                 info = await _with_device(worker, info, asked)
-        except (TransportError, PeerRefusedError) as exc:
+        except NeuroGridError as exc:
             raise NoRouteError(f"worker {worker.peer_id} did not describe itself: {exc}") from exc
         infos[worker.peer_id] = info
 
@@ -93,7 +99,7 @@ async def _with_device(
             worker, MessageType.DEVICE_INFO_REQUEST, MessageType.DEVICE_INFO, asked.encode()
         )
         device = DeviceInfo.decode(data)
-    except (PeerRefusedError, RemoteProtocolError) as exc:
+    except (PeerRefusedError, RemoteProtocolError, ResponseTimeout) as exc:
         logger.info("%s does not say how fast it is: %s", worker.peer_id, exc)
         return info
     trips = []

@@ -29,14 +29,14 @@ from neurogrid.errors import (
     CapacityError,
     ConfigurationError,
     ModelError,
+    NeuroGridError,
     NoRouteError,
-    RemoteProtocolError,
     TransportError,
 )
 from neurogrid.inference.assigning import Assigner
 from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.member import Member
-from neurogrid.inference.placing import RECONNECT_TIMEOUT, WORKER_FAILURES, Placer, name_range
+from neurogrid.inference.placing import RECONNECT_TIMEOUT, Placer, name_range
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
@@ -61,6 +61,7 @@ class Fleet(Roster):
 
     Args:
         describe: asks workers what they have.
+        disconnect: closes the connection to a worker that failed, if there is one: whoever is alive comes back.
 
     Attributes:
         planning: what is asked of every plan; may be changed until `start`.
@@ -74,13 +75,16 @@ class Fleet(Roster):
         describe: Callable[[Sequence[RemoteWorker]], Awaitable[list[WorkerInfo]]],
         trials: Trials,
         progress: Progress,
+        disconnect: Callable[[str], None],
     ) -> None:
-        super().__init__(progress, on_lost=placer.lost)
+        super().__init__(progress, on_lost=placer.lost, on_given_up=disconnect)
         self.planning = planning
         self._placer = placer
         self.describe = describe
         self._assigner = Assigner(self, placer, progress)
         self._joining: list[RemoteWorker] = []
+        # Who are there and are no members yet: they have not said what they have.
+        self._strangers: dict[str, RemoteWorker] = {}
         # What is brought to members though nothing is missing; it gives way to what is.
         self._extra: trio.CancelScope | None = None
         # Trio's time at which a better plan is looked for.
@@ -113,7 +117,7 @@ class Fleet(Roster):
         while failures := await self._assigner.stages(self.plan.stages, patience=RECONNECT_TIMEOUT):
             for error in failures:
                 logger.warning("%s", error)
-                self.lost(error.peer_id or "", str(error))
+                self.give_up(error.peer_id or "", str(error))
             try:
                 self._use(self._plan_again())
             except (CapacityError, ConfigurationError):
@@ -156,7 +160,12 @@ class Fleet(Roster):
     def join(self, worker: RemoteWorker) -> None:
         """A worker is there, for the first time or again."""
         self._joining.append(worker)
+        self._strangers[worker.peer_id] = worker
         self.changed()
+
+    def lost(self, peer_id: str, reason: str) -> None:
+        self._strangers.pop(peer_id, None)
+        super().lost(peer_id, reason)
 
     async def mend(self) -> None:
         """Keep every layer on a ready member, and use whoever is left over; runs until cancelled."""
@@ -184,10 +193,16 @@ class Fleet(Roster):
         return joining
 
     async def _welcome(self, worker: RemoteWorker) -> None:
-        try:
-            (info,) = await self.describe([worker])
-        except (NoRouteError, RemoteProtocolError) as exc:
-            logger.warning("%s", exc)
+        while self._strangers.get(worker.peer_id) is worker:
+            try:
+                (info,) = await self.describe([worker])
+                break
+            except NoRouteError as exc:
+                logger.warning("%s; asking again in %g s while it is there", exc, RETRY_DELAY)
+            await trio.sleep(RETRY_DELAY)
+        else:
+            return  # it is gone, or has come back as another
+        if self._strangers.pop(worker.peer_id, None) is not worker:
             return
         self._progress.joined(info)
         self._speeds.forget(info.peer_id)
@@ -206,7 +221,7 @@ class Fleet(Roster):
     async def _prepare(self, member: Member) -> None:
         try:
             await self._assigner.configure(member)
-        except WORKER_FAILURES as exc:
+        except NeuroGridError as exc:
             logger.warning("worker %s did not take the model's config: %s", member.peer_id, exc)
             member.rest(getattr(exc, "retry_after", None) or RETRY_DELAY)
         finally:
@@ -319,7 +334,7 @@ class Fleet(Roster):
         if member is None:
             return
         if isinstance(failure.__cause__, TransportError):
-            self.lost(member.peer_id, str(failure))
+            self.give_up(member.peer_id, str(failure))
             return
         retry_after = getattr(failure.__cause__, "retry_after", None)
         self.forget_placement(member)

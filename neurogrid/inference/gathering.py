@@ -15,8 +15,6 @@ from neurogrid.errors import (
     ConfigurationError,
     NeuroGridError,
     NoRouteError,
-    PeerRefusedError,
-    RemoteProtocolError,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
@@ -28,6 +26,7 @@ from neurogrid.p2p.dialing import connect_any
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.trust import SILENCE, NotAdmittedError
 from neurogrid.p2p.wire import PROTOCOL_V10, Hello
 
 __all__ = ["Gathering", "look_for_workers", "open_gathering"]
@@ -177,7 +176,9 @@ class Gathering:
                 await self._meet(peer_id)
                 self.failures.pop(address, None)
                 await self._until_lost(peer_id)
-            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+            except ConfigurationError:
+                raise
+            except NeuroGridError as exc:
                 if self.failures.get(address) != str(exc):
                     logger.warning("%s; trying again", exc)
                 self.failures[address] = str(exc)
@@ -221,11 +222,14 @@ class Gathering:
                 if self._is_kept:
                     return
                 await trio.sleep(RETRY_DELAY)
-            except TransportError as exc:
-                logger.info("found %s, and could not connect: %s", found.peer_id, exc)
-                await trio.sleep(delay)
-                delay = min(2 * delay, MAX_RETRY_DELAY)
             except NeuroGridError as exc:
+                # Who says nothing may be about to end, or has only just begun.
+                is_silent = isinstance(exc, NotAdmittedError) and exc.reason in SILENCE
+                if is_silent or isinstance(exc, TransportError):
+                    logger.info("found %s, and could not connect: %s", found.peer_id, exc)
+                    await trio.sleep(delay)
+                    delay = min(2 * delay, MAX_RETRY_DELAY)
+                    continue
                 logger.warning("found %s, and will not use it: %s", found.peer_id, exc)
                 return
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from neurogrid.errors import PeerRefusedError, TransportError
+from neurogrid.errors import ConfigurationError, PeerRefusedError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.host import parse_peer_address
@@ -99,7 +99,7 @@ async def keep_workers(
 
         def keep(peer_id: str) -> None:
             found = discovery.known.get(peer_id)
-            keeper.want(peer_id, [*named.get(peer_id, ()), *(found.addresses if found else ())])
+            _want(keeper, peer_id, [*named.get(peer_id, ()), *(found.addresses if found else ())])
 
         nursery.start_soon(_follow, discovery, keeper)
         yield keep
@@ -110,7 +110,14 @@ async def _follow(discovery: Discovery, keeper: Keeper) -> None:
     """Learn where workers are that have moved."""
     async for change in discovery.peers():
         if isinstance(change, PeerFound) and change.peer_id in keeper.wanted:
-            keeper.want(change.peer_id, change.addresses)
+            _want(keeper, change.peer_id, change.addresses)
+
+
+def _want(keeper: Keeper, peer_id: str, addresses: Sequence[str]) -> None:
+    try:
+        keeper.want(peer_id, addresses)
+    except ConfigurationError as exc:  # of others' making: what was typed has been checked by now
+        logger.warning("%s is not dialled again when it is lost: %s", peer_id, exc)
 
 
 async def _introduce(protocol: Protocol, peer_id: str, introduced: set[str]) -> None:

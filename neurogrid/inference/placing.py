@@ -12,12 +12,11 @@ from typing import Final
 import trio
 
 from neurogrid.errors import (
+    ModelError,
+    NeuroGridError,
     NoRouteError,
-    PeerRefusedError,
     PeerUnreachableError,
-    RemoteProtocolError,
     StreamBrokenError,
-    TransportError,
 )
 from neurogrid.inference.caching import CacheSettings, open_directory
 from neurogrid.inference.loaded_model import LoadedModel
@@ -29,12 +28,10 @@ from neurogrid.model.hash_cache import HashCache
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.wire import ErrorCode
 
-__all__ = ["RECONNECT_TIMEOUT", "WORKER_FAILURES", "Placer", "name_range", "open_placer"]
+__all__ = ["RECONNECT_TIMEOUT", "Placer", "name_range", "open_placer"]
 
 logger = logging.getLogger(__name__)
 
-# What a worker does when it cannot do what it was asked.
-WORKER_FAILURES = (TransportError, PeerRefusedError, RemoteProtocolError)
 # A worker's connection may break this often while it gets its layers.
 MAX_CUTS: Final = 5
 # To have it again: a worker that dials the coordinator tries every 15 s at the latest. Seconds.
@@ -116,7 +113,10 @@ class Placer:
                     await self.configure(worker)
                 await worker.place(placement, attempts.next())
                 return
-            except WORKER_FAILURES as exc:
+            except ModelError:
+                raise
+            except NeuroGridError as exc:
+                # Whatever it is, it is this worker's: the others go on.
                 num_cuts += 1
                 is_cut = isinstance(exc, StreamBrokenError | PeerUnreachableError)
                 if not is_cut or num_cuts > MAX_CUTS or not patience:
@@ -193,8 +193,11 @@ def name_range(layers: range) -> str:
 async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str], patience: float) -> None:
     """Connect to a worker again, or wait until it has.
 
+    A worker that is about to end refuses, or closes the connection while it is asked who it is; one that has just
+    started may not know us yet. So a refusal is a reason to try again, as silence is.
+
     Raises:
-        PeerUnreachableError: neither came about in time.
+        PeerUnreachableError: neither came about in time; says what the last attempt came to.
     """
     reason = "it did not come back, and no address of it is known"
     with trio.move_on_after(patience):
@@ -203,7 +206,7 @@ async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str], patienc
                 try:
                     await host.connect_any(addresses)
                     continue
-                except PeerUnreachableError as exc:
+                except NeuroGridError as exc:
                     reason = str(exc)
             await trio.sleep(RECONNECT_DELAY)
     if not host.is_connected(peer_id):

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import trio
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
@@ -42,7 +42,7 @@ from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
-from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.message_forms import sender_of
@@ -211,6 +211,7 @@ async def open_plan(
             ),
             Trials(model.ends.hidden_size, model.dtype, model.max_seq_len),
             progress,
+            partial(_disconnect, host),
         )
         progress.formed(fleet, protocol.counters)
         workers = await gathering.enough(min_peers, settings.wait)
@@ -250,6 +251,19 @@ async def open_plan(
         elif settings.local_layers != "none":
             logger.info("%s", why_local)
         yield PlannedFleet(protocol, model, fleet, why_local)
+
+
+def _disconnect(host: Host, peer_id: str) -> None:
+    """Close the connection to a worker that failed on it, if there is one."""
+
+    async def disconnect() -> None:
+        try:
+            await host.disconnect(peer_id)
+        except TransportError as exc:
+            logger.debug("%s", exc)
+
+    if host.is_connected(peer_id):
+        host.start_soon(disconnect)
 
 
 async def load_model(settings: CoordinatorSettings) -> LoadedModel:

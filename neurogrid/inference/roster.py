@@ -36,17 +36,25 @@ class Roster:
 
     Args:
         on_lost: called with the peer id of a member that is gone.
+        on_given_up: called with the peer id of one that failed, whose connection is to be closed if there is one.
 
     Attributes:
         plan: the current one.
         why_not: what the last attempt to get layers to somebody failed with.
     """
 
-    def __init__(self, progress: Progress, *, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        on_lost: Callable[[str], None],
+        on_given_up: Callable[[str], None],
+    ) -> None:
         self.plan = Plan(())
         self.why_not = "no layer was placed yet"
         self._progress = progress
         self._on_lost = on_lost
+        self._on_given_up = on_given_up
         self._members: dict[str, Member] = {}
         self._changed = trio.Event()
 
@@ -212,6 +220,11 @@ class Roster:
         self.plan = replace(self.plan, stages=tuple(map(self.as_held, self.plan.stages)))
         self.changed()
 
+    def give_up(self, peer_id: str, reason: str) -> None:
+        """A worker failed although its connection may go on: it is lost, and may come back over another one."""
+        self.lost(peer_id, reason)
+        self._on_given_up(peer_id)
+
     def leave(self, peer_id: str) -> None:
         """A worker wants to go: it gets no new session where another can have it."""
         member = self._members.get(peer_id)
@@ -231,12 +244,12 @@ class Roster:
         if member is None:
             return True
         if isinstance(cause, TransportError):
-            self.lost(member.peer_id, str(cause))
+            self.give_up(member.peer_id, str(cause))
             return True
         code = cause.code if isinstance(cause, PeerRefusedError) else None
         if code == ErrorCode.PEER_UNREACHABLE and error.unreachable_from is None:
             # Its predecessor says so, and it does not answer us either.
-            self.lost(member.peer_id, str(cause))
+            self.give_up(member.peer_id, str(cause))
             return True
         if code in PLACE_AGAIN:
             self.forget_placement(member)

@@ -20,7 +20,7 @@ from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.hedging import SlowWatch
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.routes import can_sign, sign_route
-from neurogrid.p2p.wire import MAX_STAGE_ADDRESSES, MAX_STAGES, Route
+from neurogrid.p2p.wire import MAX_ADDRESS_CHARS, MAX_STAGE_ADDRESSES, MAX_STAGES, Route
 
 __all__ = ["ROUTINGS", "WIRE_DTYPES", "Routing", "RoutingMode"]
 
@@ -140,6 +140,7 @@ class Routing:
                 address
                 for item in stages[1:]  # nobody dials the first
                 for address in self._addresses_of(item.peer_id)[:MAX_STAGE_ADDRESSES]
+                if len(address) <= MAX_ADDRESS_CHARS  # a peer may have said anything of itself
             ),
         )
         return sign_route(route, self.protocol.host.identity)

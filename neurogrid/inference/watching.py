@@ -10,9 +10,9 @@ from typing import Final
 
 import trio
 
+from neurogrid.errors import NeuroGridError
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.member import Member
-from neurogrid.inference.placing import WORKER_FAILURES
 from neurogrid.inference.progress import Progress
 
 __all__ = ["watch_workers"]
@@ -33,7 +33,7 @@ async def watch_workers(fleet: Fleet, progress: Progress, *, interval: float = I
             started = trio.current_time()
             try:
                 memory = await member.worker.memory()
-            except WORKER_FAILURES:
+            except NeuroGridError:
                 return
             latency = (trio.current_time() - started) / 2
             if member in fleet.members:

@@ -10,12 +10,19 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    NeuroGridError,
+    RemoteProtocolError,
+    StreamBrokenError,
+)
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.memory import Link, MemoryHost, MemoryNetwork, open_memory_network
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.keeper import Keeper, KeeperLimits, keep_connections
 from neurogrid.p2p.reach.ping import PING_PROTOCOL, answer_pings, ping
+from neurogrid.p2p.trust import Refusal, RefusedError
 
 Scene = Callable[[MemoryNetwork, MemoryHost, MemoryHost], Awaitable[None]]
 DOWN = Link(is_reachable=False)
@@ -65,6 +72,32 @@ def test_a_wanted_peer_is_dialled_and_its_state_can_be_asked_for() -> None:
             assert keeper.states() == (state,)
             assert keeper.wanted == (theirs.peer_id,)
         assert theirs.peer_id in ours.connected_peers
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RefusedError(Refusal.NOT_SPOKEN, "it closed the connection while it was asked"),
+        StreamBrokenError("it ended while it was asked"),
+        RemoteProtocolError("nonsense"),
+        LocalProtocolError("it cannot be asked"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_an_attempt_fails_with_it_is_tried_again(error: NeuroGridError) -> None:
+    async def scene(network: MemoryNetwork, ours: MemoryHost, theirs: MemoryHost) -> None:
+        errors = [error, error]
+
+        async def connect(address: str) -> str:
+            if errors:
+                raise errors.pop()
+            return await ours.connect(address)
+
+        async with keep_connections(ours, connect=connect) as keeper:
+            keeper.want(theirs.peer_id, theirs.addresses)
+            await until(lambda: ours.connected_peers)
 
     play(scene)
 

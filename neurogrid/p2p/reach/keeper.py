@@ -23,9 +23,8 @@ import trio
 
 from neurogrid.errors import (
     ConfigurationError,
-    PeerRefusedError,
+    NeuroGridError,
     PeerUnreachableError,
-    StreamBrokenError,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
@@ -242,7 +241,7 @@ class Keeper:
                     peer.round_trip = await ping(self._host, peer.peer_id)
                 except PeerUnreachableError:
                     pass  # it says that it speaks no ping: an answer as well
-                except StreamBrokenError as exc:
+                except NeuroGridError as exc:
                     logger.debug("a ping of %s failed: %s", peer.peer_id, exc)
             if scope.cancelled_caught:
                 peer.last_error = f"no answer to a ping in {self._limits.ping_timeout:g} s"
@@ -277,8 +276,9 @@ class Keeper:
         async def connect(address: str) -> str:
             try:
                 await self._connect(address)
-            except (ConfigurationError, PeerRefusedError) as exc:
-                # An address of others' making, or a peer that does not admit us: no reason to end ourselves.
+            except NeuroGridError as exc:
+                # An address of others' making, a peer that does not admit us, or one that goes away while it is asked
+                # who it is: no reason to end ourselves.
                 raise PeerUnreachableError(str(exc)) from exc
             reached.append(address)
             return peer.peer_id

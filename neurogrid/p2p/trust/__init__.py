@@ -25,7 +25,7 @@ from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.messages import TRUST_PROTOCOL
 from neurogrid.p2p.trust.names import ANY_ROLE, COORDINATOR, WORKER
-from neurogrid.p2p.trust.refusal import NotAdmittedError, Refusal, RefusedError
+from neurogrid.p2p.trust.refusal import SILENCE, NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.ticket import Ticket, read_ticket
 from neurogrid.p2p.trust.whereabouts import Whereabouts
@@ -53,6 +53,7 @@ __all__ = [
     "ANY_ROLE",
     # What is said
     "Refusal",
+    "SILENCE",
     "RefusedError",
     "NotAdmittedError",
     "TRUST_PROTOCOL",

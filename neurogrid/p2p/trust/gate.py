@@ -52,7 +52,7 @@ from neurogrid.p2p.trust.messages import (
     say_no,
     write_frames,
 )
-from neurogrid.p2p.trust.refusal import NotAdmittedError, Refusal, RefusedError
+from neurogrid.p2p.trust.refusal import SILENCE, NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.trust.refusal_log import RefusalLog
 
 __all__ = ["Gate", "GatedHost", "OPEN_PROTOCOLS"]
@@ -448,7 +448,7 @@ class Gate:
         for a line."""
         if not self._for_strangers:
             self._log.refused(peer_id, refused.reason, str(refused))
-        elif refused.reason not in (Refusal.TIMED_OUT, Refusal.NOT_SPOKEN):
+        elif refused.reason not in SILENCE:
             self._log.refused(peer_id, refused.reason, str(refused), level=logging.INFO)
 
     async def _expect(self, peer_id: str, peer: GatedPeer) -> None:
@@ -507,7 +507,7 @@ def _is_silence(error: NeuroGridError) -> bool:
     """Whether a peer has said nothing, rather than something that is refused: no reason to give up one that is
     admitted."""
     if isinstance(error, RefusedError):
-        return error.reason in (Refusal.TIMED_OUT, Refusal.NOT_SPOKEN)
+        return error.reason in SILENCE
     return isinstance(error, TransportError)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from neurogrid.errors import PeerRefusedError, RemoteProtocolError
 from neurogrid.p2p.wire import ErrorCode
 
-__all__ = ["NotAdmittedError", "Refusal", "RefusedError"]
+__all__ = ["SILENCE", "NotAdmittedError", "Refusal", "RefusedError"]
 
 
 class Refusal(IntEnum):
@@ -30,6 +31,10 @@ class Refusal(IntEnum):
     NOT_SPOKEN = 15
     TIMED_OUT = 16
     TOO_MANY = 17
+
+
+SILENCE: Final = frozenset({Refusal.NOT_SPOKEN, Refusal.TIMED_OUT})
+"""Reasons that rest on nothing that the peer has shown: the next attempt may end otherwise."""
 
 
 class RefusedError(RemoteProtocolError):

@@ -1,0 +1,232 @@
+"""Whatever a worker does at whichever moment, its coordinator goes on, and uses it once it behaves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any, cast
+
+import pytest
+import torch
+import trio
+import trio.testing
+
+from neurogrid import errors
+from neurogrid.errors import NeuroGridError, StreamBrokenError
+from neurogrid.inference.describing import describe_workers
+from neurogrid.inference.fleet import Fleet
+from neurogrid.inference.fleet_plan import FleetPlanning
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.placing import Placer
+from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
+from neurogrid.inference.trials import Trials
+from neurogrid.inference.watching import watch_workers
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.p2p.trust import NotAdmittedError, Refusal, RefusedError
+from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, GPUInfo
+
+GIB = 1024**3
+# Two descriptions, two configs, eight layers, as much again for what failed, and questions for memory beside.
+NUM_CALLS = 20
+# Of trio's clock, which does not wait: longer than every pause and deadline on the way.
+LONG = 600.0
+# What our own code raises for its own reasons, never for what a worker or the network does.
+NOT_OF_WORKERS = {
+    errors.RequestRefusedError,  # what we answer
+    errors.CapacityError,
+    errors.NoRouteError,
+    errors.ModelError,  # of the coordinator's own files: has tests of its own
+    errors.CheckpointError,
+    errors.UnsupportedModelError,
+    NeuroGridError,
+}
+
+
+def error_of(kind: type[NeuroGridError]) -> NeuroGridError:
+    if kind is NotAdmittedError:
+        return NotAdmittedError("worker", Refusal.NOT_SPOKEN, "not spoken", refused_by_peer=False)
+    if kind is RefusedError:
+        return RefusedError(Refusal.TIMED_OUT, "it took too long")
+    if issubclass(kind, errors.PeerRefusedError):
+        return kind("refused", code=ErrorCode.BUSY, text="busy")
+    return kind("it fails")
+
+
+def kinds(root: type[NeuroGridError] = NeuroGridError) -> Iterator[type[NeuroGridError]]:
+    """Every class of error that a worker can bring about."""
+    if root not in NOT_OF_WORKERS and root.__module__ in (
+        "neurogrid.errors",
+        "neurogrid.p2p.trust.refusal",
+    ):
+        yield root
+    for kind in root.__subclasses__():
+        yield from kinds(kind)
+
+
+class Script:
+    """Calls are counted; the one of a number fails, with an error, and may cost the connection."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.fleet: Fleet | None = None
+        self.connected: dict[str, RemoteWorker] = {}
+        self._failures: dict[int, tuple[NeuroGridError, bool]] = {}
+
+    def fail(self, failures: dict[int, tuple[NeuroGridError, bool]]) -> None:
+        """From now on calls are counted, and these fail, with an error; some at the end of the connection."""
+        self.num_calls, self._failures = 0, failures
+
+    async def call(self, peer_id: str) -> None:
+        await trio.sleep(0.01)
+        self.num_calls += 1
+        if self.num_calls in self._failures:
+            error, is_cut = self._failures[self.num_calls]
+            if is_cut:
+                self.cut(peer_id)
+            raise error
+
+    async def ask(self, peer_id: str) -> None:
+        """A call that takes a connection."""
+        await self.call(peer_id)
+        if peer_id not in self.connected:
+            raise StreamBrokenError("the connection is gone")
+
+    def cut(self, peer_id: str) -> None:
+        assert self.fleet is not None
+        if self.connected.pop(peer_id, None) is not None:
+            self.fleet.lost(peer_id, "its connection has ended")
+
+    def join(self, peer_id: str) -> None:
+        assert self.fleet is not None
+        if peer_id not in self.connected:
+            self.connected[peer_id] = worker = ScriptedWorker(self, peer_id)
+            self.fleet.join(worker)
+
+
+class ScriptedHost:
+    """What a placer asks of its host."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        return (f"/memory/1/p2p/{peer_id}",)
+
+    def is_connected(self, peer_id: str) -> bool:
+        return peer_id in self._script.connected
+
+    async def connect_any(self, addresses: Sequence[str]) -> str:
+        peer_id = addresses[0].rpartition("/")[2]
+        await self._script.call(peer_id)
+        self._script.join(peer_id)
+        return peer_id
+
+
+class ScriptedWorker(RemoteWorker):
+    """A worker that does what it is asked, but for what the script says."""
+
+    def __init__(self, script: Script, peer_id: str) -> None:
+        super().__init__(cast(Any, None), peer_id, Timeouts())
+        self._script = script
+
+    @property
+    def protocol_id(self) -> str:
+        return PROTOCOL_V10
+
+    def _request_id(self) -> int:
+        return 0
+
+    async def describe(self, *, assumed_bytes: int) -> WorkerInfo:
+        await self._script.ask(self.peer_id)
+        return WorkerInfo(self.peer_id, "a device", GIB, PROTOCOL_V10, True, ())
+
+    async def memory(self) -> GPUInfo:
+        await self._script.ask(self.peer_id)
+        return GPUInfo(name="a device", total_bytes=GIB, used_bytes=0)
+
+    async def configure(self, config: object) -> None:
+        await self._script.ask(self.peer_id)
+
+    async def place(self, placement: Placement, reports: TransferReports) -> None:
+        for blob in placement.blobs.values():
+            await self._script.ask(self.peer_id)
+            reports.sent(blob.num_bytes)
+
+    async def open_session(self, session_id: int, **kwargs: Any) -> int:
+        raise NotImplementedError
+
+    async def close_session(self, session_id: int) -> None:
+        raise NotImplementedError
+
+    async def session_length(self, session_id: int) -> int:
+        raise NotImplementedError
+
+    async def forward(self, session_id: int, hidden_BTD: torch.Tensor, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+@cache
+def model() -> LoadedModel:
+    return LoadedModel.load(embedded_model_path(), name=None, max_seq_len=64, dtype="float32")
+
+
+def run(script: Script, test: Callable[[Fleet], Awaitable[None]]) -> None:
+    """A fleet of two workers that is ready, and mended while `test` runs."""
+
+    async def main() -> None:
+        loaded = model()
+        placer = Placer(
+            loaded,
+            cast(Any, ScriptedHost(script)),
+            None,
+            max_sessions=1,
+            skip_weight_transfer=False,
+        )
+        fleet = Fleet(
+            FleetPlanning(loaded.size(num_sessions=1), num_stages=2),
+            placer,
+            partial(describe_workers, model=loaded, assumed_bytes=GIB),
+            Trials(loaded.ends.hidden_size, loaded.dtype, loaded.max_seq_len),
+            Progress(),
+            script.cut,
+        )
+        script.fleet = fleet
+        script.connected = {name: ScriptedWorker(script, name) for name in ("one", "two")}
+        await fleet.enlist(list(script.connected.values()))
+        await fleet.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.mend)
+            nursery.start_soon(watch_workers, fleet, Progress())
+            await test(fleet)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("when", ["connected", "at its end", "after it"])
+def test_no_failure_of_a_worker_ends_its_coordinator(kind: type[NeuroGridError], when: str) -> None:
+    """Both are lost at once and come back, and one of their calls fails: each of them, one after the other.
+
+    It fails on a connection that stays or ends with it, or is the first one after a connection was lost.
+    """
+    for at in range(1, NUM_CALLS + 1):
+        script = Script()
+
+        async def test(fleet: Fleet, script: Script = script, at: int = at) -> None:
+            cut = {at: (StreamBrokenError("lost"), True)}
+            failures = {at: (error_of(kind), when == "at its end")}
+            script.fail(
+                {**cut, at + 1: (error_of(kind), False)} if when == "after it" else failures
+            )
+            for peer_id in ("one", "two"):
+                script.cut(peer_id)
+            assert fleet.why_not_ready is not None
+            with trio.fail_after(LONG):
+                while script.num_calls < at or fleet.why_not_ready or len(fleet.holdings) < 2:
+                    for peer_id in ("one", "two"):  # they keep dialling, as workers do
+                        script.join(peer_id)
+                    await trio.sleep(1)
+
+        run(script, test)
