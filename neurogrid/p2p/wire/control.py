@@ -20,6 +20,7 @@ from neurogrid.p2p.wire.limits import (
     DEFAULT_LIMITS,
     MAX_AGENT_CHARS,
     MAX_ERROR_CHARS,
+    MAX_MACHINE_CHARS,
     MAX_RETRY_AFTER,
     MAX_VERSIONS,
     MIN_PEER_DATA,
@@ -106,6 +107,8 @@ class Hello(ControlPayload):
         max_data: the largest Data in bytes that it accepts, u32, at least `MIN_PEER_DATA`.
         credit: u64, the Data bytes of credited messages that may be begun towards the sender before
             it gives more; see `Credit`.
+        name: what people call its machine, at most `MAX_MACHINE_CHARS` characters, empty for nothing; decoded,
+            printable, without spaces at its ends. It proves nothing.
     """
 
     role: str
@@ -113,20 +116,24 @@ class Hello(ControlPayload):
     versions: tuple[str, ...]
     max_data: int
     credit: int
+    name: str = ""
 
     _name = "Hello"
-    _keys = frozenset({"role", "agent", "versions", "max_data", "credit"})
+    _keys = frozenset({"role", "agent", "versions", "max_data", "credit", "name"})
     _arrays: ClassVar[Mapping[str, int]] = {"versions": MAX_VERSIONS}
     _max_bytes = DEFAULT_LIMITS.hello
 
     def _entries(self) -> dict[str, object]:
-        return {
+        entries: dict[str, object] = {
             "role": self.role,
             "agent": self.agent,
             "versions": list(self.versions),
             "max_data": self.max_data,
             "credit": self.credit,
         }
+        if self.name:
+            entries["name"] = self.name
+        return entries
 
     @classmethod
     def _read(cls, fields: Fields) -> Hello:
@@ -143,6 +150,7 @@ class Hello(ControlPayload):
             versions,
             max_data=fields.uint("max_data", MAX_U32, smallest=MIN_PEER_DATA),
             credit=fields.uint("credit", MAX_U64),
+            name=printable_line(fields.optional_text("name", MAX_MACHINE_CHARS)).strip(),
         )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "MAX_ROUTE_BYTES",
     "MAX_AGENT_CHARS",
     "MAX_DEVICE_KIND_CHARS",
+    "MAX_MACHINE_CHARS",
     "MAX_VERSIONS",
     "MAX_ERROR_CHARS",
     "MAX_RETRY_AFTER",
@@ -89,6 +90,9 @@ MAX_ROUTE_BYTES: Final = 64 * KIB
 
 MAX_AGENT_CHARS: Final = 256
 """Characters in the agent and in each version of a Hello."""
+
+MAX_MACHINE_CHARS: Final = 32
+"""Characters in the name of a machine: the first label of most host names, and room for a line of a table."""
 
 MAX_DEVICE_KIND_CHARS: Final = 64
 """Characters in the kind of a device: today's have four."""
