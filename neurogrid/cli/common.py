@@ -157,6 +157,11 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
         help=f"listen here instead, e.g. /ip4/192.168.1.5/tcp/{DEFAULT_PORT}; may be given again",
     )
     network.add_argument(
+        "--name",
+        metavar="NAME",
+        help="what other peers are told that this machine is called, '' for nothing (default: its host name)",
+    )
+    network.add_argument(
         "--identity",
         type=Path,
         metavar="FILE",

@@ -355,6 +355,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
     return CoordinatorSettings(
         model=options.model,
         model_name=options.model_name,
+        name=options.name,
         peers=tuple(options.peer),
         # In a DHT they may be anybody: workers are found among the members.
         bootstrap=() if how.dht else bootstrap,

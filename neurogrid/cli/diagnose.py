@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
 from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.reach import explain_reach, reaching
 from neurogrid.cli.trust import trust_of
 from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from neurogrid.p2p import Protocol
 
 __all__ = ["DIAGNOSE_WAIT", "diagnose"]
 
@@ -35,6 +38,7 @@ async def diagnose(options: argparse.Namespace) -> int:
     from neurogrid.inference.reaching import open_reach
     from neurogrid.p2p import Identity, Protocol, open_host
     from neurogrid.p2p.discovery.dht import Announcement
+    from neurogrid.p2p.machine import machine_name
 
     identity = Identity.load(trust.identity_file) if trust.identity_file else None
     async with open_host(
@@ -44,7 +48,7 @@ async def diagnose(options: argparse.Namespace) -> int:
         admission=trust.admission,
         keep_alive=how_reached.keep_alive,
     ) as host:
-        protocol = Protocol(host, role="coordinator")
+        protocol = Protocol(host, role="coordinator", name=machine_name(options.name))
         reach = await open_reach(host, how_reached)
         announcement = Announcement("coordinator")
         async with open_discovery(
@@ -56,7 +60,15 @@ async def diagnose(options: argparse.Namespace) -> int:
                 addresses=[*options.peer, *(() if how.dht else bootstrap)],
                 wait=options.wait or DIAGNOSE_WAIT,
             )
+            found = [_worker(protocol, peer_id) for peer_id in workers]
             await explain_reach(reach, discovery)
             print(discovery.explain())
-    print(f"\n{len(workers)} worker{'s' * (len(workers) != 1)} found", *workers, sep="\n  ")
+    print(f"\n{len(workers)} worker{'s' * (len(workers) != 1)} found", *found, sep="\n  ")
     return ExitStatus.OK if len(workers) >= (options.min_peers or 1) else ExitStatus.FAILURE
+
+
+def _worker(protocol: Protocol, peer_id: str) -> str:
+    """A worker in full: what it calls its machine, its peer id, the address that it has."""
+    hello, address = protocol.hello_of(peer_id), protocol.host.remote_ip(peer_id)
+    name = f"{hello.name} " if hello is not None and hello.name else ""
+    return f"{name}{peer_id}{f' ({address})' if address else ''}"

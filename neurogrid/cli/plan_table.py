@@ -11,9 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from neurogrid.cli.show import format_bytes, short_peer_id
-from neurogrid.inference.planner import Explanation, PeerReport
+from neurogrid.inference.planner import Explanation, PeerReport, format_bytes
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.p2p.identity import short_peer_id
+from neurogrid.p2p.machine import named_peer
 
 __all__ = ["Stdout", "print_plan"]
 
@@ -21,6 +22,8 @@ COLUMNS = (
     "stage",
     "layers",
     "worker",
+    "machine",
+    "address",
     "weights",
     "caches",
     "left",
@@ -53,7 +56,10 @@ def print_plan(
             > console.width
         ):
             table = _table(COLUMNS[:-1], [row[:-1] for row in rows])
-            devices = [(row[COLUMNS.index("worker")], row[-1]) for row in rows]
+            devices = [
+                (_name(by_peer[report.peer_id]), row[-1])
+                for report, row in zip(told.peers, rows, strict=True)
+            ]
         else:
             devices = []
         console.print(table)
@@ -64,7 +70,7 @@ def print_plan(
             _say(console, line)
     for report in told.peers:
         if report.reason:
-            _say(console, f"{short_peer_id(report.peer_id)}: {report.reason}")
+            _say(console, f"{_name(by_peer[report.peer_id])}: {report.reason}")
     if note:
         _say(console, note)
     _say(console, _expectation(told, by_peer))
@@ -77,7 +83,9 @@ def _row(report: PeerReport, worker: WorkerInfo) -> tuple[str, ...]:
     return (
         without_stage if report.stage is None else str(report.stage),
         layers,
-        short_peer_id(report.peer_id),
+        short_peer_id(worker.peer_id),
+        worker.machine or "-",
+        worker.address or "-",
         format_bytes(report.weight_bytes) if report.layers else "-",
         format_bytes(report.cache_bytes) if report.layers else "-",
         format_bytes(report.spare_bytes),
@@ -85,6 +93,10 @@ def _row(report: PeerReport, worker: WorkerInfo) -> tuple[str, ...]:
         f"{1 / report.step_seconds:.1f}" if report.step_seconds else "-",
         f"{worker.name}, {format_bytes(worker.free_bytes)} free{assumed}",
     )
+
+
+def _name(worker: WorkerInfo) -> str:
+    return named_peer(worker.peer_id, worker.machine)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -111,7 +123,7 @@ def _plain(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _expectation(told: Explanation, by_peer: dict[str, WorkerInfo]) -> str:
     if told.tokens_per_second is None or told.peak_tokens_per_second is None:
         unknown = [
-            short_peer_id(report.peer_id)
+            _name(by_peer[report.peer_id])
             for report in told.peers
             if report.stage is not None and by_peer[report.peer_id].speed is None
         ]

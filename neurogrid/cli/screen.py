@@ -36,6 +36,9 @@ class Screen:
 
     Args:
         formatter: makes an object of each line, for `--json-logs`; None to write lines for people.
+
+    Attributes:
+        with_names: puts beside the peer ids of a line for people what their machines are called, once that is known.
     """
 
     def __init__(self, formatter: logging.Formatter | None = None) -> None:
@@ -43,6 +46,7 @@ class Screen:
         self._lock = threading.RLock()
         self._row = ""
         self._typed: Callable[[], str] | None = None
+        self.with_names: Callable[[str], str] = str
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
             # What the terminal's encoding has not is shown as ?; a pipe gets the text or an error.
             sys.stdout.reconfigure(errors="replace")
@@ -120,7 +124,7 @@ class Screen:
 
     def show(self, text: str) -> None:
         """Write finished lines to stderr."""
-        text = printable(text)
+        text = printable(text if self.is_json else self.with_names(text))
         with self._lock:
             if sys.stderr.isatty():
                 text = in_encoding(text, sys.stderr.encoding)

@@ -18,9 +18,9 @@ from neurogrid.inference.drift import how_fast
 from neurogrid.inference.placing import name_range
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
-from neurogrid.p2p.identity import short_peer_id
+from neurogrid.p2p.machine import PeerNames
 
-__all__ = ["JoinLine", "TerminalProgress", "format_bytes", "short_peer_id"]
+__all__ = ["JoinLine", "TerminalProgress", "format_bytes"]
 
 
 class JoinLine(Progress):
@@ -48,6 +48,8 @@ class TerminalProgress(JoinLine):
         super().__init__(screen)
         self._screen = screen
         self._model_name = "the model"
+        self._names = PeerNames()
+        screen.with_names = self._names.beside_ids
         self._status: Status | None = None
         self._transfers: TransferView | None = None
         self._sent = 0
@@ -93,6 +95,8 @@ class TerminalProgress(JoinLine):
 
     def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         self._stop_status()
+        for worker in workers:
+            self._names.note(worker.peer_id, worker.machine, worker.address)
         by_peer = {worker.peer_id: worker for worker in workers}
         stages = plan.stages
         self._say(
@@ -108,13 +112,14 @@ class TerminalProgress(JoinLine):
             assumed = "" if worker.memory_known else " (assumed)"
             self._say(
                 f"  stage {number}  layers {layers:<7} {format_bytes(stage.num_bytes):>9}  "
-                f"on {short_peer_id(stage.peer_id)}  {worker.name}, "
+                f"on {worker.label}  {worker.name}, "
                 f"{format_bytes(worker.free_bytes)} free{assumed}",
                 event="stage",
                 stage=number,
                 layers=layers,
                 num_bytes=stage.num_bytes,
                 peer_id=stage.peer_id,
+                machine=worker.machine,
             )
         used = {stage.peer_id for stage in stages}
         for worker in workers:
@@ -126,7 +131,7 @@ class TerminalProgress(JoinLine):
                     else "without layers"
                 )
                 self._say(
-                    f"  {purpose}: {short_peer_id(worker.peer_id)}  {worker.name}, "
+                    f"  {purpose}: {worker.label}  {worker.name}, "
                     f"{format_bytes(worker.free_bytes)} free",
                     event="left_over",
                     peer_id=worker.peer_id,
@@ -139,7 +144,7 @@ class TerminalProgress(JoinLine):
         if (
             self._transfers is not None
         ):  # later ones, of replicas and after losses, show by their result
-            self._transfers.plan(peer_id, short_peer_id(peer_id), num_bytes)
+            self._transfers.plan(peer_id, self._names.in_full(peer_id), num_bytes)
 
     def transferred(self, peer_id: str, num_bytes: int) -> None:
         if self._transfers is None:
@@ -177,17 +182,18 @@ class TerminalProgress(JoinLine):
         )
 
     def joined(self, worker: WorkerInfo) -> None:
+        self._names.note(worker.peer_id, worker.machine, worker.address)
         self._say(
-            f"worker {short_peer_id(worker.peer_id)} joined: {worker.name}, "
-            f"{format_bytes(worker.free_bytes)} free",
+            f"worker {worker.label} joined: {worker.name}, {format_bytes(worker.free_bytes)} free",
             event="joined",
             peer_id=worker.peer_id,
+            machine=worker.machine,
         )
 
     def lost(self, peer_id: str, layers: range, reason: str) -> None:
         held = f" with {name_range(layers)}" if layers else ""
         self._say(
-            f"lost worker {short_peer_id(peer_id)}{held}: {reason}",
+            f"lost worker {self._names.in_full(peer_id)}{held}: {reason}",
             level=logging.WARNING,
             event="lost",
             peer_id=peer_id,
@@ -198,11 +204,11 @@ class TerminalProgress(JoinLine):
         self._say(f"placing {', '.join(map(name_range, missing))} anew", event="mending")
 
     def mended(self, plan: Plan) -> None:
-        self._say(f"all layers are placed again: {_where(plan)}", event="mended")
+        self._say(f"all layers are placed again: {_where(plan, self._names)}", event="mended")
 
     def drifted(self, peer_id: str, slowness: float) -> None:
         self._say(
-            f"worker {short_peer_id(peer_id)} {how_fast(slowness)}",
+            f"worker {self._names.of(peer_id)} {how_fast(slowness)}",
             event="drifted",
             peer_id=peer_id,
             slowness=slowness,
@@ -210,13 +216,13 @@ class TerminalProgress(JoinLine):
 
     def improved(self, plan: Plan) -> None:
         self._say(
-            f"a better plan is in place for new sessions: {_where(plan)}",
+            f"a better plan is in place for new sessions: {_where(plan, self._names)}",
             event="improved",
         )
 
     def replicated(self, peer_id: str, layers: range) -> None:
         self._say(
-            f"worker {short_peer_id(peer_id)} stands by with {name_range(layers)}",
+            f"worker {self._names.of(peer_id)} stands by with {name_range(layers)}",
             event="replicated",
             peer_id=peer_id,
         )
@@ -232,7 +238,7 @@ class TerminalProgress(JoinLine):
             self._transfers = None
 
 
-def _where(plan: Plan) -> str:
+def _where(plan: Plan, names: PeerNames) -> str:
     return ", ".join(
-        f"{stage.start}-{stage.stop - 1} on {short_peer_id(stage.peer_id)}" for stage in plan.stages
+        f"{stage.start}-{stage.stop - 1} on {names.of(stage.peer_id)}" for stage in plan.stages
     )

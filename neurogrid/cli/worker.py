@@ -158,6 +158,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         from neurogrid.inference.worker import WorkerSettings, open_worker
 
         settings = WorkerSettings(
+            name=options.name,
             listen=where.addresses,
             listen_fallback=where.fallback,
             identity_file=trust.identity_file,
@@ -180,6 +181,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             AsyncExitStack() as stack,
         ):
             farewells.append(worker.drain)
+            screen.with_names = worker.board.names.beside_ids
             for address in worker.addresses:
                 screen.print(address)
             if not options.stop_on_stdin_eof and all(map(is_loopback, worker.addresses)):

@@ -26,6 +26,8 @@ class CoordinatorSettings:
     Attributes:
         model: a checkpoint directory; None for the embedded model.
         model_name: what the model is called; None for the directory's name.
+        name: what peers are told that this machine is called, at most 32 printable characters; None for the host's
+            name, empty for nothing.
         peers: workers to dial, as full multiaddrs.
         bootstrap: other peers to dial; workers among them are used, but not waited for.
         finding: how workers are found that nobody named.
@@ -59,6 +61,7 @@ class CoordinatorSettings:
 
     model: Path | None = None
     model_name: str | None = None
+    name: str | None = None
     peers: tuple[str, ...] = ()
     bootstrap: tuple[str, ...] = ()
     finding: FindingSettings = field(default_factory=FindingSettings)

@@ -101,6 +101,7 @@ async def open_local_worker(
     model: LoadedModel,
     identity: Identity,
     *,
+    name: str,
     max_sessions: int,
     timeouts: Timeouts,
 ) -> AsyncIterator[LocalWorker]:
@@ -108,6 +109,7 @@ async def open_local_worker(
 
     Args:
         identity: the coordinator's, whose peer id it has.
+        name: what this machine is called.
         max_sessions: sessions at once that it may be asked to set memory aside for.
     """
     device = select_device(None)
@@ -124,11 +126,11 @@ async def open_local_worker(
             network.open_host(identity=identity) as host,
             network.open_host() as caller,
         ):
-            protocol = Protocol(host, role="worker", versions=(PROTOCOL_V11,))
+            protocol = Protocol(host, role="worker", name=name, versions=(PROTOCOL_V11,))
             authorise(protocol, WORKER_TAKES)
             state = WorkerState(settings, protocol, device, torch_thread)
             state.checkpoint = model.checkpoint
-            worker = Worker(state, name=f"this machine: {device_name(device)}")
+            worker = Worker(state, name=f"this machine: {device_name(device)}", machine=name)
             worker.start()
             asking = Protocol(caller, role="coordinator", versions=(PROTOCOL_V11,))
             await caller.connect(host.addresses[0])
@@ -143,6 +145,7 @@ async def enlist_with_local(
     model: LoadedModel,
     identity: Identity,
     *,
+    name: str,
     local_layers: LocalLayers,
     max_sessions: int,
     timeouts: Timeouts,
@@ -151,12 +154,15 @@ async def enlist_with_local(
 
     Args:
         stack: runs the stage, once there is one.
+        name: what this machine is called.
 
     Raises:
         CapacityError, ConfigurationError, NoRouteError: as `Fleet.enlist`.
     """
 
-    here = open_local_worker(model, identity, max_sessions=max_sessions, timeouts=timeouts)
+    here = open_local_worker(
+        model, identity, name=name, max_sessions=max_sessions, timeouts=timeouts
+    )
     with_local = replace(fleet.planning, local_id=identity.peer_id)
     if local_layers == "none":
         await fleet.enlist(workers)

@@ -36,6 +36,7 @@ async def start_local_workers(
     *,
     memory_bytes: int,
     max_seq_len: int,
+    name: str = "",
     listen: str = "/ip4/127.0.0.1/tcp/0",
     credentials: Sequence[Sequence[str]] = (),
 ) -> AsyncIterator[list[str]]:
@@ -44,6 +45,7 @@ async def start_local_workers(
     Args:
         memory_bytes: for all of them together.
         max_seq_len: tokens, handed to each.
+        name: of this machine, handed to each.
         listen: the multiaddr at which each of them listens, on a free port.
         credentials: what each is told besides (`credentials_of_local_workers`); empty where everybody is admitted.
 
@@ -60,6 +62,7 @@ async def start_local_workers(
         "--json-logs",
         "--no-cache",  # the model is on this machine's disk already
         *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),
+        f"--name={name}",  # in one word: it may begin with a dash
     ]
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     processes: list[trio.Process] = []

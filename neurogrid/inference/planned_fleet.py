@@ -45,6 +45,7 @@ from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
 from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.machine import machine_name
 from neurogrid.p2p.message_forms import sender_of
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import (
@@ -115,6 +116,8 @@ async def open_plan(
     """
     progress = progress or Progress()
     min_peers = _num_awaited(settings)
+    machine = machine_name(settings.name)
+    progress.named(machine)
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrap_errors())
         model = model or await load_model(settings)
@@ -147,7 +150,7 @@ async def open_plan(
         reach = await open_reach(host, settings.reach)
         progress.listening(host.peer_id, host.addresses)
         versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
-        protocol = Protocol(host, role="coordinator", versions=versions)
+        protocol = Protocol(host, role="coordinator", name=machine, versions=versions)
         authorise(protocol, COORDINATOR_TAKES)
         local: list[str] = []
         if settings.local_workers:
@@ -163,6 +166,7 @@ async def open_plan(
                 start_local_workers(
                     settings.local_workers,
                     memory_bytes=int(memory.free_bytes * LOCAL_WORKERS_FRACTION),
+                    name=machine,
                     max_seq_len=settings.max_seq_len,
                     listen=listen_address_beside(settings.listen, settings.admission),
                     credentials=credentials,
@@ -240,6 +244,7 @@ async def open_plan(
             workers,
             model,
             host.identity,
+            name=machine,
             local_layers="none" if is_shared else settings.local_layers,
             max_sessions=settings.max_sessions,
             timeouts=settings.timeouts,

@@ -14,6 +14,7 @@ from neurogrid.errors import NoRouteError
 from neurogrid.inference.planner import PeerSpeed, Plan
 from neurogrid.inference.step_times import StepTimes
 from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.machine import named_peer
 
 __all__ = ["FleetView", "MemberView", "Progress", "ProgressTee", "WorkerInfo"]
 
@@ -34,6 +35,8 @@ class WorkerInfo:
         total_bytes: of its device's memory, or of what it lends of it; 0 where it did not say.
         device_kind: `cpu`, `cuda` or another; empty where it did not say.
         flops: floating point operations a second, as it measured itself; 0 where it did not say.
+        machine: what people call its machine, as it says itself; empty where it did not say.
+        address: the IP address of that machine; empty through a relay, and within the coordinator's process.
         slowness: how many times slower than `speed` it is in fact, compared with the others (`drift`).
     """
 
@@ -50,6 +53,13 @@ class WorkerInfo:
     device_kind: str = ""
     flops: int = 0
     slowness: float = 1.0
+    machine: str = ""
+    address: str = ""
+
+    @property
+    def label(self) -> str:
+        """The worker, for people: the name of its machine, the end of its peer id, the address."""
+        return named_peer(self.peer_id, self.machine, self.address)
 
 
 class MemberView(Protocol):
@@ -98,6 +108,9 @@ class Progress:
 
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Workers can dial us, at these full multiaddrs."""
+
+    def named(self, name: str) -> None:
+        """Peers are told that this machine is called so; empty for nothing."""
 
     def working(self, what: str) -> None:
         """Something begins that takes a while; it ends when anything else is told."""

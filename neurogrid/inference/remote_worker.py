@@ -132,6 +132,7 @@ class RemoteWorker(ABC):
         except (ResponseTimeout, PeerRefusedError):
             name, free, known = "unknown device", assumed_bytes, False
             total = 0
+        hello = self.protocol.hello_of(self.peer_id)
         return WorkerInfo(
             peer_id=self.peer_id,
             name=name,
@@ -140,6 +141,8 @@ class RemoteWorker(ABC):
             memory_known=known,
             held_layers=held,
             total_bytes=total,
+            machine=hello.name if hello is not None else "",
+            address=self.protocol.host.remote_ip(self.peer_id),
         )
 
     async def memory(self) -> GPUInfo:

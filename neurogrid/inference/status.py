@@ -99,6 +99,8 @@ class PeerStatus:
     """A worker.
 
     Attributes:
+        machine: what people call its machine, as it says itself; empty where it did not say. Proves nothing.
+        address: the IP address of that machine; empty through a relay, and within the coordinator's process.
         name: of its device, in its own words.
         role: in the plan; that of before for one that is lost.
         stage: its number, from 1; None without one.
@@ -123,6 +125,8 @@ class PeerStatus:
     """
 
     peer_id: str
+    machine: str
+    address: str
     name: str
     device_kind: str
     protocol_id: str
@@ -242,6 +246,7 @@ class ClusterStatus:
         at: when this was so.
         started_at: when the coordinator began.
         peer_id: the coordinator's; empty until it listens.
+        machine: what its peers are told that its machine is called; empty for nothing.
         model: its name; empty until it is read.
         total_layers: of the model; 0 until it is read.
         phase_text: what is being done, in words; empty when nothing is.
@@ -261,6 +266,7 @@ class ClusterStatus:
     at: float
     started_at: float
     peer_id: str
+    machine: str
     addresses: tuple[str, ...]
     model: str
     total_layers: int

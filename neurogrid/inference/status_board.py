@@ -32,7 +32,7 @@ from neurogrid.inference.status import (
 )
 from neurogrid.inference.worker_records import WorkerRecords
 from neurogrid.p2p.counters import TrafficCounters
-from neurogrid.p2p.identity import short_peer_id
+from neurogrid.p2p.machine import PeerNames
 
 __all__ = ["StatusBoard"]
 
@@ -64,6 +64,8 @@ class StatusBoard(Progress):
         self._wall_clock = wall_clock
         self._started_at = wall_clock()
         self._peer_id = ""
+        self._machine = ""
+        self._names = PeerNames()
         self._addresses: tuple[str, ...] = ()
         self._model = ""
         self._num_layers = 0
@@ -90,6 +92,9 @@ class StatusBoard(Progress):
     def formed(self, fleet: FleetView, counters: TrafficCounters) -> None:
         self._fleet, self._counters = fleet, counters
 
+    def named(self, name: str) -> None:
+        self._machine = name
+
     def working(self, what: str) -> None:
         self._phase_text = what
         self.events.publish(EventKind.WORKING, _sentence(what))
@@ -102,6 +107,8 @@ class StatusBoard(Progress):
 
     def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         self._num_layers = num_layers
+        for worker in workers:
+            self._names.note(worker.peer_id, worker.machine, worker.address)
         self._phase, self._phase_text = Phase.TRANSFERRING, "sending the workers their layers"
         num_stages = len(plan.stages)
         self.events.publish(
@@ -130,9 +137,10 @@ class StatusBoard(Progress):
 
     def joined(self, worker: WorkerInfo) -> None:
         self._lost.pop(worker.peer_id, None)
+        self._names.note(worker.peer_id, worker.machine, worker.address)
         self.events.publish(
             EventKind.WORKER_JOINED,
-            f"Worker {short_peer_id(worker.peer_id)} joined: {worker.name}",
+            f"Worker {worker.label} joined: {worker.name}",
             severity=Severity.GOOD,
             peer_id=worker.peer_id,
         )
@@ -153,7 +161,7 @@ class StatusBoard(Progress):
             if not is_needed:
                 action = "it stood by: generation does not need it"
             elif heirs:
-                names = " and ".join(map(short_peer_id, heirs))
+                names = " and ".join(map(self._names.of, heirs))
                 action = f"{names} stood by with the same layers, and took over"
             else:
                 action, recovered_at = "looking for a worker for its layers", None
@@ -174,7 +182,7 @@ class StatusBoard(Progress):
         self._failures.append(Failure(at, peer_id, layers, reason, action, recovered_at))
         self.events.publish(
             EventKind.WORKER_LOST,
-            f"Lost worker {short_peer_id(peer_id)}{held}: {reason}; {action}",
+            f"Lost worker {self._names.in_full(peer_id)}{held}: {reason}; {action}",
             severity=Severity.ERROR if recovered_at is None else Severity.WARNING,
             peer_id=peer_id,
         )
@@ -187,23 +195,23 @@ class StatusBoard(Progress):
 
     def mended(self, plan: Plan) -> None:
         self._phase_text = ""
-        where = _where(plan)
+        where = _where(plan, self._names)
         self._settle(f"placed anew: {where}", self._wall_clock())
         text = f"All layers are placed again: {where}"
         self.events.publish(EventKind.MENDED, text, severity=Severity.GOOD)
 
     def drifted(self, peer_id: str, slowness: float) -> None:
-        text = f"Worker {short_peer_id(peer_id)} {how_fast(slowness)}"
+        text = f"Worker {self._names.of(peer_id)} {how_fast(slowness)}"
         is_slow = slowness > 1
         severity = Severity.WARNING if is_slow else Severity.GOOD
         self.events.publish(EventKind.DRIFTED, text, severity=severity, peer_id=peer_id)
 
     def improved(self, plan: Plan) -> None:
-        text = f"A better plan is in place for new generations: {_where(plan)}"
+        text = f"A better plan is in place for new generations: {_where(plan, self._names)}"
         self.events.publish(EventKind.PLANNED, text, severity=Severity.GOOD)
 
     def replicated(self, peer_id: str, layers: range) -> None:
-        text = f"Worker {short_peer_id(peer_id)} stands by with {_layers(layers)}"
+        text = f"Worker {self._names.of(peer_id)} stands by with {_layers(layers)}"
         self.events.publish(EventKind.REPLICATED, text, severity=Severity.GOOD, peer_id=peer_id)
 
     def session_queued(self, number: int, num_prompt_tokens: int) -> None:
@@ -251,6 +259,7 @@ class StatusBoard(Progress):
             at=at,
             started_at=self._started_at,
             peer_id=self._peer_id,
+            machine=self._machine,
             addresses=self._addresses,
             model=self._model,
             total_layers=self._num_layers,
@@ -331,9 +340,9 @@ def _layers(layers: range) -> str:
     return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
-def _where(plan: Plan) -> str:
+def _where(plan: Plan, names: PeerNames) -> str:
     return ", ".join(
-        f"{_layers(range(stage.start, stage.stop))} on {short_peer_id(stage.peer_id)}"
+        f"{_layers(range(stage.start, stage.stop))} on {names.of(stage.peer_id)}"
         for stage in plan.stages
     )
 

@@ -39,6 +39,7 @@ from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, l
 from neurogrid.p2p.host import parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.machine import machine_name
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
@@ -55,8 +56,8 @@ class Worker:
         board: what is known of it, for whoever shows it.
     """
 
-    def __init__(self, state: WorkerState, *, name: str) -> None:
-        """Puts the services on the protocol of `state`; `name` is what the device is called."""
+    def __init__(self, state: WorkerState, *, name: str, machine: str) -> None:
+        """Puts the services on the protocol of `state`; device and machine are called `name` and `machine`."""
         self._state = state
         self._transfers = TransferService(state)
         self._layers = LayerService(state, self._transfers)
@@ -64,7 +65,7 @@ class Worker:
         self._sessions = SessionService(state, links, device_name=name)
         for service in (self._transfers, self._layers, self._sessions, DeviceService(state)):
             service.register()
-        self.board = WorkerBoard(state, self._sessions, name=name)
+        self.board = WorkerBoard(state, self._sessions, name=name, machine=machine)
         self.protocol = state.protocol
         self.protocol.on_peer_lost(self._on_peer_lost)
         self.protocol.host.on_disconnected(self._on_disconnected)
@@ -173,6 +174,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         ConfigurationError: an address, the identity file or the device is not usable.
         ModelError: the worker's own model cannot be served.
     """
+    machine = machine_name(settings.name)
     device = select_device(settings.device)
     for address in settings.bootstrap:
         parse_peer_address(address)
@@ -192,11 +194,11 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             keep_alive=settings.reach.keep_alive,
         ) as host:
             versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
-            protocol = Protocol(host, role="worker", versions=versions)
+            protocol = Protocol(host, role="worker", name=machine, versions=versions)
             authorise(protocol, WORKER_TAKES)
             state = WorkerState(settings, protocol, device, torch_thread)
             state.checkpoint = checkpoint
-            worker = Worker(state, name=device_name(device))
+            worker = Worker(state, name=device_name(device), machine=machine)
             if checkpoint is not None and not settings.wait_for_assignment:
                 await worker.load_own(checkpoint, settings)
             worker.start()

@@ -112,6 +112,8 @@ class WorkerRecords:
         transfer = self._transfers.get(peer_id)
         return PeerStatus(
             peer_id=peer_id,
+            machine=info.machine,
+            address=info.address,
             name=info.name,
             device_kind=info.device_kind,
             protocol_id=info.protocol_id,

@@ -49,6 +49,8 @@ class WorkerSettings:
     """What a worker was started with.
 
     Attributes:
+        name: what peers are told that this machine is called, at most 32 printable characters; None for the host's
+            name, empty for nothing.
         listen: multiaddrs to listen on.
         listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
@@ -69,6 +71,7 @@ class WorkerSettings:
         protocol_versions: protocol ids to speak; None for all.
     """
 
+    name: str | None = None
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     listen_fallback: tuple[str, ...] = ()
     identity_file: Path | None = None

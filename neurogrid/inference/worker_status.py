@@ -20,6 +20,8 @@ from neurogrid.inference.worker_load import WorkerLoad
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WeightSource, WorkerState
 from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.machine import PeerNames
+from neurogrid.p2p.wire import Hello
 
 __all__ = ["PeerTraffic", "WorkerBoard", "WorkerStatus"]
 
@@ -29,9 +31,16 @@ DISK_INTERVAL: Final = 10.0
 
 @dataclass(frozen=True)
 class PeerTraffic:
-    """What passed between this worker and a peer, since the start and now."""
+    """What passed between this worker and a peer, since the start and now.
+
+    Attributes:
+        machine: what people call the peer's machine, as it says itself; empty where it did not say.
+        address: the IP address of that machine; empty where that is not known.
+    """
 
     peer_id: str
+    machine: str
+    address: str
     is_coordinator: bool
     is_connected: bool
     received_bytes: int
@@ -46,10 +55,12 @@ class WorkerStatus:
 
     Attributes:
         uptime: seconds since it started.
+        machine: what peers are told that its machine is called; empty for nothing.
         name: of its device.
         model: of the last coordinator; empty for none yet.
         total_layers: of that model.
         coordinator: peer id of the one that it serves; None for nobody.
+        coordinator_machine: what that one calls its machine; empty where it did not say.
         layers_assigned: [start, stop); empty for none.
         num_confirmed: of those, how many are here with the announced content.
         layers_held: in memory, whoever assigned them.
@@ -67,10 +78,12 @@ class WorkerStatus:
 
     uptime: float
     peer_id: str
+    machine: str
     name: str
     model: str
     total_layers: int
     coordinator: str | None
+    coordinator_machine: str
     layers_assigned: range
     num_confirmed: int
     layers_held: tuple[int, ...]
@@ -92,7 +105,11 @@ class WorkerBoard:
 
     Args:
         name: of its device.
+        machine: what peers are told that this machine is called.
         clock: seconds that never go back.
+
+    Attributes:
+        names: what peers have told of their machines.
     """
 
     def __init__(
@@ -101,11 +118,14 @@ class WorkerBoard:
         sessions: SessionService,
         *,
         name: str,
+        machine: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
         self._sessions = sessions
         self._name = name
+        self._machine = machine
+        self.names = PeerNames()
         self._clock = clock
         self._started = clock()
         self._decoded, self._prefilled = TotalRate(), TotalRate()
@@ -113,6 +133,7 @@ class WorkerBoard:
         self._traffic: dict[tuple[str, Direction], TotalRate] = {}
         self._disk: tuple[int | None, int | None] = (None, None)
         self._disk_due = 0.0
+        state.protocol.on_peer_opened(self._on_opened)
 
     def status(self) -> WorkerStatus:
         """What is known at this moment."""
@@ -126,10 +147,12 @@ class WorkerBoard:
         return WorkerStatus(
             uptime=now - self._started,
             peer_id=state.protocol.host.peer_id,
+            machine=self._machine,
             name=self._name,
             model=model.name if model is not None else "",
             total_layers=model.num_layers if model is not None else 0,
             coordinator=state.coordinator,
+            coordinator_machine=self.names.name_of(state.coordinator or ""),
             layers_assigned=range(assignment.start, assignment.stop) if assignment else range(0),
             num_confirmed=len(assignment.confirmed) if assignment else 0,
             layers_held=tuple(sorted(model.held)) if model is not None else (),
@@ -146,6 +169,9 @@ class WorkerBoard:
             disk_limit_bytes=self._disk[1],
         )
 
+    def _on_opened(self, peer_id: str, hello: Hello) -> None:
+        self.names.note(peer_id, hello.name, self._state.protocol.host.remote_ip(peer_id))
+
     def _peers(self, now: float) -> tuple[PeerTraffic, ...]:
         host, snapshot = self._state.protocol.host, self._state.protocol.counters.snapshot()
         found = []
@@ -159,6 +185,8 @@ class WorkerBoard:
             found.append(
                 PeerTraffic(
                     peer_id=peer_id,
+                    machine=self.names.name_of(peer_id),
+                    address=self.names.address_of(peer_id),
                     is_coordinator=peer_id == self._state.coordinator,
                     is_connected=host.is_connected(peer_id),
                     received_bytes=totals[Direction.RECEIVED],

@@ -104,6 +104,7 @@ class Exchange:
         *,
         role: str = "peer",
         agent: str = "neurogrid",
+        name: str = "",
         limits: Limits = DEFAULT_LIMITS,
         bounds: Bounds = DEFAULT_BOUNDS,
         versions: Sequence[str] = (PROTOCOL_V11, PROTOCOL_V10),
@@ -119,6 +120,7 @@ class Exchange:
             versions=self._versions,
             max_data=limits.max_data,
             credit=bounds.credit_window,
+            name=name,
         )
         self._streams: dict[str, MessageStream] = {}
         self._running: dict[str, list[MessageStream]] = {}  # in the order in which they were opened

@@ -164,6 +164,13 @@ class Host(ABC):
         """Full multiaddrs at which a peer can be dialled, as far as is known: it was, or it said so itself."""
         return ()
 
+    def remote_ip(self, peer_id: str) -> str:
+        """The IP address at the other end of the connection to a peer.
+
+        Empty without a direct connection, and on networks that have no such addresses.
+        """
+        return ""
+
     def role_of(self, peer_id: str) -> str | None:
         """What a connected peer may act as: "coordinator", "worker"; "any" where nobody decides.
 

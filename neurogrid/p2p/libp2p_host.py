@@ -171,6 +171,16 @@ class Libp2pHost(Host):
         # One of those may be private to a network that nobody else is on; a relay was reached from here at least.
         return tuple(dict.fromkeys((*circuits, *(f"{place}{suffix}" for place in places))))
 
+    def remote_ip(self, peer_id: str) -> str:
+        if not self._is_linked(peer_id):
+            return ""
+        # Of a relayed connection there is none: at the other end of its socket is the relay.
+        remotes = (
+            connection.muxed_conn.get_remote_address()
+            for connection in self._swarm.get_connections(_id_of(peer_id))
+        )
+        return next((remote[0] for remote in remotes if remote is not None), "")
+
     @property
     def _linked_peers(self) -> frozenset[str]:
         return frozenset(peer.to_base58() for peer in self.libp2p.get_connected_peers())

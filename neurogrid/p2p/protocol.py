@@ -54,6 +54,7 @@ class Protocol(Exchange):
         host: one that runs. It can have one protocol of this kind.
         role: what 1.1.0 peers are told that this one is: "worker", "coordinator" or "peer".
         agent: what program this is, for people; at most 256 characters.
+        name: what people call this machine (`machine_name`); at most 32 characters, empty to tell nothing.
         limits: how large the Data of each message may be, in bytes.
         bounds: what peers may have under way here, and for how long.
         versions: the protocol ids that are spoken, the preferred one first.

@@ -32,6 +32,24 @@ def test_a_host_has_one_protocol(over: Runner, version: str) -> None:
     over.run(scenario)
 
 
+def test_each_side_knows_what_the_other_calls_its_machine_and_where_it_is(over: Runner) -> None:
+    async def scenario(network: Network) -> None:
+        async with network.open_host() as one, network.open_host() as other:
+            client, server = Protocol(one, name="desk"), Protocol(other)
+            await network.connect(one, other)
+            await client.open(other.peer_id)
+            await until(lambda: server.hello_of(one.peer_id) is not None)
+            hello, answer = server.hello_of(one.peer_id), client.hello_of(other.peer_id)
+            assert hello is not None
+            assert answer is not None
+            assert (hello.name, answer.name) == ("desk", "")
+            addresses = {one.remote_ip(other.peer_id), other.remote_ip(one.peer_id)}
+            assert addresses == ({"127.0.0.1"} if "/ip4/" in one.addresses[0] else {""})
+            assert one.remote_ip("12D3KooWnobody") == ""
+
+    over.run(scenario)
+
+
 def test_tensor(over: Runner, version: str, kind: str) -> None:
     async def scenario(network: Network) -> None:
         async with open_pair(network, version) as pair:

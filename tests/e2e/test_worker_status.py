@@ -16,11 +16,13 @@ def test_a_worker_before_while_and_after_it_serves(tmp_path: Path) -> None:
     cache = CacheSettings(tmp_path, 10**9, is_required=True)
 
     async def main() -> None:
-        async with open_worker(WorkerSettings(cache=cache)) as worker:
+        async with open_worker(WorkerSettings(name="cellar", cache=cache)) as worker:
             before = worker.board.status()
             assert (before.coordinator, before.model, before.layers_held) == (None, "", ())
             assert (before.disk_bytes, before.disk_limit_bytes) == (0, 10**9)
-            settings = CoordinatorSettings(peers=(worker.addresses[0],), local_layers="none")
+            settings = CoordinatorSettings(
+                name="desk", peers=(worker.addresses[0],), local_layers="none"
+            )
             async with open_coordinator(settings) as coordinator:
                 prompt = coordinator.model.tokenizer.encode("A class definition")
                 worker.board.status()  # rates are those between two looks
@@ -28,6 +30,7 @@ def test_a_worker_before_while_and_after_it_serves(tmp_path: Path) -> None:
                 assert len(tokens) == 8
                 serving = worker.board.status()
                 assert serving.coordinator == coordinator.host.peer_id
+                assert (serving.machine, serving.coordinator_machine) == ("cellar", "desk")
                 assert serving.layers_assigned == range(serving.total_layers)
                 assert serving.num_confirmed == serving.total_layers == len(serving.layers_held)
                 assert serving.tokens_per_second > 0
@@ -38,7 +41,10 @@ def test_a_worker_before_while_and_after_it_serves(tmp_path: Path) -> None:
                 assert serving.weights_from[WeightSource.COORDINATOR] == sent > 0
                 (peer,) = serving.peers
                 assert (peer.is_coordinator, peer.is_connected) == (True, True)
+                assert (peer.machine, peer.address) == ("desk", "127.0.0.1")
                 assert peer.received_bytes > sent
+                (seen,) = coordinator.status().peers.values()
+                assert (seen.machine, seen.address) == ("cellar", "127.0.0.1")
                 assert peer.sent_bytes_per_second > 0
             with trio.fail_after(DEADLINE):
                 while worker.board.status().coordinator is not None:

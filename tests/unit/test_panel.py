@@ -35,6 +35,8 @@ LOST = "Lost worker …xAAAAAA4 with layers 18 to 35: the stream ended; looking 
 def peer(tail: str, stage: int | None, layers: range, **changed: Any) -> PeerStatus:
     known = PeerStatus(
         peer_id=f"12D3KooWabcdef{tail}",
+        machine="gpu-box",
+        address="192.168.1.7",
         name="NVIDIA H200",
         device_kind="cuda",
         protocol_id="/neurogrid/tensor/1.1.0",
@@ -80,6 +82,7 @@ def cluster(**changed: Any) -> ClusterStatus:
         at=1090.0,
         started_at=1000.0,
         peer_id="12D3KooWcoordinator",
+        machine="desk",
         addresses=(),
         model="Qwen3-8B",
         total_layers=36,
@@ -125,7 +128,7 @@ def rows(
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
 def test_every_row_has_one_width(width: int, encoding: str) -> None:
     drawn = rows(coordinator_view(cluster(), encoding=encoding), width=width, encoding=encoding)
-    assert {cell_len(row) for row in drawn} == {min(width, 120)}
+    assert {cell_len(row) for row in drawn} == {min(width, 150)}
     assert not any("\x1b" in row for row in drawn)
 
 
@@ -192,8 +195,9 @@ def test_before_anything_is_known() -> None:
 
 
 def test_names_of_others_do_not_steer_the_terminal() -> None:
-    evil = peer("xAAAAAA1", 1, range(3), name="\x1b[2J\x9b31m[red]evil[/red]\n")
-    drawn = rows(coordinator_view(cluster(peers={evil.peer_id: evil})), width=120)
+    words = "\x1b[2J\x9b31m[red]evil[/red]\n"
+    evil = peer("xAAAAAA1", 1, range(3), name=words, machine=words)
+    drawn = rows(coordinator_view(cluster(peers={evil.peer_id: evil})), width=150)
     assert not any("\x1b" in row or "\x9b" in row for row in drawn)
     assert "[red]e" in "\n".join(drawn)  # of the rest the column has no room
 
@@ -220,15 +224,19 @@ def worker(**changed: Any) -> WorkerStatus:
         cache_reserved_bytes=GB,
         cache_limit_bytes=2 * GB,
     )
-    coordinator = PeerTraffic("12D3KooWxCCCCCCC", True, True, 6 * GB, 4000, 0.0, 1500.0)
-    gone = PeerTraffic("12D3KooWxWWWWWWW", False, False, 9000, 0, 0.0, 0.0)
+    coordinator = PeerTraffic(
+        "12D3KooWxCCCCCCC", "desk", "192.168.1.2", True, True, 6 * GB, 4000, 0.0, 1500.0
+    )
+    gone = PeerTraffic("12D3KooWxWWWWWWW", "", "", False, False, 9000, 0, 0.0, 0.0)
     known = WorkerStatus(
         uptime=3725.0,
         peer_id="12D3KooWxOOOOOOO",
+        machine="gpu-box",
         name="NVIDIA H200",
         model="Qwen3-8B",
         total_layers=36,
         coordinator="12D3KooWxCCCCCCC",
+        coordinator_machine="desk",
         layers_assigned=range(18, 36),
         num_confirmed=18,
         layers_held=tuple(range(18, 36)),
@@ -254,8 +262,11 @@ def test_a_worker(width: int, encoding: str) -> None:
     assert {cell_len(row) for row in drawn} == {width}
     text = " ".join(" ".join(row.strip("│|").split()) for row in drawn)
     dots = "..." if encoding == "ascii" else "…"
-    assert f"NeuroGrid worker {'-' if encoding == 'ascii' else '·'} NVIDIA H200" in text
-    assert f"serves {dots}xCCCCCCC" in text
+    assert f"NeuroGrid worker {'-' if encoding == 'ascii' else '·'} NVIDIA" in text
+    assert f"serves desk {dots}xCCCCCCC" in text
+    assert f"gpu-box {dots}xOOOOOOO" in text
+    if width >= 120:
+        assert f"{dots}xCCCCCCC desk 192.168.1.2 coordinator" in text
     assert "not connected" in text
     for figure in (
         "layers 18-35 of 36",
@@ -278,6 +289,17 @@ def test_a_worker_that_gets_its_layers_and_one_that_waits() -> None:
     waits = worker_view(worker(coordinator=None, layers_assigned=range(0), num_confirmed=0))
     assert waits.state == "waits for a coordinator"
     assert "18 layers kept for the next coordinator" in waits.figures[0]
+
+
+def test_machines_have_names_beside_their_peer_ids() -> None:
+    two = [peer("xAAAAAA1", 1, range(18)), peer("xAAAAAA2", 2, range(18, 36), machine="m" * 32)]
+    view = coordinator_view(cluster(peers={known.peer_id: known for known in two}))
+    first, second = rows(view, width=80)[2:4]
+    assert "…xAAAAAA1 gpu-box " in first
+    assert f"…xAAAAAA2 {'m' * 15}… ready" in second
+    wide = rows(view, width=150)[2]
+    assert "…xAAAAAA1 gpu-box " in wide
+    assert " 192.168.1.7 " in wide
 
 
 def test_small_parts() -> None:

@@ -400,3 +400,26 @@ def test_a_total_that_begins_anew_has_no_rate() -> None:
     assert rate.update(0.0, 50) == 0
     assert rate.update(1.0, 150) == 100
     assert rate.update(2.0, 10) == 0
+
+
+def test_machines_are_named_beside_their_peer_ids(board: StatusBoard, fleet: FakeFleet) -> None:
+    known = [replace(member.info, machine="box", address="192.168.1.7") for member in fleet.members]
+    for member, told in zip(fleet.members, known, strict=True):
+        member.info = told
+    board.planned(fleet.plan, known, 8)
+    board.named("desk")
+    board.joined(replace(info("fourth"), machine="cellar", address="192.168.1.9"))
+    board.drifted("second", 3.0)
+    board.lost("first", range(4), "it is silent")
+    status = board.status()
+    assert status.machine == "desk"
+    second = status.peers["second"]
+    assert (second.machine, second.address) == ("box", "192.168.1.7")
+    assert status.peers["first"].machine == "box"  # also of one that is lost
+    joined, drifted, lost = (event.text for event in status.events[-3:])
+    assert joined.startswith("Worker cellar …fourth (192.168.1.9) joined: ")
+    assert drifted.startswith("Worker box …second ")
+    assert lost.startswith("Lost worker box …first (192.168.1.7) with layers 0 to 3: ")
+    data = status.to_json()
+    assert data["machine"] == "desk"
+    assert '"machine": "box", "address": "192.168.1.7"' in json.dumps(data["peers"])

@@ -14,6 +14,7 @@ from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, short_ids, s
 from neurogrid.cli.transfer_view import format_bytes, part_of
 from neurogrid.inference.events import Event, EventKind, Severity
 from neurogrid.inference.status import ClusterStatus, Health, PeerStatus, Phase, Role
+from neurogrid.p2p.identity import short_peer_id
 
 __all__ = ["coordinator_view"]
 
@@ -21,12 +22,14 @@ COLUMNS: Final = (
     Column("stage"),
     Column("layers"),
     Column("worker"),
+    Column("machine", min_width=72),
     Column("state", share=3),
     Column("sessions", is_number=True, min_width=72),
     Column("step", is_number=True, min_width=96),
     Column("memory", is_number=True, min_width=90),
     Column("latency", is_number=True, min_width=100),
-    Column("device", min_width=110, share=2),
+    Column("address", min_width=140),
+    Column("device", min_width=110, share=1),
 )
 HEALTH_STYLES: Final = {
     Health.READY: "green",
@@ -41,6 +44,8 @@ STYLES: Final = {
     Severity.WARNING: "yellow",
     Severity.ERROR: "red",
 }
+# Characters of a machine's name that are shown.
+MAX_MACHINE: Final = 16
 # Buckets of half a second that the curve shows.
 NUM_SPARKS: Final = 20
 
@@ -86,14 +91,21 @@ def _row(peer: PeerStatus) -> tuple[Cell, ...]:
     return (
         role,
         f"{layers.start}-{layers.stop - 1}" if layers else "-",
-        f"…{peer.peer_id[-8:]}",
+        short_peer_id(peer.peer_id),
+        _cut(peer.machine),
         (_health(peer), HEALTH_STYLES[peer.health]),
         "" if is_lost else str(peer.num_sessions),
         "" if is_lost or peer.step_seconds is None else f"{peer.step_seconds * 1000:.1f} ms",
         "" if is_lost else memory if peer.memory_known else f"{memory}?",
         "" if is_lost or peer.latency is None else f"{peer.latency * 1000:.1f} ms",
+        peer.address,
         peer.name,
     )
+
+
+def _cut(machine: str) -> str:
+    """As much of a name as leaves the other columns their room."""
+    return machine if len(machine) <= MAX_MACHINE else f"{machine[: MAX_MACHINE - 1]}…"
 
 
 def _health(peer: PeerStatus) -> str:

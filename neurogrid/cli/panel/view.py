@@ -21,7 +21,7 @@ from neurogrid.cli.text_rows import in_encoding, printable
 
 __all__ = ["Cell", "Column", "Note", "View", "bar", "draw", "short_ids", "span", "spark"]
 
-MAX_WIDTH: Final = 120
+MAX_WIDTH: Final = 150
 # Rows of notes: as many as there is room for between the two; and of one of them.
 MAX_NOTE_ROWS: Final = 8
 MIN_NOTE_ROWS: Final = 3

@@ -8,11 +8,15 @@ from neurogrid.cli.panel.view import Cell, Column, View, bar, span
 from neurogrid.cli.transfer_view import format_bytes, part_of
 from neurogrid.inference.worker_state import WeightSource
 from neurogrid.inference.worker_status import PeerTraffic, WorkerStatus
+from neurogrid.p2p.identity import short_peer_id
+from neurogrid.p2p.machine import named_peer
 
 __all__ = ["worker_view"]
 
 COLUMNS: Final = (
     Column("peer"),
+    Column("machine", min_width=72),
+    Column("address", min_width=90),
     Column("is", share=1),
     Column("received", is_number=True),
     Column("per second", is_number=True, min_width=70),
@@ -38,7 +42,7 @@ def worker_view(status: WorkerStatus) -> View:
         rows=tuple(map(_row, status.peers)),
         figures=tuple(filter(None, (_held(status), _computed(status), _came(status)))),
         notes=(),
-        foot=f"…{status.peer_id[-8:]} · up {span(status.uptime)}",
+        foot=f"{named_peer(status.peer_id, status.machine)} · up {span(status.uptime)}",
     )
 
 
@@ -47,14 +51,16 @@ def _state(status: WorkerStatus) -> tuple[str, str]:
         return "waits for a coordinator", "yellow"
     if status.num_confirmed < len(status.layers_assigned):
         return "gets its layers", "cyan"
-    return f"serves …{status.coordinator[-8:]}", "green"
+    return f"serves {named_peer(status.coordinator, status.coordinator_machine)}", "green"
 
 
 def _row(peer: PeerTraffic) -> tuple[Cell, ...]:
     kind = "coordinator" if peer.is_coordinator else "peer"
     style = "" if peer.is_connected else "dim"
     return (
-        (f"…{peer.peer_id[-8:]}", style),
+        (short_peer_id(peer.peer_id), style),
+        (peer.machine, style),
+        (peer.address, style),
         (kind if peer.is_connected else "not connected", style),
         (format_bytes(peer.received_bytes), style),
         (_rate(peer.received_bytes_per_second), style),
