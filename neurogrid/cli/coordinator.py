@@ -234,6 +234,8 @@ def _sampling(options: argparse.Namespace) -> SamplingParams:
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
         seed=options.seed,
     )
 

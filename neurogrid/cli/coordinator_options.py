@@ -214,6 +214,20 @@ def add_generation_options(parser: argparse.ArgumentParser, *, with_system: bool
         help="sample among the likeliest that make up P (default %(default)g: all)",
     )
     generation.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="sample among those with P times the probability of the likeliest (default %(default)g: all)",
+    )
+    generation.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="above 1, make less likely what the prompt and the answer have already (default %(default)g)",
+    )
+    generation.add_argument(
         "--seed",
         type=int,
         metavar="S",

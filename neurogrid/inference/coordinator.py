@@ -16,7 +16,7 @@ from itertools import count
 
 import torch
 
-from neurogrid.errors import NeuroGridError
+from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.inference.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.generation_spans import generation_spans
@@ -138,9 +138,10 @@ class Coordinator(TextGeneration):
         max_tokens: int,
         sampling: SamplingParams | None = None,
     ) -> AsyncGenerator[int, None]:
-        """Yield new token ids, at most `max_tokens`, until an end-of-sequence token or the last place.
+        """Yield new token ids, at most `max_tokens`, until one that ends the sequence or the last place.
 
-        The end-of-sequence token itself is not yielded. Everything else is as for `generate_tokens`.
+        The token that ends it, the model's own or a stop token, is not yielded. Everything else is as for
+        `generate_tokens`.
         """
         generating = self.generate_tokens(token_ids, max_tokens=max_tokens, sampling=sampling)
         async with aclosing(generating) as tokens:
@@ -172,15 +173,21 @@ class Coordinator(TextGeneration):
             ignore_eos: an end-of-sequence token is one like others.
 
         Raises:
-            ConfigurationError: the prompt cannot be served.
+            ConfigurationError: the prompt cannot be served, or fewer tokens are allowed than are to come at least.
             NoRouteError: a worker was lost, and no other took its layers in time; names them.
             CapacityError: too many wait for room already.
         """
         model = self.model
         model.check_prompt(token_ids)
         max_length = min(len(token_ids) + max_tokens, model.max_seq_len)
-        ends = frozenset() if ignore_eos else model.eos_token_ids
-        sampler = Sampler(sampling or SamplingParams())
+        sampling = sampling or SamplingParams()
+        if sampling.min_tokens > max_tokens:
+            raise ConfigurationError(
+                f"min_tokens is {sampling.min_tokens}, and max_tokens is {max_tokens}"
+            )
+        own_ends = frozenset() if ignore_eos else model.eos_token_ids
+        ends = own_ends.union(sampling.stop_token_ids)
+        sampler = Sampler(sampling, prompt=token_ids, end_token_ids=ends)
         tokens = list(token_ids)
 
         def choose(logits_V: torch.Tensor) -> Chosen[_Sampled]:

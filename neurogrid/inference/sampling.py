@@ -1,9 +1,11 @@
-"""From logits to one token: greedy, or drawn after temperature, top-k and top-p.
+"""From logits to one token: greedy, or drawn after temperature, top-k, top-p and min-p.
 
-The order and the arithmetic are those of transformers' logits warpers, so that the distribution is
-the one that `generate()` draws from. Before them come penalties and biases, as OpenAI defines them
-(https://platform.openai.com/docs/guides/text-generation, "Frequency and presence penalties"): they count
-what was sampled, not the prompt. Each sampler has a generator of its own: a seed gives the same
+The order and the arithmetic are those of transformers' logits processors, so that the distribution is
+the one that `generate()` draws from. First of all comes the repetition penalty, which counts the prompt, too; then
+penalties and biases as OpenAI defines them
+(https://platform.openai.com/docs/guides/text-generation, "Frequency and presence penalties"), which count
+what was sampled, not the prompt; then, while there are fewer tokens than wanted, those that would end the sequence are
+ruled out. Each sampler has a generator of its own: a seed gives the same
 tokens whatever else runs. Logits that are not numbers are an error, never a token.
 
 Log probabilities are those of the model's own logits, before penalties, biases and temperature: what the model
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +47,9 @@ MAX_SEED = 2**63 - 1
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
+# A factor beyond these leaves one token or turns the order around; such a value is a typing error.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+MAX_STOP_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +57,19 @@ class SamplingParams:
     """How tokens are chosen. Checked when made: ConfigurationError names the flag and its bounds.
 
     Attributes:
-        temperature: 0 is greedy, which leaves the others without effect; at most 100.
+        temperature: 0 is greedy, which leaves top_k, top_p, min_p and seed without effect; at most 100.
         top_k: only the k likeliest tokens are drawn; 0 is all.
         top_p: only the fewest likeliest tokens whose probabilities sum to p or more, 0 < p <= 1.
+        min_p: only tokens whose probability is this part of the likeliest one's or more, 0 to 1, of what top_k and
+            top_p leave; 0 is all.
         seed: of the sampler's own generator, from 0 to 2^63 - 1; None is another one each time.
+        repetition_penalty: divides the logit of each token of the prompt and of those sampled before where it is
+            above 0, and multiplies it where it is below; 0.01 to 100, and 1 changes nothing.
         frequency_penalty: taken from a token's logit for each time that it was sampled before, -2 to 2.
         presence_penalty: taken from the logit of each token that was sampled before, -2 to 2.
         logit_bias: added to the logits of these tokens, -100 to 100; at most 1,024 of them.
+        min_tokens: new tokens before any that ends the sequence may be sampled.
+        stop_token_ids: tokens that end the sequence besides the model's own; at most 1,024 of them.
     """
 
     temperature: float = 0.0
@@ -68,6 +79,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         _require(
@@ -86,9 +101,21 @@ class SamplingParams:
             self.top_p,
         )
         _require(
+            _is_number(self.min_p) and 0 <= self.min_p <= 1,
+            "--min-p must be a number from 0 (all tokens) to 1",
+            self.min_p,
+        )
+        _require(
             self.seed is None or (_is_whole(self.seed) and 0 <= self.seed <= MAX_SEED),
             "--seed must be a whole number from 0 to 2^63 - 1",
             self.seed,
+        )
+        _require(
+            _is_number(self.repetition_penalty)
+            and MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"--repetition-penalty must be a number from {MIN_REPETITION_PENALTY:g} to "
+            f"{MAX_REPETITION_PENALTY:g} (1 changes nothing)",
+            self.repetition_penalty,
         )
         for name in ("frequency_penalty", "presence_penalty"):
             value = getattr(self, name)
@@ -111,6 +138,22 @@ class SamplingParams:
                 f"logit_bias must map token ids to numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}",
                 f"{token_id}: {bias}",
             )
+        _require(
+            _is_whole(self.min_tokens) and self.min_tokens >= 0,
+            "min_tokens must be a whole number from 0 up",
+            self.min_tokens,
+        )
+        _require(
+            len(self.stop_token_ids) <= MAX_STOP_TOKENS,
+            f"stop_token_ids must name at most {MAX_STOP_TOKENS:,} tokens",
+            len(self.stop_token_ids),
+        )
+        for token_id in self.stop_token_ids:
+            _require(
+                _is_whole(token_id) and token_id >= 0,
+                "stop_token_ids must be token ids, whole numbers from 0 up",
+                token_id,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +174,10 @@ class GeneratedToken:
     """One token of a generation.
 
     Attributes:
-        token_id: the token; with finish reason `stop` the end-of-sequence token, which is no text.
+        token_id: the token; with finish reason `stop` the one that ended the sequence, which is no text.
         logprobs: where they were asked for.
-        finish_reason: why nothing follows: `stop`, the model ended; `length`, there is no place for more. None
-            for all but the last.
+        finish_reason: why nothing follows: `stop`, the model ended or a stop token came; `length`, there is no place
+            for more. None for all but the last.
         num_reused: tokens of the prompt that were not computed, because an earlier session had begun with the same.
     """
 
@@ -145,7 +188,11 @@ class GeneratedToken:
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """The seed of sequence `index` of several that one `seed` is to give; that of the first is `seed` itself."""
+    """The seed of sequence `index` of several that one `seed` is to give; that of the first is `seed` itself.
+
+    Of the others it is the first eight bytes, little-endian, of the SHA-256 of `seed/index` in decimals, without the
+    highest bit.
+    """
     if index == 0:
         return seed
     digest = hashlib.sha256(f"{seed}/{index}".encode()).digest()
@@ -153,10 +200,25 @@ def derived_seed(seed: int, index: int) -> int:
 
 
 class Sampler:
-    """Chooses the tokens of one sequence."""
+    """Chooses the tokens of one sequence.
 
-    def __init__(self, params: SamplingParams) -> None:
+    Args:
+        prompt: the tokens before the first that is sampled.
+        end_token_ids: the tokens that end the sequence, those of `params` included.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        prompt: Sequence[int] = (),
+        end_token_ids: Collection[int] = (),
+    ) -> None:
         self.params = params
+        self._num_sampled = 0
+        self._end_ids = torch.tensor(sorted(end_token_ids), dtype=torch.long)
+        self._prompt = prompt
+        self._is_seen_V: torch.Tensor | None = None  # of the prompt, or sampled
         self._counts_V: torch.Tensor | None = None  # how often each token was sampled
         self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.long)
         self._biases = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
@@ -174,7 +236,7 @@ class Sampler:
                 temperature 0 the first of the largest is taken, as torch.argmax does.
 
         Raises:
-            ConfigurationError: a bias names a token that the model does not have.
+            ConfigurationError: a bias names a token that the model does not have, or min_tokens leaves none.
             ModelError: NaN or +inf among the logits, or no token that can be drawn.
         """
         scores = logits.detach().to(device="cpu", dtype=torch.float32)
@@ -190,13 +252,18 @@ class Sampler:
         else:
             probabilities = filtered_logits(scores, self.params).softmax(-1)
             token_id = int(torch.multinomial(probabilities, 1, generator=self._generator))
+        self._num_sampled += 1
         if self._counts_V is not None:
             self._counts_V[token_id] += 1
+        if self._is_seen_V is not None:
+            self._is_seen_V[token_id] = True
         return token_id
 
     def _weighed(self, scores_V: torch.Tensor) -> torch.Tensor:
-        """The scores after penalties and biases; the same where there are none."""
+        """The scores after penalties, biases and what may not end yet; the same where there are none."""
         params = self.params
+        if params.repetition_penalty != 1:
+            scores_V = self._without_repetition(scores_V)
         if params.frequency_penalty or params.presence_penalty:
             if self._counts_V is None:
                 self._counts_V = torch.zeros_like(scores_V)
@@ -212,7 +279,25 @@ class Sampler:
                     f"{len(scores_V) - 1}"
                 )
             scores_V = scores_V.index_add(0, self._bias_ids, self._biases)
+        if self._num_sampled < params.min_tokens:
+            # A checkpoint may name an end that its vocabulary does not have.
+            ends = self._end_ids[self._end_ids < len(scores_V)]
+            scores_V = scores_V.index_fill(0, ends, -torch.inf)
+            if not math.isfinite(scores_V.max()):
+                raise ConfigurationError(
+                    f"the sequence can only end after {self._num_sampled} tokens, and min_tokens is {params.min_tokens}"
+                )
         return scores_V
+
+    def _without_repetition(self, scores_V: torch.Tensor) -> torch.Tensor:
+        """The scores after the repetition penalty (Keskar et al. 2019, arXiv:1909.05858), as transformers has it."""
+        if self._is_seen_V is None:
+            prompt = torch.tensor(self._prompt, dtype=torch.long)
+            self._is_seen_V = torch.zeros_like(scores_V, dtype=torch.bool)
+            self._is_seen_V[prompt[prompt < len(scores_V)]] = True
+        penalty = self.params.repetition_penalty
+        penalised_V = torch.where(scores_V < 0, scores_V * penalty, scores_V / penalty)
+        return torch.where(self._is_seen_V, penalised_V, scores_V)
 
 
 def token_logprobs(logits_V: torch.Tensor, token_id: int, *, num_top: int) -> Logprobs:
@@ -227,7 +312,7 @@ def token_logprobs(logits_V: torch.Tensor, token_id: int, *, num_top: int) -> Lo
 
 def filtered_logits(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """`scores` [vocab], float32, finite or -inf, scaled by the temperature, with -inf for every
-    token that top-k or top-p takes away. The likeliest always stays. `params` must not be greedy.
+    token that top-k, top-p or min-p takes away. The likeliest always stays. `params` must not be greedy.
     """
     # Below the largest, so that a tiny temperature sends the rest to -inf and not all to inf.
     scores = (scores - scores.max()) / params.temperature
@@ -241,6 +326,10 @@ def filtered_logits(scores: torch.Tensor, params: SamplingParams) -> torch.Tenso
         scores = scores.masked_fill(
             torch.zeros_like(is_taken_away).scatter(0, order, is_taken_away), -torch.inf
         )
+    if params.min_p > 0:
+        probabilities = scores.softmax(-1)
+        is_taken_away = probabilities < params.min_p * probabilities.max()
+        scores = scores.masked_fill(is_taken_away, -torch.inf)
     return scores
 
 

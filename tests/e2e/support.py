@@ -141,13 +141,14 @@ def run_coordinator(
     return trio.run(main)
 
 
-def reference_tokens(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """What transformers' own `generate()` writes, greedily."""
+def reference_tokens(model: Any, prompt: Sequence[int], max_tokens: int, **more: Any) -> list[int]:
+    """What transformers' own `generate()` writes, greedily; `more` are options of its own."""
     with torch.inference_mode():
         output = model.generate(
             torch.tensor([list(prompt)]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=max_tokens,
             do_sample=False,
+            **more,
         )
     return output[0, len(prompt) :].tolist()

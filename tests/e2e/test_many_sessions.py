@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
+from neurogrid import Coordinator, CoordinatorSettings, SamplingParams, open_coordinator
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens
 from tests.families import FAMILIES, save_checkpoint
 
@@ -42,12 +42,17 @@ def with_coordinator(
     return trio.run(main)
 
 
-async def at_once(coordinator: Coordinator, prompts: list[list[int]]) -> list[list[int]]:
-    """The tokens of all prompts, generated at the same time."""
+async def at_once(
+    coordinator: Coordinator,
+    prompts: list[list[int]],
+    sampling: Sequence[SamplingParams] = (SamplingParams(),),
+) -> list[list[int]]:
+    """The tokens of all prompts, generated at the same time; the ways to sample them take turns."""
     tokens: list[list[int]] = [[] for _ in prompts]
 
     async def generate(i: int) -> None:
-        async for token in coordinator.generate(prompts[i], max_tokens=MAX_TOKENS):
+        params = sampling[i % len(sampling)]
+        async for token in coordinator.generate(prompts[i], max_tokens=MAX_TOKENS, sampling=params):
             tokens[i].append(token)
 
     async with trio.open_nursery() as nursery:
@@ -61,10 +66,17 @@ def test_sessions_at_once_give_the_tokens_of_each_alone(
     workers: list[WorkerProcess], llama: tuple[Path, Any], routing: str
 ) -> None:
     path, model = llama
-    expected = [reference_tokens(model, prompt, MAX_TOKENS) for prompt in PROMPTS]
+    # Each has a state of its own for what it repeats, whoever shares its forward passes.
+    options: list[dict[str, Any]] = [{}, {"repetition_penalty": 3.0}, {"repetition_penalty": 0.5}]
+    expected = [
+        reference_tokens(model, prompt, MAX_TOKENS, **options[i % 3])
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    plain = [reference_tokens(model, prompt, MAX_TOKENS) for prompt in PROMPTS]
+    assert sum(a != b for a, b in zip(expected, plain, strict=True)) > len(PROMPTS) / 3
 
     async def use(coordinator: Coordinator) -> list[list[int]]:
-        return await at_once(coordinator, PROMPTS)
+        return await at_once(coordinator, PROMPTS, [SamplingParams(**given) for given in options])
 
     # More than there is room for: short ones take less than what is agreed for each, and the rest waits.
     chosen = settings(path, workers[:2], max_sessions=4, routing=routing)

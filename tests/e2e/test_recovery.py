@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid import CoordinatorSettings, SamplingParams, open_coordinator
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.progress import Progress
@@ -34,10 +34,14 @@ async def holders(coordinator: Coordinator, count: int) -> None:
             await trio.sleep(0.02)
 
 
-async def generate(coordinator: Coordinator, disturb: Event | None = None) -> list[int]:
+async def generate(
+    coordinator: Coordinator,
+    disturb: Event | None = None,
+    sampling: SamplingParams | None = None,
+) -> list[int]:
     prompt = coordinator.model.tokenizer.encode(PROMPT)
     tokens: list[int] = []
-    async for token in coordinator.generate(prompt, max_tokens=NUM_TOKENS):
+    async for token in coordinator.generate(prompt, max_tokens=NUM_TOKENS, sampling=sampling):
         tokens.append(token)
         if disturb is not None:
             await trio.sleep(PAUSE)
@@ -133,17 +137,29 @@ def test_the_workers_that_are_left_take_all_layers_and_one_that_comes_is_used(
 
 
 def test_a_worker_that_comes_back_is_used_again_and_gets_nothing_sent(tmp_path: Path) -> None:
-    """The same peer loses its connection: it keeps its layers, and its session is rebuilt."""
+    """The same peer loses its connection: it keeps its layers, and its session is rebuilt.
+
+    What was drawn before stays drawn, and counts where tokens are not to be repeated.
+    """
+    sampling = SamplingParams(
+        temperature=0.9,
+        seed=5,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        frequency_penalty=0.2,
+        min_tokens=NUM_TOKENS,
+    )
 
     async def main() -> None:
         async with open_coordinator(settings([worker], stages=1)) as coordinator:
-            expected = await generate(coordinator)
+            expected = await generate(coordinator, sampling=sampling)
+            assert len(expected) == NUM_TOKENS
             sent_before = weight_bytes(coordinator)
 
             async def cut(_: Coordinator) -> None:
                 await coordinator.host.disconnect(worker.peer_id)
 
-            assert await generate(coordinator, cut) == expected
+            assert await generate(coordinator, cut, sampling) == expected
             assert weight_bytes(coordinator) == sent_before
 
     with start_worker(tmp_path, "--no-cache") as worker:

@@ -9,7 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from neurogrid.errors import ConfigurationError, ModelError
 from neurogrid.inference.sampling import (
@@ -28,6 +36,8 @@ def as_transformers_does(scores: torch.Tensor, params: SamplingParams) -> torch.
         warped = TopKLogitsWarper(params.top_k)(ids, warped)
     if params.top_p < 1:
         warped = TopPLogitsWarper(params.top_p)(ids, warped)
+    if params.min_p:
+        warped = MinPLogitsWarper(float(params.min_p))(ids, warped)
     return warped[0]
 
 
@@ -40,6 +50,7 @@ def as_transformers_does(scores: torch.Tensor, params: SamplingParams) -> torch.
     temperature=st.floats(0.05, 5),
     top_k=st.integers(0, 320),
     top_p=st.floats(0.01, 1),
+    min_p=st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]),
     num_masked=st.integers(0, 3),
 )
 def test_distribution_equals_that_of_transformers(
@@ -49,11 +60,12 @@ def test_distribution_equals_that_of_transformers(
     temperature: float,
     top_k: int,
     top_p: float,
+    min_p: float,
     num_masked: int,
 ) -> None:
     scores = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * spread
     scores[: min(num_masked, vocab - 1)] = -torch.inf
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     ours = filtered_logits(scores, params).softmax(-1)
     theirs = as_transformers_does(scores, params).softmax(-1)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -69,6 +81,61 @@ def test_draws_the_tokens_of_transformers_with_the_same_seed() -> None:
         assert sampler.sample(scores) == int(
             torch.multinomial(probabilities, 1, generator=generator)
         )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32),
+    vocab=st.integers(4, 200),
+    temperature=st.sampled_from([0.0, 0.6, 1.7]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3]),
+    penalty=st.sampled_from([0.5, 1.0, 1.3, 4.0]),
+    min_tokens=st.integers(0, 12),
+    data=st.data(),
+)
+def test_penalties_and_least_lengths_are_those_of_transformers(
+    seed: int,
+    vocab: int,
+    temperature: float,
+    min_p: float,
+    penalty: float,
+    min_tokens: int,
+    data: st.DataObject,
+) -> None:
+    """Token for token over one sequence: the prompt counts, and so does what was sampled."""
+    # Ids beyond the head's rows: some embeddings have more of them.
+    prompt = data.draw(st.lists(st.integers(0, vocab + 3), min_size=1, max_size=20))
+    ends = data.draw(st.lists(st.integers(0, vocab + 3), min_size=1, max_size=3, unique=True))
+    params = SamplingParams(
+        temperature=temperature,
+        min_p=min_p,
+        repetition_penalty=penalty,
+        min_tokens=min_tokens,
+        seed=seed,
+    )
+    sampler = Sampler(params, prompt=prompt, end_token_ids=ends)
+    theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])
+    theirs.append(MinNewTokensLengthLogitsProcessor(len(prompt), min_tokens, ends))
+    drawing = torch.Generator().manual_seed(seed)
+    tokens = list(prompt)
+    logits = torch.randn((16, vocab), generator=torch.Generator().manual_seed(seed)) * 3
+    for scores in logits:
+        expected = theirs(torch.tensor([tokens]), scores[None].clone())[0]
+        if temperature:
+            probabilities = as_transformers_does(expected, params).softmax(-1)
+            token_id = int(torch.multinomial(probabilities, 1, generator=drawing))
+        else:
+            token_id = int(expected.argmax())
+        assert sampler.sample(scores) == token_id
+        tokens.append(token_id)
+
+
+def test_no_end_before_the_least_number_of_tokens() -> None:
+    logits = torch.tensor([1.0, 9.0, 8.0, 0.0])
+    sampler = Sampler(SamplingParams(min_tokens=2), end_token_ids=[1, 2])
+    assert [sampler.sample(logits) for _ in range(4)] == [0, 0, 1, 1]
+    with pytest.raises(ConfigurationError, match="end after 0 tokens, and min_tokens is 2"):
+        Sampler(SamplingParams(min_tokens=2), end_token_ids=range(4)).sample(logits)
 
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
@@ -142,6 +209,13 @@ def test_what_is_no_number_is_an_error(logits: list[Any], temperature: float) ->
         ({"top_p": 0}, "--top-p must be a number above 0 and at most 1"),
         ({"top_p": 1.01}, "--top-p"),
         ({"top_p": None}, "--top-p"),
+        ({"min_p": 1.1}, "--min-p must be a number from 0 .* to 1, got 1.1"),
+        ({"min_p": -0.1}, "--min-p"),
+        ({"repetition_penalty": 0}, "--repetition-penalty must be a number from 0.01 to 100"),
+        ({"repetition_penalty": float("nan")}, "--repetition-penalty"),
+        ({"min_tokens": -1}, "min_tokens must be a whole number from 0 up, got -1"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids must be token ids"),
+        ({"stop_token_ids": range(1025)}, "stop_token_ids must name at most 1,024"),
         ({"seed": -1}, "--seed must be a whole number from 0"),
         ({"seed": 2**63}, "--seed"),
         ({"seed": 1.0}, "--seed"),
