@@ -14,17 +14,19 @@ one and turns into replacement characters if its last byte does not fit.
 from __future__ import annotations
 
 import enum
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.model.loading import quiet_transformers
 
-__all__ = ["TextStream", "TokenKind", "Tokenizer"]
+__all__ = ["TEMPLATE_ARGUMENTS", "ChatEnding", "TextStream", "TokenKind", "Tokenizer"]
 
 # One of these must be there; transformers would otherwise make up an empty tokenizer or ask the hub.
 _TOKENIZER_FILES = (
@@ -45,6 +47,27 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # kept on either side of the cut: an unfinished character has at most 3 bytes, so at most 3 tokens.
 _MAX_WINDOW = 32
 _KEPT = 8
+
+
+# What templates are rendered with besides variables of their own: no variable can have one of these names.
+TEMPLATE_ARGUMENTS = frozenset(
+    {
+        "messages",
+        *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+        *inspect.signature(render_jinja_template).parameters,
+    }
+)
+
+
+class ChatEnding(enum.Enum):
+    """Where the text of a conversation ends."""
+
+    ANSWER = enum.auto()
+    """Where the assistant's next message begins."""
+    CONTINUED = enum.auto()
+    """Within the last message, so that it goes on."""
+    OPEN = enum.auto()
+    """After the last message; who speaks next is not said."""
 
 
 class TokenKind(enum.Enum):
@@ -103,14 +126,27 @@ class Tokenizer:
         """Whether the checkpoint says how a conversation becomes a text."""
         return bool(self._backend.chat_template)
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a conversation, up to where the assistant's next message begins; special tokens are in it.
+    def template_names(self, name: str) -> bool:
+        """Whether the text of the chat template has `name` in it: a variable that it does not name changes nothing."""
+        if not self.has_chat_template:
+            return False
+        return re.search(rf"\b{re.escape(name)}\b", self._backend.get_chat_template()) is not None
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        ending: ChatEnding = ChatEnding.ANSWER,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation, up to where `ending` says; special tokens are in it.
 
         The checkpoint's own template makes it, in Jinja's sandbox. Blocks, for as long as the template likes: run
         it in a thread that may be left.
 
         Args:
             messages: each with `role` and `content`, perhaps `name`.
+            variables: what the template is told besides, as JSON has it; none of `TEMPLATE_ARGUMENTS`.
 
         Raises:
             ConfigurationError: there is no template, or it refuses these messages; in its own words.
@@ -122,7 +158,11 @@ class Tokenizer:
             )
         try:
             text = self._backend.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=ending is ChatEnding.ANSWER,
+                continue_final_message=ending is ChatEnding.CONTINUED,
+                **(variables or {}),
             )
         except Exception as exc:
             # A template may fail in any way that an expression can, `raise_exception` among them.
@@ -132,9 +172,16 @@ class Tokenizer:
             ) from exc
         return str(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        ending: ChatEnding = ChatEnding.ANSWER,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The ids of `chat_text`."""
-        return self.encode(self.chat_text(messages), add_special_tokens=False)
+        text = self.chat_text(messages, ending=ending, variables=variables)
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens, nothing tidied up."""

@@ -170,7 +170,10 @@ class Answer:
     async def _generate_one(self, index: int) -> None:
         choice = self._request.choices[index]
         writer = AnswerWriter(
-            self._coordinator.model.tokenizer, choice.prompt, stop=self._request.stop
+            self._coordinator.model.tokenizer,
+            choice.prompt,
+            stop=self._request.stop,
+            min_tokens=choice.sampling.min_tokens,
         )
         echo = choice.echo
         generating = self._coordinator.generate_tokens(

@@ -10,9 +10,11 @@ import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 __all__ = ["APIError", "answer_api_error", "answer_bug", "answer_http_exception"]
 
@@ -90,7 +92,10 @@ async def answer_http_exception(request: Request, exc: Exception) -> JSONRespons
     assert isinstance(exc, HTTPException)
     path = request.url.path[:200]
     if exc.status_code == HTTPStatus.NOT_FOUND:
-        error = APIError(404, f"there is no {path} here", code="unknown_url")
+        offered = ", ".join(_paths(request.app))
+        error = APIError(
+            404, f"{path} is not offered here; what is offered: {offered}", code="unknown_url"
+        )
     elif exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (exc.headers or {}).get("Allow", "")
         error = APIError(
@@ -102,6 +107,12 @@ async def answer_http_exception(request: Request, exc: Exception) -> JSONRespons
     else:
         error = APIError(exc.status_code, str(exc.detail), headers=exc.headers)
     return error.response()
+
+
+def _paths(app: Starlette) -> list[str]:
+    """The paths of programs, those of one thing among several left out."""
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    return [path for path in paths if path != "/" and "{" not in path]
 
 
 async def answer_bug(request: Request, exc: Exception) -> JSONResponse:

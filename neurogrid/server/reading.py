@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import trio
@@ -20,12 +21,13 @@ from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.sampling import MAX_SEED, SamplingParams, derived_seed
 from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError
+from neurogrid.server.not_offered import refuse_not_offered
 from neurogrid.server.request_schemas import (
     CHAT_REQUEST,
     COMPLETION_REQUEST,
     MAX_CHOICES,
-    UNSUPPORTED,
 )
+from neurogrid.server.templating import read_ending, read_variables
 
 __all__ = ["ChoiceRequest", "CompletionRequest", "check_model_name", "read_chat", "read_completion"]
 
@@ -35,6 +37,14 @@ DEFAULT_COMPLETION_TOKENS = 16
 _TEMPLATES = trio.CapacityLimiter(4)
 # Above it a text is tokenised in a thread: a millisecond or two.
 MAX_INLINE_CHARS = 4096
+# What the model's makers may recommend otherwise.
+_DEFAULTS: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 # Below it a top_p is this: one token in any case.
 MIN_TOP_P = 1e-6
 
@@ -97,12 +107,15 @@ async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRe
         APIError: 400, 404 or 422, with the field.
     """
     _check(body, CHAT_REQUEST, model)
-    messages = [_message(message) for message in body["messages"]]
+    encode = partial(
+        model.tokenizer.encode_chat,
+        [_message(message) for message in body["messages"]],
+        ending=read_ending(body),
+        variables=read_variables(body, model.tokenizer),
+    )
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
     try:
-        prompt = await run_sync(
-            model.tokenizer.encode_chat, messages, abandon_on_cancel=True, limiter=_TEMPLATES
-        )
+        prompt = await run_sync(encode, abandon_on_cancel=True, limiter=_TEMPLATES)
     except ConfigurationError as exc:
         raise APIError(400, str(exc), param="messages", code="chat_template") from exc
     num_logprobs = None
@@ -145,31 +158,14 @@ async def read_completion(body: Mapping[str, Any], model: LoadedModel) -> Comple
 
 
 def _check(body: Mapping[str, Any], schema: Mapping[str, Any], model: LoadedModel) -> None:
-    for name, harmless in UNSUPPORTED.items():
-        if not _is_one_of(body.get(name), harmless):
-            raise APIError(
-                400, f"{name} is not supported here", param=name, code="unsupported_parameter"
-            )
+    refuse_not_offered(body)
     check(body, schema)
     check_model_name(model, body.get("model"))
-
-
-def _is_one_of(value: object, options: Sequence[object]) -> bool:
-    """As JSON has it: true is not 1."""
-    return any(value == o and isinstance(value, bool) == isinstance(o, bool) for o in options)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:
     content = message["content"]
     if not isinstance(content, str):
-        for index, part in enumerate(content):
-            if part["type"] != "text":
-                raise APIError(
-                    400,
-                    f"content of type {part['type']!r} is not supported here, only text",
-                    param=f"messages[].content[{index}].type",
-                    code="unsupported_parameter",
-                )
         content = "".join(part["text"] for part in content)
     # Templates know `system`; `developer` is what OpenAI calls it since.
     role = "system" if message["role"] == "developer" else message["role"]
@@ -201,11 +197,17 @@ def _request(
         )
     sampling = _sampling(body, model)
     seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-    choices = []
+    choices: list[ChoiceRequest] = []
     for prompt, echo in zip(prompts, echoes, strict=True):
         room = _room(prompt, model, param, max_tokens)
-        for index in range(num_each):
-            own = replace(sampling, seed=derived_seed(seed, index))
+        if sampling.min_tokens > room:
+            raise _impossible(
+                f"min_tokens is {sampling.min_tokens}, and there may be {room} new tokens at most",
+                "min_tokens",
+            )
+        for _ in range(num_each):
+            # By its index among all answers: two that begin with the same prompt differ, too.
+            own = replace(sampling, seed=derived_seed(seed, len(choices)))
             choices.append(ChoiceRequest(prompt, room, own, echo))
     stop = body.get("stop") or ()
     return CompletionRequest(
@@ -246,17 +248,19 @@ def _impossible(message: str, param: str) -> APIError:
 def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
     """What the request says, where it says nothing what the model's makers recommend, or what OpenAI's API has."""
     given = {name: value for name, value in body.items() if value is not None}
-    fields = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, **_recommended(model), **given}
+    fields = {**_DEFAULTS, **_recommended(model), **given}
     biases = {
         int(token_id): bias
         for token_id, bias in cast(Mapping[str, float], given.get("logit_bias", {})).items()
     }
-    for token_id in biases:
-        if token_id >= model.ends.vocab_size:
-            raise _impossible(
-                f"the model has tokens 0 to {model.ends.vocab_size - 1}, and not {token_id}",
-                "logit_bias",
-            )
+    stop_token_ids = tuple(map(int, given.get("stop_token_ids", ())))
+    for name, token_ids in (("logit_bias", biases), ("stop_token_ids", stop_token_ids)):
+        for token_id in token_ids:
+            if token_id >= model.ends.vocab_size:
+                raise _impossible(
+                    f"the model has tokens 0 to {model.ends.vocab_size - 1}, and not {token_id}",
+                    name,
+                )
     seed = given.get("seed")
     return SamplingParams(
         temperature=fields["temperature"],
@@ -266,6 +270,10 @@ def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
         frequency_penalty=given.get("frequency_penalty", 0.0),
         presence_penalty=given.get("presence_penalty", 0.0),
         logit_bias=biases,
+        min_p=fields["min_p"],
+        repetition_penalty=fields["repetition_penalty"],
+        min_tokens=int(given.get("min_tokens", 0)),
+        stop_token_ids=stop_token_ids,
     )
 
 
@@ -273,7 +281,7 @@ def _recommended(model: LoadedModel) -> dict[str, Any]:
     """What the checkpoint's generation_config.json says of sampling, where that can be."""
     config = model.checkpoint.generation_config
     fields = {}
-    for name in ("temperature", "top_p", "top_k"):
+    for name in _DEFAULTS:
         try:
             check(value := config.get(name), CHAT_REQUEST["properties"][name], name)
         except APIError:

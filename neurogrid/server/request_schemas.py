@@ -1,16 +1,19 @@
 """What a request for a completion may say, as JSON schemas: what is published, and what is checked.
 
 Fields that are not named here are taken and ignored, as long as they cannot change the answer. Those that would
-change it, and that we do not have, stand in `UNSUPPORTED` with the values that change nothing.
+change it, and that we do not have, stand in not_offered.py with the values that change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from neurogrid.inference.sampling import (
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_TOKENS,
+    MIN_REPETITION_PENALTY,
+)
 from neurogrid.server.checking import Schema
 
-__all__ = ["CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "UNSUPPORTED"]
+__all__ = ["CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES"]
 
 # Answers to one request, over all its prompts.
 MAX_CHOICES = 128
@@ -55,6 +58,30 @@ _COMMON: dict[str, Schema] = {
         "maximum": 2**31 - 1,
         "description": "Not of OpenAI's API: sample among the K likeliest; 0 or -1 for all.",
     },
+    "min_p": {
+        "type": ["number", "null"],
+        "minimum": 0,
+        "maximum": 1,
+        "description": "Not of OpenAI's API: sample among those with this part of the likeliest one's probability.",
+    },
+    "repetition_penalty": {
+        "type": ["number", "null"],
+        "minimum": MIN_REPETITION_PENALTY,
+        "maximum": MAX_REPETITION_PENALTY,
+        "description": "Not of OpenAI's API: above 1, less of what prompt and answer have already.",
+    },
+    "min_tokens": {
+        "type": ["integer", "null"],
+        "minimum": 0,
+        "maximum": MAX_TOKENS,
+        "description": "Not of OpenAI's API: new tokens before anything may end the answer.",
+    },
+    "stop_token_ids": {
+        "type": ["array", "null"],
+        "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+        "maxItems": MAX_STOP_TOKENS,
+        "description": "Not of OpenAI's API: tokens that end the answer and are no text of it.",
+    },
     "n": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_CHOICES},
     "stop": {
         "description": "Ends the text before the first of these.",
@@ -68,7 +95,7 @@ _COMMON: dict[str, Schema] = {
         "type": ["integer", "null"],
         "minimum": -(2**63),
         "maximum": 2**63 - 1,
-        "description": "Makes sampling repeatable; of n answers each gets a seed of its own from it.",
+        "description": "Makes sampling repeatable; each answer gets a seed of its own from it, by its index.",
     },
     "frequency_penalty": _PENALTY,
     "presence_penalty": _PENALTY,
@@ -139,6 +166,29 @@ CHAT_REQUEST: Schema = {
             "minimum": 0,
             "maximum": MAX_TOP_LOGPROBS,
         },
+        "reasoning_effort": {
+            "type": ["string", "null"],
+            "maxLength": 64,
+            "description": "For the model's chat template, if it names it.",
+        },
+        "enable_thinking": {
+            **_FLAG,
+            "description": "Not of OpenAI's API: for the model's chat template, if it names it.",
+        },
+        "chat_template_kwargs": {
+            "type": ["object", "null"],
+            "maxProperties": 64,
+            "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9_]{0,63}$"},
+            "description": "Not of OpenAI's API: variables of the model's chat template, at most 64 KiB as JSON.",
+        },
+        "add_generation_prompt": {
+            **_FLAG,
+            "description": "Not of OpenAI's API: begin the assistant's message; true if left out.",
+        },
+        "continue_final_message": {
+            **_FLAG,
+            "description": "Not of OpenAI's API: go on with the last message, which is the assistant's.",
+        },
     },
 }
 
@@ -160,35 +210,4 @@ COMPLETION_REQUEST: Schema = {
         "echo": {**_FLAG, "description": "Begin with the prompt."},
         "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
     },
-}
-
-# By field: the values that change nothing.
-UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "web_search_options": (None,),
-    "reasoning_effort": (None, "none"),
-    "verbosity": (None,),
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-    # Of other servers.
-    "min_p": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_tokens": (None, 0),
-    "stop_token_ids": (None, []),
-    "use_beam_search": (None, False),
-    "structured_outputs": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "grammar": (None, ""),
-    "chat_template": (None,),
-    "continue_final_message": (None, False),
-    "add_generation_prompt": (None, True),
 }

@@ -61,17 +61,25 @@ class AnswerWriter:
     Args:
         prompt: what was before them.
         stop: strings before which the text ends; none is empty.
+        min_tokens: a stop string that is there whole after so many tokens, or before, is text like other text.
 
     Attributes:
         num_tokens: that were taken, an end-of-sequence token included.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
     ) -> None:
         self.num_tokens = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
+        self._num_unstopped = 0  # characters that were decoded when there were so many tokens
         self._text = tokenizer.stream()
         self._recent = list(prompt[-CONTEXT_TOKENS:])
         self._length = 0  # characters that were decoded
@@ -89,6 +97,8 @@ class AnswerWriter:
             text += self._text.finish()
         self._length += len(text)
         self._held += text
+        if self.num_tokens <= self._min_tokens:
+            self._num_unstopped = self._length
         if is_text:
             if token.logprobs is not None:
                 self._waiting.append((self._written(token, offset), self._length))
@@ -105,7 +115,10 @@ class AnswerWriter:
         return Piece(given, self._take(self._length - num_held), token.finish_reason)
 
     def _first_stop(self) -> int | None:
-        found = [position for stop in self._stop if (position := self._held.find(stop)) >= 0]
+        # Of what is held, those that end later.
+        first_end = self._num_unstopped - (self._length - len(self._held)) + 1
+        starts = ((stop, max(first_end - len(stop), 0)) for stop in self._stop)
+        found = [at for stop, start in starts if (at := self._held.find(stop, start)) >= 0]
         return min(found, default=None)
 
     def _take(self, end: int) -> tuple[WrittenToken, ...]:

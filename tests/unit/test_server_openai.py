@@ -6,7 +6,6 @@ That answers are right is shown where there is a real one (tests/e2e/test_server
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -20,14 +19,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.sampling import GeneratedToken, SamplingParams
+from neurogrid.inference.sampling import MAX_SEED, GeneratedToken, SamplingParams, derived_seed
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.server.answer_shapes import ChatShape
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.openai_paths import OPENAI_PATHS
 from neurogrid.server.openai_routes import openai_routes
+from neurogrid.server.reading import read_chat
 from neurogrid.server.request_schemas import MAX_CHOICES
+from neurogrid.server.templating import MAX_VARIABLES_BYTES, MAX_VARIABLES_DEPTH
 from neurogrid.server.writing import Piece
 from tests.unit.asgi_client import Answered, ask, run
 
@@ -281,12 +282,22 @@ def test_an_answer_that_is_not_finished_when_the_server_ends_says_so(
 def test_a_seed_for_each_answer(model: LoadedModel) -> None:
     coordinator = Told(model)
     asked(coordinator, n=3, seed=-7, prompt=["A", "B"])
-    seeds = [sampling.seed for sampling in coordinator.sampling]
-    assert sorted(Counter(seeds).values()) == [2, 2, 2]
-    unseeded = Told(model)
-    asked(unseeded)
-    asked(unseeded)
-    assert unseeded.sampling[0].seed != unseeded.sampling[1].seed
+    seeds = {sampling.seed for sampling in coordinator.sampling}
+    again = Told(model)
+    asked(again, n=3, seed=-7, prompt=["A", "B"])
+    # Of each prompt and each of n, by their indices.
+    first = -7 & MAX_SEED
+    assert seeds == {derived_seed(first, index) for index in range(6)}
+    assert seeds == {sampling.seed for sampling in again.sampling}
+    assert len(seeds) == 6
+
+
+def test_without_a_seed_every_answer_is_drawn_by_itself(model: LoadedModel) -> None:
+    """The same prompt several times in a list is that many answers."""
+    coordinator = Told(model)
+    asked(coordinator, prompt=["A"] * 8)
+    asked(coordinator, prompt=["A"] * 8)
+    assert len({sampling.seed for sampling in coordinator.sampling}) == 16
 
 
 def test_what_is_left_out_is_as_openai_has_it(model: LoadedModel) -> None:
@@ -302,7 +313,103 @@ def test_what_is_left_out_is_as_openai_has_it(model: LoadedModel) -> None:
 def test_harmless_fields_are_taken(model: LoadedModel) -> None:
     more = {"user": "me", "store": False, "metadata": {}, "tools": [], "response_format": None}
     more |= {"tool_choice": "none", "best_of": 1.0, "min_p": 0.0, "never_heard_of": [1, {}]}
+    more |= {"functions": [], "logit_bias": {}, "parallel_tool_calls": True, "service_tier": "auto"}
+    more |= {"n": 1, "modalities": ["text"], "prediction": None, "verbosity": "medium", "stop": []}
+    more |= {
+        "prompt_cache_key": "k",
+        "safety_identifier": "i",
+        "logprobs": False,
+        "moderation": None,
+    }
+    more |= {"reasoning_effort": None, "stream_options": None, "presence_penalty": 0, "seed": None}
+    more |= {"repetition_penalty": 1, "min_tokens": 0, "stop_token_ids": [], "guided_json": None}
+    more |= {"chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True}
     assert asked(Told(model), "chat/completions", **more).status == 200
+    assert asked(Told(model), "chat/completions", response_format={"type": "text"}).status == 200
+    # No tool is to be called.
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert asked(Told(model), "chat/completions", tools=tools, tool_choice="none").status == 200
+    assert asked(Told(model), "chat/completions", tools=tools, tool_choice="auto").status == 400
+
+
+def test_earlier_answers_may_come_back_as_the_client_has_them(model: LoadedModel) -> None:
+    answer = {**message("A class.", "assistant"), "refusal": None, "tool_calls": None}
+    answer |= {"function_call": None, "audio": None, "annotations": []}
+    turns = [message("A"), answer, message([{"type": "text", "text": "B"}])]
+    assert asked(Told(model), "chat/completions", messages=turns).status == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "says", "param"),
+    [
+        (
+            message([{"type": "image_url", "image_url": {"url": "data:,"}}]),
+            "messages[1].content[0] is an image (type 'image_url'), and only text is supported here",
+            "messages[1].content[0].type",
+        ),
+        (
+            message([{"type": "text", "text": "x"}, {"type": "input_audio", "input_audio": {}}]),
+            "messages[1].content[1] is audio (type 'input_audio')",
+            "messages[1].content[1].type",
+        ),
+        (
+            message([{"type": "file", "file": {"file_id": "f"}}]),
+            "messages[1].content[0] is a file",
+            "messages[1].content[0].type",
+        ),
+        (
+            message([{"type": "hologram"}]),
+            "is no text (type 'hologram')",
+            "messages[1].content[0].type",
+        ),
+        (
+            {**message("18", "tool"), "tool_call_id": "c"},
+            "messages[1] is the answer of a tool (role 'tool'), and tools are not supported here",
+            "messages[1].role",
+        ),
+        (
+            {**message(None, "assistant"), "tool_calls": [{"id": "c"}]},
+            "messages[1] calls a tool (tool_calls), and tools are not supported here",
+            "messages[1].tool_calls",
+        ),
+        (
+            {**message(None, "assistant"), "audio": {"id": "a"}},
+            "messages[1] is audio",
+            "messages[1].audio",
+        ),
+    ],
+)
+def test_what_is_no_text_is_called_by_its_name(
+    model: LoadedModel, given: dict[str, Any], says: str, param: str
+) -> None:
+    answered = asked(Told(model), "chat/completions", messages=[message("A"), given])
+    assert (answered.status, answered.error["code"]) == (400, "unsupported_parameter")
+    assert says in answered.error["message"]
+    assert answered.error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/responses/resp_1",
+        "/tokenize",
+        "/detokenize",
+        "/v1/audio/speech",
+        "/v1/moderations",
+        "/v1/messages",
+    ],
+)
+def test_other_paths_say_what_is_offered(model: LoadedModel, path: str) -> None:
+    with served(Told(model)) as post:
+        answered = run(partial(post, path, json_body={"model": "embedded", "input": "A"}))
+    assert (answered.status, answered.error["code"]) == (404, "unknown_url")
+    assert answered.error["type"] == "invalid_request_error"
+    assert answered.error["message"] == (
+        f"{path} is not offered here; what is offered: "
+        "/v1/models, /v1/chat/completions, /v1/completions"
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,6 +427,16 @@ def test_harmless_fields_are_taken(model: LoadedModel) -> None:
         ("completions", {"logit_bias": {"x": 1}}, 400, "logit_bias"),
         ("completions", {"logit_bias": {"5000": 1}}, 422, "logit_bias"),
         ("completions", {"model": "other"}, 404, "model"),
+        ("completions", {"min_p": 1.5}, 400, "min_p"),
+        ("completions", {"repetition_penalty": 0}, 400, "repetition_penalty"),
+        ("completions", {"min_tokens": 17}, 422, "min_tokens"),
+        ("completions", {"min_tokens": 17, "max_tokens": 17}, 200, None),
+        ("completions", {"stop_token_ids": [5000]}, 422, "stop_token_ids"),
+        ("completions", {"stop_token_ids": 5}, 400, "stop_token_ids"),
+        ("completions", {"chat_template_kwargs": {"a": 1}}, 400, "chat_template_kwargs"),
+        ("completions", {"skip_special_tokens": False}, 400, "skip_special_tokens"),
+        ("chat/completions", {"moderation": {"model": "m"}}, 400, "moderation"),
+        ("chat/completions", {"documents": [{"text": "x"}]}, 400, "documents"),
         ("chat/completions", {"tool_choice": "required"}, 400, "tool_choice"),
         ("chat/completions", {"top_logprobs": 2}, 422, "top_logprobs"),
         ("chat/completions", {"reasoning_effort": "high"}, 400, "reasoning_effort"),
@@ -328,7 +445,7 @@ def test_harmless_fields_are_taken(model: LoadedModel) -> None:
             "chat/completions",
             {"messages": [message([{"type": "image_url", "text": ""}])]},
             400,
-            "messages[].content[0].type",
+            "messages[0].content[0].type",
         ),
         ("chat/completions", {"messages": [message("x " * 500)]}, 400, "messages"),
     ],
@@ -337,6 +454,145 @@ def test_what_cannot_be_served_is_named(
     model: LoadedModel, path: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     answered = asked(Told(model), path, **body)
+    assert answered.status == status
+    assert status == 200 or answered.error["param"] == param
+
+
+def test_sampling_is_as_asked_for(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    recommended = {"temperature": 0.5, "min_p": 0.05, "repetition_penalty": 1.1, "top_p": None}
+    monkeypatch.setattr(model.checkpoint, "generation_config", recommended)
+    coordinator = Told(model)
+    asked(coordinator, seed=3)
+    asked(
+        coordinator,
+        seed=3,
+        min_p=0.2,
+        repetition_penalty=1,
+        min_tokens=2,
+        temperature=2,
+        stop_token_ids=[4, 7.0],
+    )
+    assert coordinator.sampling == [
+        SamplingParams(temperature=0.5, seed=3, min_p=0.05, repetition_penalty=1.1),
+        SamplingParams(
+            temperature=2,
+            seed=3,
+            min_p=0.2,
+            repetition_penalty=1,
+            min_tokens=2,
+            stop_token_ids=(4, 7),
+        ),
+    ]
+
+
+# ------------------------------------------------------------------ what templates are told
+
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<no thoughts>{% endif %}"
+    "{% if style %}<{{ style.tone }}>{% endif %}"
+)
+REASONING = THINKING + "{% if reasoning_effort %}<{{ reasoning_effort }}>{% endif %}"
+
+
+@contextmanager
+def template_of(model: LoadedModel, template: str) -> Iterator[None]:
+    backend = model.tokenizer._backend
+    before, backend.chat_template = backend.chat_template, template
+    try:
+        yield
+    finally:
+        backend.chat_template = before
+
+
+def read(model: LoadedModel, template: str, **body: Any) -> str:
+    """The text that a chat request makes of its messages."""
+
+    async def main() -> str:
+        request = await read_chat({"messages": [message("A")], **body}, model)
+        return model.tokenizer.decode(request.choices[0].prompt)
+
+    with template_of(model, template):
+        return trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("template", "body", "end"),
+    [
+        (THINKING, {}, "<assistant>"),
+        (
+            THINKING,
+            {"chat_template_kwargs": {"enable_thinking": False}},
+            "<assistant><no thoughts>",
+        ),
+        (THINKING, {"chat_template_kwargs": {"style": {"tone": "dry"}}}, "<assistant><dry>"),
+        (THINKING, {"chat_template_kwargs": {"never_heard_of": 1}}, "<assistant>"),
+        (THINKING, {"enable_thinking": False}, "<assistant><no thoughts>"),
+        (THINKING, {"enable_thinking": True}, "<assistant>"),
+        (THINKING, {"reasoning_effort": "none"}, "<assistant><no thoughts>"),
+        (REASONING, {"reasoning_effort": "high"}, "<assistant><high>"),
+        (REASONING, {"chat_template_kwargs": {"reasoning_effort": "low"}}, "<assistant><low>"),
+        ("{{ messages[0].content }}", {"reasoning_effort": "none", "enable_thinking": False}, "A"),
+        (THINKING, {"add_generation_prompt": False}, "<user>A</>"),
+    ],
+)
+def test_the_template_is_told_what_the_request_says(
+    model: LoadedModel, template: str, body: dict[str, Any], end: str
+) -> None:
+    assert read(model, template, **body).removeprefix("<user>A</>") == end.removeprefix(
+        "<user>A</>"
+    )
+
+
+@pytest.mark.parametrize("prompt", [{}, {"add_generation_prompt": False}])
+def test_the_last_message_goes_on(model: LoadedModel, prompt: dict[str, Any]) -> None:
+    turns = [message("A"), message("It is a", "assistant")]
+    text = read(model, THINKING, messages=turns, continue_final_message=True, **prompt)
+    assert text == "<user>A</><assistant>It is a"
+    assert read(model, THINKING, messages=turns, add_generation_prompt=False) == f"{text}</>"
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else "x"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
+        ({"reasoning_effort": 3}, 400, "reasoning_effort"),
+        ({"chat_template_kwargs": []}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"_x": 1}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": nested(MAX_VARIABLES_DEPTH)}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": nested(MAX_VARIABLES_DEPTH - 1)}}, 200, None),
+        ({"chat_template_kwargs": {"a": nested(400)}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": "x" * MAX_VARIABLES_BYTES}}, 400, "chat_template_kwargs"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False},
+            422,
+            "enable_thinking",
+        ),
+        ({"continue_final_message": True}, 422, "continue_final_message"),
+        (
+            {
+                "messages": [message("A", "assistant")],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            422,
+            "continue_final_message",
+        ),
+    ],
+)
+def test_what_a_template_cannot_be_told_is_named(
+    model: LoadedModel, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    with template_of(model, THINKING):
+        answered = asked(Told(model), "chat/completions", **body)
     assert answered.status == status
     assert status == 200 or answered.error["param"] == param
 

@@ -42,6 +42,41 @@ def cut(text: str, stop: list[str]) -> str:
 
 @settings(max_examples=100, deadline=None)
 @given(
+    text=st.text("ab \n", min_size=1, max_size=30),
+    stop=st.lists(st.text("ab \n", min_size=1, max_size=4), min_size=1, max_size=4),
+    min_tokens=st.integers(1, 20),
+)
+def test_no_stop_string_counts_before_the_least_number_of_tokens(
+    text: str, stop: list[str], min_tokens: int
+) -> None:
+    """The first that ends in a later token's text does, wherever it begins in what was not given out."""
+    ids = TOKENIZER.encode(text)[1:]
+    writer = AnswerWriter(TOKENIZER, [0], stop, min_tokens=min_tokens)
+    stream, whole, given_out, num_unstopped = TOKENIZER.stream(), "", "", 0
+    for number, token_id in enumerate(ids, 1):
+        whole += stream.push(token_id)
+        piece = writer.push(GeneratedToken(token_id))
+        given_out += piece.text
+        if number <= min_tokens:
+            num_unstopped = len(whole)
+            assert piece.finish_reason is None
+            continue
+        ends = [
+            at
+            for s in stop
+            for at in range(len(whole))
+            if whole.startswith(s, at) and at + len(s) > num_unstopped
+        ]
+        if ends:
+            assert piece.finish_reason == "stop"
+            assert given_out == whole[: min(ends)]
+            return
+        assert piece.finish_reason is None
+        assert whole.startswith(given_out)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
     text=st.text("abé😀 \n", min_size=1, max_size=40),
     stop=st.lists(st.text("abé😀 \n", min_size=1, max_size=6), max_size=4),
 )

@@ -1,0 +1,133 @@
+"""What OpenAI's API and other servers have and this one has not: refused by name, before anything else is checked.
+
+What changes nothing is taken, so that clients that always send it are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from neurogrid.server.errors import APIError
+
+__all__ = ["refuse_not_offered"]
+
+# By field: the values that change nothing.
+_COMMON: Final[Mapping[str, tuple[object, ...]]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "moderation": (None,),
+    "web_search_options": (None,),
+    "verbosity": (None, "medium"),
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    # Of other servers.
+    "use_beam_search": (None, False),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "grammar": (None, ""),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "include_stop_str_in_output": (None, False),
+    "skip_special_tokens": (None, True),
+    "truncate_prompt_tokens": (None,),
+    "prompt_logprobs": (None,),
+    "thinking_token_budget": (None,),
+}
+_OF_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
+    **_COMMON,
+    "chat_template": (None,),
+    "documents": (None, []),
+    "echo": (None, False),
+    "add_special_tokens": (None, False),
+}
+# Without messages there is no template that they could say anything to.
+_OF_TEXTS: Final[Mapping[str, tuple[object, ...]]] = {
+    **_COMMON,
+    "prompt_embeds": (None,),
+    "add_special_tokens": (None, True),
+    "reasoning_effort": (None, "none"),
+    "enable_thinking": (None, False),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+}
+# A field that changes nothing where another one says that no tool is to be called.
+_CHOICES: Final = {"tools": "tool_choice", "functions": "function_call"}
+# What parts of a message are called by those who send them.
+_PARTS: Final = {
+    "image_url": "an image",
+    "image": "an image",
+    "input_image": "an image",
+    "image_embeds": "an image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "a video",
+    "video": "a video",
+    "file": "a file",
+    "input_file": "a file",
+}
+
+
+def refuse_not_offered(body: Mapping[str, object]) -> None:
+    """Refuse what would change the answer and is not there. `body` is not checked yet.
+
+    Raises:
+        APIError: 400, with the field.
+    """
+    messages = body.get("messages")
+    for name, harmless in (_OF_TEXTS if messages is None else _OF_CHATS).items():
+        if _is_one_of(body.get(name), harmless):
+            continue
+        if name in _CHOICES and body.get(_CHOICES[name]) == "none":
+            continue
+        raise _not_offered(f"{name} is not supported here", name)
+    if isinstance(messages, list):
+        for index, message in enumerate(messages):
+            if isinstance(message, dict):
+                _check_message(message, f"messages[{index}]")
+
+
+def _check_message(message: Mapping[str, object], where: str) -> None:
+    role = message.get("role")
+    if role in ("tool", "function"):
+        raise _not_offered(
+            f"{where} is the answer of a tool (role {role!r}), and tools are not supported here: messages are of "
+            "system, developer, user or assistant",
+            f"{where}.role",
+        )
+    for name in ("tool_calls", "function_call"):
+        if message.get(name) not in (None, []):
+            raise _not_offered(
+                f"{where} calls a tool ({name}), and tools are not supported here",
+                f"{where}.{name}",
+            )
+    if message.get("audio") is not None:
+        raise _not_offered(f"{where} is audio, and only text is supported here", f"{where}.audio")
+    content = message.get("content")
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            part_name = f"{where}.content[{index}]"
+            what = _PARTS.get(kind, "no text")
+            raise _not_offered(
+                f"{part_name} is {what} (type {kind[:40]!r}), and only text is supported here",
+                f"{part_name}.type",
+            )
+
+
+def _is_one_of(value: object, options: Sequence[object]) -> bool:
+    """As JSON has it: true is not 1."""
+    return any(value == o and isinstance(value, bool) == isinstance(o, bool) for o in options)
+
+
+def _not_offered(message: str, param: str) -> APIError:
+    return APIError(400, message, param=param, code="unsupported_parameter")
