@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.trust import identity_file, is_loopback
@@ -21,6 +22,7 @@ __all__ = ["add_cluster_options", "add_ticket_options", "duration", "is_asked", 
 logger = logging.getLogger(__name__)
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_TASKS: Final = ("ticket", "revoke", "void_tickets", "reinstate")
 MAX_DURATION: Final = 3650 * 86_400  # seconds; who asks for more has mistyped
 
 
@@ -38,6 +40,19 @@ def duration(text: str) -> float:
     return value
 
 
+def number_of_uses(text: str) -> int:
+    """An argparse type: how many may join by one ticket."""
+    from neurogrid.p2p.trust.limits import MAX_TOKEN_USES
+
+    try:
+        value = int(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from exc
+    if not 1 <= value <= MAX_TOKEN_USES:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MAX_TOKEN_USES}")
+    return value
+
+
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """The options that look after a cluster."""
     group = parser.add_argument_group("cluster", "with --cluster DIR, on the machine that made it")
@@ -48,11 +63,27 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
     add_ticket_options(group)
     group.add_argument(
+        "--uses",
+        type=number_of_uses,
+        metavar="N",
+        help="how many workers may join by a ticket (default: as many as come before it expires)",
+    )
+    group.add_argument(
         "--revoke",
         action="append",
         default=[],
         metavar="PEER_ID",
-        help="take this peer's membership away, and end; may be given again",
+        help="take this peer's membership away, make all tickets of before void, and end; may be given again",
+    )
+    group.add_argument(
+        "--keep-tickets",
+        action="store_true",
+        help="with --revoke: leave tickets good, if those who are revoked have none",
+    )
+    group.add_argument(
+        "--void-tickets",
+        action="store_true",
+        help="make all tickets of before void, and end; who has joined stays a member",
     )
     group.add_argument(
         "--reinstate",
@@ -79,18 +110,21 @@ def is_asked(options: argparse.Namespace) -> bool:
     Raises:
         ConfigurationError: contradicting options.
     """
-    asked = [name for name in ("ticket", "revoke", "reinstate") if getattr(options, name)]
+    asked = [name for name in _TASKS if getattr(options, name)]
+    if options.keep_tickets and not options.revoke:
+        raise ConfigurationError("--keep-tickets says nothing without --revoke PEER_ID")
     if not asked:
         return False
     others = ("prompt", "prompt_file", "chat", "diagnose", "new_cluster", "insecure", "allow")
+    task = f"--{asked[0].replace('_', '-')}"
     for name in (*asked[1:], *others):
         if getattr(options, name) not in (None, False, []):
             raise ConfigurationError(
-                f"give --{asked[0]} or --{name.replace('_', '-')}, not both: --{asked[0]} ends when it is done"
+                f"give {task} or --{name.replace('_', '-')}, not both: {task} ends when it is done"
             )
     if options.cluster is None:
         raise ConfigurationError(
-            f"--{asked[0]} needs --cluster DIR: the directory that --new-cluster DIR made"
+            f"{task} needs --cluster DIR: the directory that --new-cluster DIR made"
         )
     return True
 
@@ -108,6 +142,10 @@ def manage_cluster(options: argparse.Namespace) -> None:
         _print_ticket(cluster, options)
     elif options.revoke:
         _revoke(cluster, options)
+    elif options.void_tickets:
+        version = cluster.revoke().version
+        logger.info("all tickets are void that were made until now (list %d)", version)
+        logger.info("another: %s", _another(cluster))
     else:
         unknown = set(options.reinstate) - cluster.revocations().peer_ids
         if unknown:
@@ -126,12 +164,14 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
         where.addresses,
         relays=where.relays,
         lifetime=options.expires or TICKET_LIFETIME,
+        max_uses=options.uses or 0,
     )
     if all(is_loopback(address) for address in (*where.addresses, *where.relays)):
         logger.warning("the coordinator listens on loopback only: no other machine reaches it")
     logger.info(
-        "good until %s; leads to %s",
+        "good until %s%s; leads to %s",
         format_time(ticket.token.not_after),
+        f", for {options.uses} workers" if options.uses else "",
         ", ".join(where.dial_addresses),
     )
     print(f"neurogrid-worker --join {ticket.text()}")
@@ -179,10 +219,24 @@ def _revoke(cluster: Cluster, options: argparse.Namespace) -> None:
         raise ConfigurationError(
             f"{', '.join(own)} is this cluster's own coordinator: make a new cluster instead"
         )
-    version = cluster.revoke(options.revoke).version
+    version = cluster.revoke(options.revoke, keep_tickets=options.keep_tickets).version
     logger.info("revoked %s (list %d)", ", ".join(options.revoke), version)
     if len(options.revoke) == 1:
         logger.info("until --reinstate %s it gets no certificate, by no ticket", options.revoke[0])
+    if options.keep_tickets:
+        logger.warning(
+            "tickets are as good as before: who was revoked and has one joins again under another peer id"
+        )
+    else:
+        logger.info(
+            "all tickets are void that were made until now, whoever has them; another: %s",
+            _another(cluster),
+        )
+
+
+def _another(cluster: Cluster) -> str:
+    """What to type for a ticket."""
+    return f"neurogrid-coordinator --cluster {shlex.quote(str(cluster.directory))} --ticket"
 
 
 def _own_peer_ids(cluster: Cluster, options: argparse.Namespace) -> set[str]:

@@ -42,6 +42,7 @@ class Trust:
         bootstrap: where the coordinator is, by the ticket, or by the one that this worker joined with.
         cluster: the cluster, where its key is at hand.
         ticket_lifetime: of the tickets to it, seconds.
+        ticket_uses: how many may join by each; 0 for any number.
     """
 
     admission: Admission | None = None
@@ -49,6 +50,7 @@ class Trust:
     bootstrap: tuple[str, ...] = ()
     cluster: Cluster | None = None
     ticket_lifetime: float | None = None
+    ticket_uses: int = 0
 
     def ticket(self, peer_id: str, addresses: Sequence[str]) -> str:
         """The ticket to this peer, which has the cluster's key; `--ticket` makes more that lead to the same place."""
@@ -62,7 +64,11 @@ class Trust:
         self.cluster.note_whereabouts(where)
         lifetime = self.ticket_lifetime or TICKET_LIFETIME
         return self.cluster.ticket(
-            peer_id, where.addresses, relays=where.relays, lifetime=lifetime
+            peer_id,
+            where.addresses,
+            relays=where.relays,
+            lifetime=lifetime,
+            max_uses=self.ticket_uses,
         ).text()
 
 
@@ -128,10 +134,11 @@ def is_checked(options: argparse.Namespace) -> bool:
     new_cluster = getattr(options, "new_cluster", None)
     if options.cluster and new_cluster:
         raise ConfigurationError("give either --cluster or --new-cluster, not both")
-    if getattr(options, "expires", None) and not (options.cluster or new_cluster):
-        raise ConfigurationError(
-            "--expires is of tickets, and there are none without --cluster DIR"
-        )
+    for name in ("expires", "uses"):
+        if getattr(options, name, None) and not (options.cluster or new_cluster):
+            raise ConfigurationError(
+                f"--{name} is of tickets, and there are none without --cluster DIR"
+            )
     return bool(chosen) and not options.insecure
 
 
@@ -198,7 +205,13 @@ def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
     peer_id = Identity.load(file).peer_id
     membership = cluster.enrol(peer_id, COORDINATOR)
     admission = ClusterAdmission(membership, admits=admits, issuer=cluster)
-    return Trust(admission, file, cluster=cluster, ticket_lifetime=options.expires)
+    return Trust(
+        admission,
+        file,
+        cluster=cluster,
+        ticket_lifetime=options.expires,
+        ticket_uses=options.uses or 0,
+    )
 
 
 def identity_file(options: argparse.Namespace, directory: Path | None) -> Path | None:

@@ -29,7 +29,12 @@ logger = logging.getLogger(__name__)
 # Seconds. Somebody waits at the other end: the first attempt comes soon, and none much later than a coordinator waits.
 BACKOFF = Backoff(first=0.5, largest=15.0)
 # What a worker that wants to join cannot mend by waiting: somebody has to give it another ticket.
-TICKET_REFUSED = (Refusal.TOKEN_INVALID, Refusal.TOKEN_EXPIRED, Refusal.TOKEN_USED_UP)
+TICKET_REFUSED = (
+    Refusal.TOKEN_INVALID,
+    Refusal.TOKEN_EXPIRED,
+    Refusal.TOKEN_USED_UP,
+    Refusal.TOKEN_VOID,
+)
 
 
 @asynccontextmanager

@@ -75,7 +75,8 @@ def test_tickets_and_revocations_while_a_coordinator_runs(tmp_path: Path) -> Non
         join = (*LOOPBACK, "--join", f"@{tmp_path / 'line'}")
         with start_worker(tmp_path, *join) as worker:
             coordinator.wait_line(f"{worker.peer_id} has joined as worker, by a ticket")
-            assert coordinator_command(*cluster, "--revoke", worker.peer_id)[0] == 0
+            status, _, said = coordinator_command(*cluster, "--revoke", worker.peer_id)
+            assert (status, "all tickets are void" in said) == (0, True), said
             refused = coordinator.wait_line(f"refused {worker.peer_id}: ")
             assert "was revoked by the cluster" in refused
             expired = join_late(coordinator_command(*cluster, "--ticket", "--expires", "1s")[1])
@@ -85,6 +86,8 @@ def test_tickets_and_revocations_while_a_coordinator_runs(tmp_path: Path) -> Non
             # Who was revoked goes on asking, and is told why not; a ticket is of no help.
             wait_log(worker, "refused us: the certificate (serial ")
             assert coordinator_command(*cluster, "--reinstate", worker.peer_id)[0] == 0
+            # The ticket of before is void.
+            (tmp_path / "line").write_text(coordinator_command(*cluster, "--ticket")[1])
             with start_worker(tmp_path, *join):
                 status, text = coordinator.wait_end()
                 assert (status, bool(text.strip())) == (0, True), coordinator.lines
@@ -130,6 +133,11 @@ def test_a_cluster_is_made_last_of_all(tmp_path: Path) -> None:
     ("args", "says"),
     [
         (["--ticket"], "--ticket needs --cluster DIR"),
+        (["--void-tickets"], "--void-tickets needs --cluster DIR"),
+        (["--void-tickets", "--ticket"], "give --ticket or --void-tickets, not both"),
+        (["--keep-tickets"], "--keep-tickets says nothing without --revoke"),
+        (["--ticket", "--uses", "0"], "0 is not between 1 and 4096"),
+        ([*PROMPT, "--uses", "2"], "--uses is of tickets"),
         (["--revoke", "x", *PROMPT], "give --revoke or --prompt, not both"),
         (["--ticket", "--cluster", ".", "--revoke", "x"], "give --ticket or --revoke"),
         (["--ticket", "--cluster", "."], "make a cluster with neurogrid-coordinator --new-cluster"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgpack
@@ -11,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.trust import (
     COORDINATOR,
     WORKER,
@@ -136,8 +141,12 @@ def test_uses_of_a_token_are_counted_across_processes(cluster: Cluster) -> None:
     assert redeem(again, data, OTHER) is None
     assert redeem(again, data, THIRD) is Refusal.TOKEN_USED_UP
     assert redeem(cluster, data, THIRD) is Refusal.TOKEN_USED_UP
-    # Those that have expired are forgotten.
-    later = NOW + 2 * 86_400
+    # A clock that was ahead for a while brings nothing back; a month later they are forgotten.
+    soon = NOW + 2 * 86_400
+    another = cluster.ticket(PEER, [], max_uses=1, now=soon).token.data
+    assert redeem(cluster, another, now=soon) is None
+    assert redeem(cluster, data, THIRD) is Refusal.TOKEN_USED_UP
+    later = NOW + 33 * 86_400
     another = cluster.ticket(PEER, [], max_uses=1, now=later).token.data
     size = (cluster.directory / "token-uses").stat().st_size
     assert redeem(cluster, another, now=later) is None
@@ -169,10 +178,10 @@ def test_a_peer_whose_certificate_has_expired_needs_another_use(cluster: Cluster
 def test_a_use_does_not_bring_back_what_was_revoked(cluster: Cluster) -> None:
     data = cluster.ticket(PEER, [], max_uses=2, now=NOW).token.data
     given = cluster.redeem(data, PEER, now=NOW, lifetime=60)
-    cluster.revoke(serials=[given.serial])
+    cluster.revoke(serials=[given.serial], keep_tickets=True)
     assert redeem(cluster, data) is Refusal.REVOKED
     cluster.reinstate(serials=[given.serial])
-    cluster.revoke([PEER])
+    cluster.revoke([PEER], keep_tickets=True)
     assert redeem(cluster, data) is Refusal.REVOKED
 
 
@@ -189,9 +198,79 @@ def test_the_uses_of_all_tokens_are_bounded(
 
 def test_a_revoked_peer_gets_nothing_for_a_token(cluster: Cluster) -> None:
     data = cluster.ticket(PEER, [], max_uses=1, now=NOW).token.data
-    cluster.revoke([PEER])
+    cluster.revoke([PEER], keep_tickets=True)
     assert redeem(cluster, data) is Refusal.REVOKED
     assert redeem(cluster, data, OTHER) is None  # the use was not spent
+
+
+@pytest.mark.parametrize("max_uses", [0, 3])
+def test_a_revocation_voids_the_tickets_of_before(cluster: Cluster, max_uses: int) -> None:
+    """Whoever was revoked may have kept one, and has other keys."""
+    before = cluster.ticket(PEER, [], max_uses=max_uses, now=NOW).token.data
+    assert redeem(cluster, before) is None
+    cluster.revoke([PEER])
+    for issuer in (cluster, Cluster.load(cluster.directory)):
+        assert redeem(issuer, before) is Refusal.TOKEN_VOID
+        assert redeem(issuer, before, OTHER) is Refusal.TOKEN_VOID
+    after = cluster.ticket(PEER, [], max_uses=max_uses, now=NOW).token.data
+    assert redeem(cluster, after) is Refusal.REVOKED
+    assert redeem(cluster, after, OTHER) is None
+    # What is void stays so, and what was made later is not touched by what follows.
+    cluster.reinstate([PEER])
+    assert redeem(cluster, after) is None
+    cluster.revoke([THIRD], keep_tickets=True)
+    assert redeem(cluster, after, OTHER) is None
+    assert redeem(cluster, before, OTHER) is Refusal.TOKEN_VOID
+    cluster.revoke()
+    assert redeem(cluster, after, OTHER) is Refusal.TOKEN_VOID
+
+
+def test_an_issuer_goes_on_from_the_list_of_another(cluster: Cluster, tmp_path: Path) -> None:
+    shutil.copytree(cluster.directory, tmp_path / "copy")
+    copy = Cluster.load(tmp_path / "copy")
+    made = copy.ticket(PEER, [], now=NOW).token.data
+    theirs = cluster.revoke([PEER])
+    copy.learn(theirs)
+    assert redeem(copy, made, OTHER) is Refusal.TOKEN_VOID
+    assert copy.revoke([OTHER]).peer_ids == {PEER, OTHER}
+    copy.learn(theirs)
+    assert copy.revocations().version == 2
+
+
+@pytest.mark.parametrize("max_uses", [1, 5])
+def test_however_many_join_at_once_no_more_than_are_meant_to_do(
+    cluster: Cluster, max_uses: int
+) -> None:
+    """From several issuers with one directory, each peer trying it several times."""
+    data = cluster.ticket(PEER, [], max_uses=max_uses, now=NOW).token.data
+    peer_ids = [Identity.generate().peer_id for _ in range(16)]
+    issuers = [Cluster.load(cluster.directory) for _ in range(4)]
+    barrier = threading.Barrier(32)
+
+    def join(number: int) -> tuple[str, Refusal | bytes]:
+        peer_id = peer_ids[number % 16]
+        barrier.wait()
+        try:
+            made = issuers[number % 4].redeem(data, peer_id, now=NOW, lifetime=60)
+        except RefusedError as exc:
+            return peer_id, exc.reason
+        return peer_id, made.data
+
+    with ThreadPoolExecutor(32) as pool:
+        results = list(pool.map(join, range(32)))
+    admitted = {peer_id: told for peer_id, told in results if isinstance(told, bytes)}
+    assert len(admitted) == max_uses
+    for peer_id, told in results:  # both times the same
+        assert told == admitted.get(peer_id, Refusal.TOKEN_USED_UP)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes for somebody else")
+def test_what_root_changes_stays_readable_to_the_owner(cluster: Cluster) -> None:
+    """The directory of a service: it runs as another user, and has to learn of a revocation."""
+    os.chown(cluster.directory, 65534, 65534)
+    cluster.revoke([PEER])
+    status = (cluster.directory / "revocations").stat()
+    assert (status.st_uid, status.st_gid) == (65534, 65534)
 
 
 @pytest.mark.parametrize(

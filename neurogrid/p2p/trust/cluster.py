@@ -189,15 +189,18 @@ class Cluster:
         is valid, and no use is spent. One without a limit gives another each time.
 
         Raises:
-            RefusedError: the token is none of ours, expired or used up, or the peer or its certificate was revoked.
+            RefusedError: the token is none of ours, expired, void or used up, or the peer or its certificate was
+                revoked.
             ConfigurationError: the directory cannot be read or written.
         """
         token = JoinToken.decode(data, self.public_key)
         token.check(now=now, clock_skew=0.0)  # the clock that it was made by
         with locked(self.directory):
+            revocations = self.revocations()
+            revocations.check_token(token)
             given = self._given(token, peer_id, now=now)
             if given is not None:
-                self.revocations().check(given)
+                revocations.check(given)
                 return given
             certificate = self.sign_for(peer_id, token.role, now=now, lifetime=lifetime)
             self._uses.spend(token, certificate, now=now)
@@ -273,6 +276,7 @@ class Cluster:
             serial=secrets.randbits(63),
             not_after=int((time.time() if now is None else now) + lifetime),
             max_uses=max_uses,
+            list_version=self.revocations().version,
         )
         return Ticket(self.public_key, peer_id, tuple(addresses), tuple(relays), token)
 
@@ -310,9 +314,21 @@ class Cluster:
             raise ConfigurationError(f"{path}: {exc}") from exc
 
     def revoke(
-        self, peer_ids: Iterable[str] = (), *, serials: Iterable[int] = ()
+        self,
+        peer_ids: Iterable[str] = (),
+        *,
+        serials: Iterable[int] = (),
+        keep_tickets: bool = False,
     ) -> RevocationList:
         """Make peers and certificates members no more, from the moment that the others know of it.
+
+        Tickets that were made until now give nothing any more: a peer that is revoked may have kept the one that it
+        joined by, and would join again by it under another peer id.
+
+        Args:
+            peer_ids: whom (base58); nobody, to make tickets void and nothing else.
+            serials: of certificates.
+            keep_tickets: leave the tickets as they are: none of those who are revoked can have one.
 
         Returns:
             The new list; hosts that hold this cluster hand it on within half a minute.
@@ -320,28 +336,55 @@ class Cluster:
         Raises:
             ConfigurationError: no peer id, too many entries, or the file cannot be written.
         """
-        return self._change(frozenset(peer_ids), frozenset(serials), is_revoked=True)
-
-    def reinstate(
-        self, peer_ids: Iterable[str] = (), *, serials: Iterable[int] = ()
-    ) -> RevocationList:
-        """Take peers and certificates off the list; as `revoke`."""
-        return self._change(frozenset(peer_ids), frozenset(serials), is_revoked=False)
-
-    def _change(
-        self, peer_ids: frozenset[str], serials: frozenset[int], *, is_revoked: bool
-    ) -> RevocationList:
-        for peer_id in peer_ids:
+        peers, numbers = frozenset(peer_ids), frozenset(serials)
+        for peer_id in peers:
             if not is_peer_id(peer_id):
                 raise ConfigurationError(f"{peer_id!r} is no peer id")
         with locked(self.directory):
             old = self.revocations()
-            if is_revoked:
-                peers, numbers = old.peer_ids | peer_ids, old.serials | serials
-            else:
-                peers, numbers = old.peer_ids - peer_ids, old.serials - serials
-            new = RevocationList.sign(
-                self._key, version=old.version + 1, peer_ids=peers, serials=numbers
+            return self._sign_list(
+                old.peer_ids | peers,
+                old.serials | numbers,
+                old=old,
+                void_below=old.void_below if keep_tickets else old.version + 1,
             )
-            write_private(self.directory / "revocations", new.data)
+
+    def reinstate(
+        self, peer_ids: Iterable[str] = (), *, serials: Iterable[int] = ()
+    ) -> RevocationList:
+        """Take peers and certificates off the list; as `revoke`. Tickets that are void stay so."""
+        peers, numbers = frozenset(peer_ids), frozenset(serials)
+        with locked(self.directory):
+            old = self.revocations()
+            return self._sign_list(
+                old.peer_ids - peers, old.serials - numbers, old=old, void_below=old.void_below
+            )
+
+    def learn(self, revocations: RevocationList) -> None:
+        """Go on from a list that another host which holds this cluster has made, if it is newer.
+
+        Raises:
+            ConfigurationError: the directory cannot be read or written.
+        """
+        with locked(self.directory):
+            if revocations.version > self.revocations().version:
+                write_private(self.directory / "revocations", revocations.data)
+
+    def _sign_list(
+        self,
+        peer_ids: frozenset[str],
+        serials: frozenset[int],
+        *,
+        old: RevocationList,
+        void_below: int,
+    ) -> RevocationList:
+        """The list after `old`, written in its place. The caller holds the lock."""
+        new = RevocationList.sign(
+            self._key,
+            version=old.version + 1,
+            peer_ids=peer_ids,
+            serials=serials,
+            void_below=void_below,
+        )
+        write_private(self.directory / "revocations", new.data)
         return new

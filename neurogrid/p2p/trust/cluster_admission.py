@@ -211,20 +211,20 @@ class ClusterAdmission(Admission):
         token.check(now=self._clock())
         check_role(token.role, self._admits)
         certificate = self._joined.get((token.serial, peer_id))
-        if certificate is None or not self._is_good(peer_id, certificate):
-            certificate = self._redeem(self._issuer, token, peer_id)
-        return _admitted(certificate, is_issuer=False, is_new=True)
-
-    def _redeem(self, issuer: Cluster, token: JoinToken, peer_id: str) -> Certificate:
         try:
-            certificate = issuer.redeem(
-                token.data, peer_id, now=self._clock(), lifetime=self._lifetime
-            )
+            # Another process may have made it void a moment ago.
+            self._issuer.revocations().check_token(token)
+            if certificate is None or not self._is_good(peer_id, certificate):
+                certificate = self._redeem(self._issuer, token, peer_id)
         except ConfigurationError as exc:
             logger.error("cannot give %s a certificate: %s", peer_id, exc)
             raise RefusedError(
                 Refusal.NO_ISSUER, "the issuer cannot use its directory; its log says why"
             ) from exc
+        return _admitted(certificate, is_issuer=False, is_new=True)
+
+    def _redeem(self, issuer: Cluster, token: JoinToken, peer_id: str) -> Certificate:
+        certificate = issuer.redeem(token.data, peer_id, now=self._clock(), lifetime=self._lifetime)
         logger.info("%s has joined as %s, by a ticket", peer_id, certificate.role)
         self._joined[token.serial, peer_id] = certificate
         if len(self._joined) > MAX_JOINED:
@@ -300,6 +300,8 @@ class ClusterAdmission(Admission):
         """Take a list of revocations that a peer showed, if it is newer."""
         revocations = RevocationList.decode(data, self.membership.cluster_key)
         if self.membership.take_revocations(revocations):
+            if self._issuer is not None:
+                self._issuer.learn(revocations)
             _log_news(revocations)
             self._changed()
 

@@ -29,6 +29,7 @@ class JoinToken:
         serial: u64, at random: what its uses are counted by.
         not_after: when it expires, seconds of the Unix epoch.
         max_uses: how many certificates it gives; 0 is any number.
+        list_version: of the newest revocation list when it was made; a later list may make it void.
         data: the signed form. Whoever has it can join: it is shown to the issuer alone.
     """
 
@@ -36,11 +37,19 @@ class JoinToken:
     serial: int
     not_after: int
     max_uses: int
+    list_version: int
     data: bytes = field(repr=False)
 
     @classmethod
     def sign(
-        cls, key: Ed25519PrivateKey, *, role: str, serial: int, not_after: int, max_uses: int = 0
+        cls,
+        key: Ed25519PrivateKey,
+        *,
+        role: str,
+        serial: int,
+        not_after: int,
+        max_uses: int = 0,
+        list_version: int = 0,
     ) -> JoinToken:
         """Make one.
 
@@ -53,6 +62,8 @@ class JoinToken:
             "until": not_after,
             "uses": max_uses,
         }
+        if list_version:
+            entries["list"] = list_version
         return cls.decode(JOIN_TOKEN.sign(key, entries), key.public_key().public_bytes_raw())
 
     @classmethod
@@ -69,6 +80,7 @@ class JoinToken:
                 serial=fields.uint("serial", MAX_U64),
                 not_after=fields.uint("until", MAX_TIME),
                 max_uses=fields.uint("uses", MAX_TOKEN_USES),
+                list_version=fields.optional_uint("list", MAX_U64),
                 data=bytes(data),
             )
         except RemoteProtocolError as exc:

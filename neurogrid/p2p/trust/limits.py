@@ -33,6 +33,7 @@ __all__ = [
     "MAX_USES_COUNTED",
     "RECHECK_INTERVAL",
     "TICKET_LIFETIME",
+    "TOKEN_MEMORY",
 ]
 
 # Formats
@@ -60,7 +61,7 @@ MAX_RELAYS: Final = 4
 MAX_ADDRESS_BYTES: Final = 255  # what its length in one byte can say
 MAX_TICKET_CHARS: Final = 8192  # twice what all of the above come to
 MAX_TOKEN_USES: Final = 4096
-# Tokens with a limited number of uses that an issuer counts, until they expire.
+# Tokens with a limited number of uses that an issuer counts, until they expire and some time longer.
 MAX_TOKENS_COUNTED: Final = 1024
 # Certificates that those have given, together: twice what one token can give.
 MAX_USES_COUNTED: Final = 2 * MAX_TOKEN_USES
@@ -75,6 +76,8 @@ CLOCK_SKEW: Final = 300.0
 # A machine that is switched off for two weeks is still a member: renewal begins at half of it.
 CERTIFICATE_LIFETIME: Final = 30 * 86_400.0
 TICKET_LIFETIME: Final = 86_400.0
+# How long the uses of a token that has expired are known: longer than a clock that is wrong goes unnoticed.
+TOKEN_MEMORY: Final = 30 * 86_400.0
 # Four messages over a relayed path of several seconds.
 ADMISSION_TIMEOUT: Final = 10.0
 # For a refusal to arrive before the connection goes.

@@ -31,17 +31,31 @@ def write_private(path: Path, data: bytes) -> None:
     Raises:
         ConfigurationError: it cannot be written.
     """
-    new = path.with_name(path.name + ".new")
+    new = path.parent / f"{path.name}.new"
     try:
         new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            if os.geteuid() == 0:
+                # Root looks after a service's directory, and the service has to read it.
+                owner = path.parent.stat()
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
+        _sync(path.parent)
     except OSError as exc:
         raise ConfigurationError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def _sync(directory: Path) -> None:
+    """Let the names in a directory outlast a loss of power: a use of a ticket that was counted stays counted."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_private(path: Path, max_bytes: int) -> bytes | None:

@@ -31,6 +31,7 @@ class Refusal(IntEnum):
     NOT_SPOKEN = 15
     TIMED_OUT = 16
     TOO_MANY = 17
+    TOKEN_VOID = 18
 
 
 SILENCE: Final = frozenset({Refusal.NOT_SPOKEN, Refusal.TIMED_OUT})

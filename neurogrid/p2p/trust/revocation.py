@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.p2p.trust.certificate import Certificate
+from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.limits import MAX_PEER_ID_CHARS, MAX_REVOKED
 from neurogrid.p2p.trust.names import is_peer_id
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
@@ -29,12 +30,14 @@ class RevocationList:
         version: u64; a list replaces those of lower versions. 0 is the empty one, which has no signed form.
         peer_ids: none of their certificates is valid any more.
         serials: these certificates are not.
+        void_below: join tokens that were made under a list of a lower version give nothing.
         data: the signed form.
     """
 
     version: int = 0
     peer_ids: frozenset[str] = frozenset()
     serials: frozenset[int] = frozenset()
+    void_below: int = 0
     data: bytes = field(default=b"", repr=False)
 
     @classmethod
@@ -45,6 +48,7 @@ class RevocationList:
         version: int,
         peer_ids: Iterable[str],
         serials: Iterable[int],
+        void_below: int = 0,
     ) -> RevocationList:
         """Make one.
 
@@ -64,6 +68,8 @@ class RevocationList:
             "peers": peers,
             "serials": numbers,
         }
+        if void_below:
+            entries["tokens"] = void_below
         return cls.decode(REVOCATIONS.sign(key, entries), public_key)
 
     @classmethod
@@ -78,6 +84,7 @@ class RevocationList:
             peers = fields.texts("peers", MAX_PEER_ID_CHARS)
             serials = fields.uints("serials", MAX_U64)
             version = fields.uint("version", MAX_U64, smallest=1)
+            void_below = fields.optional_uint("tokens", version)
             cluster_id = fields.text("cluster", 32)
         except RemoteProtocolError as exc:
             raise REVOCATIONS.refused(f"malformed: {exc}") from exc
@@ -85,7 +92,7 @@ class RevocationList:
             raise REVOCATIONS.refused("malformed: too many entries, or one that is no peer id")
         if cluster_id != cluster_id_of(public_key):
             raise REVOCATIONS.refused("signed by one cluster and named after another")
-        return cls(version, frozenset(peers), frozenset(serials), bytes(data))
+        return cls(version, frozenset(peers), frozenset(serials), void_below, bytes(data))
 
     def check(self, certificate: Certificate) -> None:
         """Check that a certificate is not on the list.
@@ -97,4 +104,17 @@ class RevocationList:
             raise RefusedError(
                 Refusal.REVOKED,
                 f"the certificate (serial {certificate.serial:016x}) was revoked by the cluster",
+            )
+
+    def check_token(self, token: JoinToken) -> None:
+        """Check that a join token was not made void.
+
+        Raises:
+            RefusedError: TOKEN_VOID.
+        """
+        if token.list_version < self.void_below:
+            raise RefusedError(
+                Refusal.TOKEN_VOID,
+                "the ticket was made void after it was printed, as all are when a member is revoked: ask for a new "
+                "one (neurogrid-coordinator --ticket)",
             )

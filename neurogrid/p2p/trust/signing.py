@@ -139,12 +139,12 @@ JOIN_TOKEN: Final = SignedKind(
     "join token",
     max_bytes=MAX_TOKEN_BYTES,
     reason=Refusal.TOKEN_INVALID,
-    keys=frozenset({"role", "serial", "until", "uses"}),
+    keys=frozenset({"role", "serial", "until", "uses", "list"}),
 )
 REVOCATIONS: Final = SignedKind(
     "revocation list",
     max_bytes=MAX_REVOCATION_BYTES,
     reason=Refusal.MALFORMED,
-    keys=frozenset({"cluster", "version", "peers", "serials"}),
+    keys=frozenset({"cluster", "version", "peers", "serials", "tokens"}),
     arrays={"peers": MAX_REVOKED, "serials": MAX_REVOKED},
 )

@@ -4,7 +4,8 @@ A use of a token belongs to one peer: who shows the token again is given the sam
 counted. Two who dial each other at once exchange credentials twice, and a verdict may be lost with its connection.
 What a peer gets so is what it has had, or was owed.
 
-Only the issuer counts, in a file beside the cluster's key; a token is forgotten when it expires.
+Only the issuer counts, in a file beside the cluster's key. A token is forgotten a month after it has expired, or
+sooner if others need the room: a clock that was ahead for a while would bring its uses back otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ import msgpack
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.join_token import JoinToken
-from neurogrid.p2p.trust.limits import CLOCK_SKEW, MAX_TOKENS_COUNTED, MAX_USES_COUNTED
+from neurogrid.p2p.trust.limits import (
+    CLOCK_SKEW,
+    MAX_TOKENS_COUNTED,
+    MAX_USES_COUNTED,
+    TOKEN_MEMORY,
+)
 from neurogrid.p2p.trust.private_files import read_private, write_private
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 
@@ -55,21 +61,16 @@ class TokenUses:
         """
         if not token.max_uses:
             return
-        uses = {
-            serial: (not_after, given)
-            for serial, (not_after, given) in self._read().items()
-            if now < not_after + CLOCK_SKEW
-        }
+        uses = _after(self._read(), now - TOKEN_MEMORY)
+        if _is_full(uses, token):
+            uses = _after(uses, now - CLOCK_SKEW)
         _, given = uses.get(token.serial, (0, []))
         if len(given) >= token.max_uses:
             raise RefusedError(
                 Refusal.TOKEN_USED_UP,
                 f"the ticket was good for {token.max_uses} machines, and so many have joined",
             )
-        num_counted = sum(len(certificates) for _, certificates in uses.values())
-        if num_counted >= MAX_USES_COUNTED or (
-            token.serial not in uses and len(uses) >= MAX_TOKENS_COUNTED
-        ):
+        if _is_full(uses, token):
             raise RefusedError(
                 Refusal.TOKEN_USED_UP, "the issuer counts the uses of too many tickets already"
             )
@@ -89,3 +90,15 @@ class TokenUses:
             }
         except (ValueError, TypeError, msgpack.UnpackException) as exc:
             raise ConfigurationError(f"{self._path} does not count uses of tickets: {exc}") from exc
+
+
+def _after(uses: _Uses, moment: float) -> _Uses:
+    """Those of tokens that expire later."""
+    return {serial: entry for serial, entry in uses.items() if moment < entry[0]}
+
+
+def _is_full(uses: _Uses, token: JoinToken) -> bool:
+    """Whether there is no room for one more use, of this token."""
+    num_counted = sum(len(certificates) for _, certificates in uses.values())
+    is_new = token.serial not in uses
+    return num_counted >= MAX_USES_COUNTED or (is_new and len(uses) >= MAX_TOKENS_COUNTED)
