@@ -27,6 +27,7 @@ EXTRAS: Final[dict[str, frozenset[str]]] = {
             "jinja2",
             "starlette",
             "hypercorn",
+            "h11",
             "prometheus_client",
             "shtab",
         }

@@ -9,21 +9,24 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
 from typing import Final, cast
 
 import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from neurogrid.errors import CapacityError
+from neurogrid.inference.events import MAX_SUBSCRIBERS
 from neurogrid.inference.status import ClusterStatus, Health, Json, to_json
 from neurogrid.inference.status_board import StatusBoard
 from neurogrid.server.errors import APIError
 from neurogrid.server.merge_patch import merge_patch, without_nulls
 from neurogrid.server.openapi import Paths, json_answer, operation
+from neurogrid.server.places import NoPlaceError, Places, client_address, share_of
 
 __all__ = ["CLUSTER_PATHS", "cluster_info", "cluster_routes"]
 
@@ -73,15 +76,17 @@ CLUSTER_PATHS: Paths = {
 def cluster_routes(board: StatusBoard) -> list[BaseRoute]:
     """The two routes. They answer before the workers are there, too: with what is known by then."""
     view = _View(board)
+    places: Places[object] = Places(MAX_SUBSCRIBERS, share_of(MAX_SUBSCRIBERS))
 
     async def info(request: Request) -> JSONResponse:
         return JSONResponse(cluster_info(board.status()))
 
     async def events(request: Request) -> Response:
-        if board.events.is_full:
+        address = client_address(request.client.host) if request.client else ""
+        if board.events.is_full or not places.has_room(address):
             raise _too_many()
-        return StreamingResponse(
-            _stream(view),
+        return _ClosedStream(
+            _stream(view, places, address),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
@@ -156,12 +161,26 @@ class _View:
         return self._document
 
 
-async def _stream(view: _View) -> AsyncIterator[bytes]:
+class _ClosedStream(StreamingResponse):
+    """A stream that ends with its answer: its place is free also when the client goes while something is sent."""
+
+    body_iterator: AsyncGenerator[bytes, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().__call__(scope, receive, send)
+
+
+async def _stream(view: _View, places: Places[object], address: str) -> AsyncGenerator[bytes, None]:
     events = view.board.events
+    holder = object()
     with ExitStack() as stack:
         try:
+            places.take(holder, address)
+            stack.callback(places.leave, holder)
+            places.keep(holder)
             subscription = stack.enter_context(events.subscribe())
-        except CapacityError:  # others came while this answer began
+        except (CapacityError, NoPlaceError):  # others came while this answer began
             yield _message("error", _too_many().body)
             return
         sent = view.document()
@@ -207,7 +226,8 @@ def _rounded(value: Json) -> Json:
 def _too_many() -> APIError:
     return APIError(
         503,
-        "as many clients follow the events of this cluster as it serves at once",
+        "as many clients follow the events of this cluster as it serves at once, or as many from one address: "
+        f"{MAX_SUBSCRIBERS}, and {share_of(MAX_SUBSCRIBERS)}",
         code="too_many_subscribers",
         retry_after=RETRY_AFTER,
     )

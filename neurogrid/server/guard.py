@@ -4,6 +4,10 @@ A page of another site can make a browser send requests to loopback. Three thing
 its origin was named, so that it reads no answer; only `application/json` is taken, which a browser sends to another
 origin only after it has asked; and, where no key is needed, the Host header has to be an address or a name of this
 machine, since a name that its owner points at 127.0.0.1 makes any site the same origin (DNS rebinding).
+
+A request whose answer nobody may read still costs what it asks for. Browsers say where a request comes from
+(Sec-Fetch-Site): where no key is needed, one of another site is refused, unless somebody followed a link to the page.
+Source: https://www.w3.org/TR/fetch-metadata/
 """
 
 from __future__ import annotations
@@ -21,7 +25,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neurogrid.server.errors import APIError
 
-__all__ = ["Access", "Guard"]
+__all__ = ["KEEP_PLACE", "Access", "Guard"]
+
+# In a scope's state: what to call, without arguments, when its client has shown that it is to be served.
+KEEP_PLACE = "neurogrid.keep_place"
 
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -55,6 +62,7 @@ class Guard:
         self._key_digests = [_digest(key.encode()) for key in access.keys]
         name = socket.gethostname().lower()
         self._hosts = {"localhost", name, f"{name}.local", *map(str.lower, access.hosts)}
+        self._cors_origins = frozenset(origin.encode() for origin in access.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -67,12 +75,31 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        is_open = self._is_open(scope)
         if not self._key_digests:
             self._check_host(headers.get(b"host", b""))
-        elif not self._is_open(scope):
+            self._check_site(headers, is_open=is_open)
+        elif not is_open:
             self._check_key(headers.get(b"authorization", b""))
         if scope["method"] in _METHODS_WITH_BODY:
             _check_content_type(headers.get(b"content-type", b""))
+        keep_place = scope.get("state", {}).get(KEEP_PLACE)
+        if keep_place is not None and not is_open:
+            keep_place()
+
+    def _check_site(self, headers: dict[bytes, bytes], *, is_open: bool) -> None:
+        if headers.get(b"sec-fetch-site") != b"cross-site":
+            return
+        if headers.get(b"origin") in self._cors_origins:
+            return
+        is_link = headers.get(b"sec-fetch-mode") == b"navigate"
+        if not (is_open and is_link and headers.get(b"sec-fetch-dest") == b"document"):
+            raise APIError(
+                403,
+                "a page of another site asked for this; a server without API keys answers its own page only, and "
+                "origins that are named (--cors-origin, --api-key-file)",
+                code="cross_site",
+            )
 
     def _check_host(self, host: bytes) -> None:
         try:

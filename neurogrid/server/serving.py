@@ -2,7 +2,10 @@
 
 Hypercorn bounds neither the connections nor the time that a client takes to read what it is sent, cannot be
 interrupted while it sends, and keeps a connection that its client has closed until it would have timed out. So each
-connection is handed to it in a wrapper that does better.
+connection is handed to it in a wrapper that does better, and what is spoken on it is bounded in `http11`.
+
+Connections are `Places`: an address has three quarters of them at most, and one on which nobody was served yet gives
+way to one that comes, the oldest first. The application says who is served, by `KEEP_PLACE` in a request's state.
 """
 
 from __future__ import annotations
@@ -10,21 +13,25 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 from starlette.types import ASGIApp
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.server.guard import KEEP_PLACE
+from neurogrid.server.http11 import Http11Server
+from neurogrid.server.places import NoPlaceError, Places, client_address, share_of
 
 __all__ = ["open_http", "resolve"]
 
@@ -41,6 +48,8 @@ CLOSE_TIMEOUT = 1.0
 # Seconds for what is left to do once a client has closed its connection.
 FAREWELL_TIMEOUT = 0.2
 BACKLOG = 128
+# Between two warnings that there are more connections than places. Seconds.
+WARNING_INTERVAL = 60.0
 
 
 async def resolve(host: str, *, flags: str = "--http") -> list[str]:
@@ -80,23 +89,30 @@ async def open_http(
     config.keep_alive_timeout = IDLE_TIMEOUT
     context = WorkerContext(None)
     wrapped = ASGIWrapper(cast(ASGIFramework, app))
-    connections: set[_Connection] = set()
+    places: Places[_Connection] = Places(MAX_CONNECTIONS, share_of(MAX_CONNECTIONS))
+    warnings = _Warnings()
 
     async def serve(stream: trio.SocketStream) -> None:
         connection = _Connection(stream)
-        if len(connections) >= MAX_CONNECTIONS:
+        try:
+            leaver = places.take(connection, _address_of(stream))
+        except NoPlaceError as refusal:
+            warnings.warn("an HTTP connection is refused: %s", refusal)
             await trio.aclose_forcefully(stream)
             return
-        connections.add(connection)
         try:
-            with connection.scope:
-                await TCPServer(
-                    wrapped, config, context, ConnectionState({}), cast(Any, connection)
+            if leaver is not None:
+                warnings.warn(
+                    "as many HTTP connections as can be: those without a request give way"
                 )
+                await leaver.end()
+            state = ConnectionState({KEEP_PLACE: partial(places.keep, connection)})
+            with connection.scope:
+                await Http11Server(wrapped, config, context, state, cast(Any, connection))
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as gone:
             logger.debug("a client went away: %s", gone.exceptions[0])
         finally:
-            connections.discard(connection)
+            places.leave(connection)
             await trio.aclose_forcefully(stream)
 
     bound = listeners[0].socket.getsockname()
@@ -116,9 +132,9 @@ async def open_http(
                 with trio.CancelScope(shield=True):
                     await context.terminated.set()
                     with trio.move_on_after(CLOSE_TIMEOUT):
-                        while connections:
+                        while len(places):
                             await trio.sleep(0.01)
-                    for connection in list(connections):
+                    for connection in list(places):
                         await trio.aclose_forcefully(connection.stream)
                 nursery.cancel_scope.cancel()
 
@@ -157,6 +173,31 @@ class _Connection:
 
     async def aclose(self) -> None:
         await self.stream.aclose()
+
+    async def end(self) -> None:
+        """Close it at once, whatever is done with it."""
+        self.scope.cancel()
+        await trio.aclose_forcefully(self.stream)
+
+
+class _Warnings:
+    """Warnings that a client can bring about: one in `WARNING_INTERVAL`."""
+
+    def __init__(self) -> None:
+        self._next_at = -math.inf
+
+    def warn(self, message: str, *args: object) -> None:
+        now = trio.current_time()
+        if now >= self._next_at:
+            self._next_at = now + WARNING_INTERVAL
+            logger.warning(message, *args)
+
+
+def _address_of(stream: trio.SocketStream) -> str:
+    try:
+        return client_address(str(stream.socket.getpeername()[0]))
+    except OSError:
+        return ""  # it has gone already
 
 
 async def _listen(addresses: Sequence[str], port: int, flags: str) -> list[trio.SocketListener]:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.server import serving
+from neurogrid.server import http11, serving
 from neurogrid.server.answering import while_connected
 from neurogrid.server.app import make_app
 from neurogrid.server.serving import open_http
@@ -54,6 +54,11 @@ async def hello(request: Request) -> Response:
     return PlainTextResponse("hello")
 
 
+async def slowly(request: Request) -> Response:
+    await trio.sleep(2.0)
+    return PlainTextResponse("hello")
+
+
 class Watched:
     """Answers as the model's answers are sent: whether the client is there is watched meanwhile."""
 
@@ -65,7 +70,14 @@ class Watched:
 def serve(test: Callable[[str, Flood], Awaitable[None]]) -> None:
     async def main() -> None:
         flood = Flood()
-        app = make_app([Route("/", hello), Route("/flood", flood), Route("/watched", Watched())])
+        app = make_app(
+            [
+                Route("/", hello),
+                Route("/slowly", slowly),
+                Route("/flood", flood),
+                Route("/watched", Watched()),
+            ]
+        )
         with trio.fail_after(DEADLINE):
             async with open_http(app, host=HOST, port=0) as url:
                 await test(url, flood)
@@ -109,18 +121,52 @@ def test_the_end_waits_for_nobody_who_reads_nothing() -> None:
         serve(test)
 
 
+async def opened(stack: AsyncExitStack, url: str, address: str, sends: bytes) -> trio.SocketStream:
+    """A connection from this address of loopback, on which so much was sent."""
+    stream = await trio.open_tcp_stream(HOST, port_of(url), local_address=address)
+    await stack.enter_async_context(stream)
+    await stream.send_all(sends)
+    return stream
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    answer = b""
+    while part := await stream.receive_some(65536):
+        answer += part
+    return answer
+
+
+async def is_served(stream: trio.SocketStream) -> bool:
+    """Whether one request is answered, to the end of the answer."""
+    answer = b""
+    while not answer.endswith(b"hello"):
+        part = await stream.receive_some(65536)
+        if not part:
+            return False
+        answer += part
+    return answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def is_open(stream: trio.SocketStream) -> bool:
+    """Whether a connection, on which nothing is to come, was not ended by the other side."""
+    with trio.move_on_after(0.2):
+        try:
+            return bool(await stream.receive_some(1))
+        except trio.BrokenResourceError:
+            return False
+    return True
+
+
 def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 3)
+    """Those on which somebody was served give way to nobody; of one address there are three quarters."""
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 4)
 
     async def test(url: str, flood: Flood) -> None:
         async with AsyncExitStack() as stack:
-            for _ in range(3):
-                stream = await trio.open_tcp_stream(HOST, port_of(url))
-                await stack.enter_async_context(stream)
-                await stream.send_all(GET % b"")
-                assert await stream.receive_some(65536)  # it was accepted
-            with pytest.raises(httpx.TransportError):
-                await get(url)
+            for address in (HOST, HOST, HOST, "127.0.0.2"):
+                assert await is_served(await opened(stack, url, address, GET % b""))
+            for address in (HOST, "127.0.0.3"):
+                assert not await is_open(await opened(stack, url, address, b""))
         closed = trio.current_time()
         while True:  # the server hears of it in its own time
             try:
@@ -129,6 +175,175 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             except httpx.TransportError:
                 assert trio.current_time() < closed + serving.IDLE_TIMEOUT / 2
                 await trio.sleep(0.05)
+
+    serve(test)
+
+
+@pytest.mark.parametrize("comes_from", [HOST, "127.0.0.2"])
+def test_who_says_nothing_gives_way(monkeypatch: pytest.MonkeyPatch, comes_from: str) -> None:
+    """Though all places are taken whoever comes is served, and whoever was served stays."""
+    monkeypatch.setattr(serving, "MAX_CONNECTIONS", 4)
+
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            served = await opened(stack, url, "127.0.0.2", GET % b"")
+            assert await is_served(served)
+            slow = [
+                await opened(stack, url, HOST, b"GET / HTTP/1.1\r\nX-Slow: ") for _ in range(12)
+            ]
+            for _ in range(2):
+                assert await is_served(await opened(stack, url, comes_from, GET % b""))
+            for stream in slow[:9]:
+                assert not await is_open(stream)
+            await served.send_all(GET % b"")
+            assert await is_served(served)
+
+    serve(test)
+
+
+def test_headers_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they trickle; whoever says nothing is told nothing."""
+    monkeypatch.setattr(http11, "HEAD_TIMEOUT", 0.5)
+
+    async def trickle(stream: trio.SocketStream) -> None:
+        while True:
+            try:
+                await stream.send_all(b"x")
+            except trio.BrokenResourceError:
+                return
+            await trio.sleep(0.05)
+
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+            silent = await opened(stack, url, HOST, b"")
+            slow = await opened(stack, url, HOST, b"GET / HTTP/1.1\r\nX-Slow: ")
+            nursery.start_soon(trickle, slow)
+            answer = await slow.receive_some(65536)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"the headers did not come within 0.5 s" in answer
+            assert await read_all(silent) == b""
+            nursery.cancel_scope.cancel()
+
+    serve(test)
+
+
+def test_the_deadline_of_headers_is_that_of_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what is between two of them, nor of the answer to one, though the next has begun by then."""
+    monkeypatch.setattr(http11, "HEAD_TIMEOUT", 1.0)
+
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            second = GET % b""
+            stream = await opened(stack, url, HOST, GET % b"slowly" + second[:10])
+            assert await is_served(stream)
+            await stream.send_all(second[10:])
+            assert await is_served(stream)
+            await trio.sleep(1.5)
+            await stream.send_all(GET % b"")
+            assert await is_served(stream)
+            await stream.send_all(second[:10])
+            assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 408")
+
+    serve(test)
+
+
+H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@pytest.mark.parametrize("frames", [b"", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"])
+def test_http_2_in_clear_text_is_refused(frames: bytes) -> None:
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            answer = await read_all(await opened(stack, url, HOST, H2_PREFACE + frames))
+            assert answer.startswith(b"HTTP/1.1 505 ")
+            assert b"this server speaks HTTP/1.1 alone" in answer
+
+    serve(test)
+
+
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+    ],
+    ids=["h2c", "websocket"],
+)
+def test_who_asks_to_upgrade_is_answered_in_http_1(upgrade: bytes) -> None:
+    """As some clients do unasked: Java's, and curl with --http2."""
+
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            stream = await opened(stack, url, HOST, (GET % b"")[:-2] + upgrade + b"\r\n")
+            assert await is_served(stream)
+            await stream.send_all(GET % b"")  # the same connection goes on
+            assert await is_served(stream)
+
+    serve(test)
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"Content-Length: 3\r\n" + CHUNKED, 400),
+        (CHUNKED + b"Content-Length: 3\r\n", 400),
+        (b"Content-Length: 3\r\nContent-Length: 4\r\n", 400),
+        (b"Content-Length: 3, 4\r\n", 400),
+        (b"Content-Length: +3\r\n", 400),
+        (b"Content-Length: 3\r\n 4\r\n", 400),
+        (b"Content-Length : 3\r\n", 400),
+        (b"Transfer-Encoding : chunked\r\n", 400),
+        (b"Transfer-Encoding: \x0bchunked\r\n", 400),
+        (b"Transfer-Encoding: chunked, identity\r\n", 501),
+        (CHUNKED + CHUNKED, 501),
+        (b"X: a\rTransfer-Encoding: chunked\r\n", 400),
+        (b"Host: 127.0.0.2\r\n", 400),
+    ],
+)
+def test_a_request_that_ends_elsewhere_for_others_is_refused(head: bytes, status: int) -> None:
+    """And its connection closed, so that what follows is no request."""
+
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            request = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n%b\r\n" % head
+            stream = await opened(stack, url, HOST, request + b"0\r\n\r\n" + GET % b"")
+            answer = await read_all(stream)
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert answer.count(b"HTTP/1.1") == 1
+            assert b'"message":' in answer
+
+    serve(test)
+
+
+def test_http_1_0_has_no_chunks() -> None:
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            request = b"POST / HTTP/1.0\r\nHost: 127.0.0.1\r\n%b\r\n0\r\n\r\n" % CHUNKED
+            answer = await read_all(await opened(stack, url, HOST, request))
+            assert answer.startswith(b"HTTP/1.1 400 ")
+
+    serve(test)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"Content-Length: 3\r\nContent-Length: 3\r\n", b"Content-Length: 3, 3\r\n", b"X: a\r\n b\r\n"],
+    ids=["the same length twice", "the same length in a list", "a folded line"],
+)
+def test_what_has_one_meaning_is_taken(head: bytes) -> None:
+    """As RFC 9112 has it (5.2, 6.3): read like one length, and like a space."""
+
+    async def test(url: str, flood: Flood) -> None:
+        async with AsyncExitStack() as stack:
+            request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n%b\r\n" % head
+            body = b"abc" if b"Content-Length" in head else b""
+            last = (GET % b"")[:-2] + b"Connection: close\r\n\r\n"
+            answer = await read_all(await opened(stack, url, HOST, request + body + last))
+            assert answer.count(b"HTTP/1.1 200 ") == 2
 
     serve(test)
 
@@ -168,7 +383,7 @@ def test_what_is_no_http_ends_its_connection_alone(request_line: bytes) -> None:
             await stream.send_eof()
             while part := await stream.receive_some(65536):
                 answer += part
-        assert not answer or answer.startswith(b"HTTP/1.1 4")
+        assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 505"))
         assert (await get(url)).status_code == 200
 
     serve(test)

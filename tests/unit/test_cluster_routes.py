@@ -102,9 +102,10 @@ def test_it_answers_before_there_is_anything() -> None:
 class Reader:
     """Reads an event stream of an application as an ASGI server would."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, address: str = "127.0.0.1") -> None:
         self.app = app
-        self.send_part, self._parts = trio.open_memory_channel[dict[str, Any]](100)
+        self.address = address
+        self.send_part, self.parts = trio.open_memory_channel[dict[str, Any]](100)
         self.gone = trio.Event()
         self._unread: list[tuple[str, Any]] = []
 
@@ -117,6 +118,7 @@ class Reader:
             "raw_path": b"/v1/cluster/events",
             "query_string": b"",
             "headers": [(b"host", b"127.0.0.1")],
+            "client": (self.address, 50000),
         }
         asked = False
 
@@ -131,9 +133,12 @@ class Reader:
         await self.app(scope, receive, self.send_part.send)  # type: ignore[arg-type]
         await self.send_part.aclose()
 
+    async def next_part(self) -> dict[str, Any]:
+        return await self.parts.receive()
+
     async def next(self) -> tuple[str, Any]:
         while not self._unread:
-            part = await self._parts.receive()
+            part = await self.next_part()
             text = part.get("body", b"").decode()
             self._unread += [
                 (kind, json.loads(data))
@@ -200,6 +205,34 @@ def test_one_too_many_is_told_to_come_again(board: StatusBoard) -> None:
         )
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "10"
+
+
+def test_one_address_leaves_places_to_others(board: StatusBoard) -> None:
+    app = make_app(cluster_routes(board))
+
+    async def main() -> None:
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                readers = [Reader(app) for _ in range(MAX_SUBSCRIBERS * 3 // 4)]
+                for reader in readers:
+                    nursery.start_soon(reader.run)
+                    await reader.next()
+                for address, status in (("127.0.0.1", 503), ("127.0.0.2", 200)):
+                    other = Reader(app, address)
+                    nursery.start_soon(other.run)
+                    started = await other.next_part()
+                    assert (address, started["status"]) == (address, status)
+                    other.gone.set()
+                readers[0].gone.set()  # a place of this address is free
+                async for _ in readers[0].parts:
+                    pass
+                again = Reader(app)
+                nursery.start_soon(again.run)
+                assert (await again.next())[0] == "snapshot"
+                for reader in (*readers, again):
+                    reader.gone.set()
+
+    trio.run(main)
 
 
 def test_an_event_is_one_line(board: StatusBoard) -> None:

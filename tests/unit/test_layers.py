@@ -103,7 +103,15 @@ LAYERS = (
         "neurogrid.server",
         frozenset({"neurogrid"}),
         frozenset(
-            {"trio", "starlette", "hypercorn", "prometheus_client", "opentelemetry", "jinja2"}
+            {
+                "trio",
+                "starlette",
+                "hypercorn",
+                "h11",
+                "prometheus_client",
+                "opentelemetry",
+                "jinja2",
+            }
         ),
     ),
     Layer(

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.body import MAX_BODY_BYTES, read_json
-from neurogrid.server.guard import Access
+from neurogrid.server.guard import KEEP_PLACE, Access
 from neurogrid.server.health import health_routes
 from tests.unit.asgi_client import Answered, ask, run
 
@@ -102,6 +102,70 @@ def test_other_origins_are_told_nothing_unless_named() -> None:
     assert refused.headers["access-control-allow-origin"] == "https://chat.example"
     other = asked("GET", "/health", access, headers=[("origin", "https://evil.example")])
     assert "access-control-allow-origin" not in other.headers
+
+
+CROSS_SITE = ("sec-fetch-site", "cross-site")
+LINK = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")]
+
+
+def test_a_page_of_another_site_is_not_served_without_keys() -> None:
+    """A GET that its page cannot read the answer of would still be computed, and keep its connection."""
+    for path in ("/bug", "/health"):
+        for headers in ([CROSS_SITE], [CROSS_SITE, ("origin", "https://evil.example")]):
+            answered = asked("GET", path, headers=headers)
+            assert (answered.status, answered.error["code"]) == (403, "cross_site")
+
+
+@pytest.mark.parametrize("site", ["same-origin", "same-site", "none"])
+def test_other_requests_of_browsers_are_served(site: str) -> None:
+    assert asked("GET", "/health", headers=[("sec-fetch-site", site)]).status == 200
+
+
+def test_a_link_from_another_site_leads_to_what_is_open() -> None:
+    assert asked("GET", "/health", headers=[CROSS_SITE, *LINK]).status == 200
+    frame = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")]
+    assert asked("GET", "/health", headers=[CROSS_SITE, *frame]).status == 403
+    assert asked("GET", "/bug", headers=[CROSS_SITE, *LINK]).status == 403
+
+
+def test_a_site_that_is_named_is_served() -> None:
+    access = Access(cors_origins=("https://chat.example",))
+    headers = [CROSS_SITE, ("origin", "https://chat.example"), JSON]
+    assert asked("POST", "/say", access, parts=[b"{}"], headers=headers).status == 200
+    assert asked("GET", "/health", access, headers=[CROSS_SITE]).status == 403
+
+
+def test_with_keys_it_is_the_key_that_matters() -> None:
+    headers = [CROSS_SITE, ("authorization", f"Bearer {KEY}"), JSON]
+    access = Access(keys=(KEY,))
+    assert asked("POST", "/say", access, parts=[b"{}"], headers=headers).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "keys", "authorization", "keeps"),
+    [
+        ("/say", (), "", True),
+        ("/health", (), "", False),
+        ("/say", (KEY,), f"Bearer {KEY}", True),
+        ("/say", (KEY,), "Bearer of-something-else", False),
+        ("/health", (KEY,), f"Bearer {KEY}", False),
+    ],
+)
+def test_a_connection_keeps_its_place_for_whoever_is_served(
+    path: str, keys: tuple[str, ...], authorization: str, keeps: bool
+) -> None:
+    kept: list[bool] = []
+    app = make_app(ROUTES, open_routes=health_routes(Backend()), access=Access(keys=keys))
+
+    async def with_state(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "state": {KEEP_PLACE: lambda: kept.append(True)}}, receive, send)
+
+    method, headers = (
+        ("POST" if path == "/say" else "GET"),
+        [JSON, ("authorization", authorization)],
+    )
+    run(partial(ask, with_state, method, path, parts=[b"{}"], headers=headers))
+    assert bool(kept) is keeps
 
 
 @pytest.mark.parametrize(

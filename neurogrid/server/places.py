@@ -1,0 +1,115 @@
+"""Who has one of a bounded number of places: a share for each address, and who gives way when all are taken.
+
+Pure bookkeeping: it knows neither sockets nor time. Whoever has not shown yet that it may be here gives way to whoever
+comes, the oldest first. So a client that takes places and says nothing displaces itself, and then others like it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from neurogrid.errors import NeuroGridError
+
+__all__ = ["NoPlaceError", "Places", "client_address", "share_of"]
+
+Holder = TypeVar("Holder")
+
+
+class NoPlaceError(NeuroGridError):
+    """Every place is taken, or every one that this address may have, and nobody gives way."""
+
+
+def share_of(total: int) -> int:
+    """How many of `total` places one address may have: three quarters.
+
+    All users of a reverse proxy have its address, and all of one machine have loopback, so that it is most of them; the
+    last quarter is for other addresses alone.
+    """
+    return max(total * 3 // 4, 1)
+
+
+def client_address(host: str) -> str:
+    """What counts as one address: an IPv4 address, or the 64 bits of IPv6 within which a machine chooses freely."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
+
+
+class Places(Generic[Holder]):
+    """Places and their holders, oldest first.
+
+    Args:
+        total: how many there are.
+        per_address: how many of them one address may have.
+    """
+
+    def __init__(self, total: int, per_address: int) -> None:
+        self._total = total
+        self._per_address = per_address
+        self._addresses: dict[Holder, str] = {}
+        self._giving_way: dict[Holder, str] = {}
+        self._num_held: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def __iter__(self) -> Iterator[Holder]:
+        return iter(self._addresses)
+
+    def take(self, holder: Holder, address: str) -> Holder | None:
+        """Give `holder` a place; returns the one that has lost its place for it, if one had to.
+
+        Raises:
+            NoPlaceError: there is no place, and nobody who gives way.
+        """
+        leaver = self._leaver(address)
+        if leaver is not None:
+            self.leave(leaver)
+        self._addresses[holder] = self._giving_way[holder] = address
+        self._num_held[address] += 1
+        return leaver
+
+    def keep(self, holder: Holder) -> None:
+        """Let `holder` give way to nobody any more; nothing, if it has no place."""
+        self._giving_way.pop(holder, None)
+
+    def leave(self, holder: Holder) -> None:
+        """Free the place of `holder`; nothing, if it has none."""
+        address = self._addresses.pop(holder, None)
+        if address is None:
+            return
+        self._giving_way.pop(holder, None)
+        self._num_held[address] -= 1
+        if not self._num_held[address]:
+            del self._num_held[address]
+
+    def has_room(self, address: str) -> bool:
+        """Whether one more of this address gets a place."""
+        try:
+            self._leaver(address)
+        except NoPlaceError:
+            return False
+        return True
+
+    def _leaver(self, address: str) -> Holder | None:
+        if self._num_held[address] >= self._per_address:
+            for holder, of in self._giving_way.items():
+                if of == address:
+                    return holder
+            raise NoPlaceError(
+                f"{address} has as many as one address can have: {self._per_address}"
+            )
+        if len(self._addresses) >= self._total:
+            for holder in self._giving_way:
+                return holder
+            raise NoPlaceError(f"there are as many as there can be: {self._total}")
+        return None
