@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from neurogrid.server.errors import APIError
+from neurogrid.server.request_schemas import MAX_MESSAGES
 
-__all__ = ["refuse_not_offered"]
+__all__ = ["NOT_IN_CHATS", "NOT_IN_TEXTS", "refuse_fields", "refuse_messages"]
 
 # By field: the values that change nothing.
 _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
@@ -42,7 +43,7 @@ _COMMON: Final[Mapping[str, tuple[object, ...]]] = {
     "prompt_logprobs": (None,),
     "thinking_token_budget": (None,),
 }
-_OF_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
+NOT_IN_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
     "chat_template": (None,),
     "documents": (None, []),
@@ -50,7 +51,7 @@ _OF_CHATS: Final[Mapping[str, tuple[object, ...]]] = {
     "add_special_tokens": (None, False),
 }
 # Without messages there is no template that they could say anything to.
-_OF_TEXTS: Final[Mapping[str, tuple[object, ...]]] = {
+NOT_IN_TEXTS: Final[Mapping[str, tuple[object, ...]]] = {
     **_COMMON,
     "prompt_embeds": (None,),
     "add_special_tokens": (None, True),
@@ -77,23 +78,34 @@ _PARTS: Final = {
 }
 
 
-def refuse_not_offered(body: Mapping[str, object]) -> None:
-    """Refuse what would change the answer and is not there. `body` is not checked yet.
+def refuse_fields(
+    body: Mapping[str, object], not_offered: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Refuse fields that would change the answer and are not there. `body` is not checked yet.
+
+    Args:
+        not_offered: `NOT_IN_CHATS` or `NOT_IN_TEXTS`.
 
     Raises:
         APIError: 400, with the field.
     """
-    messages = body.get("messages")
-    for name, harmless in (_OF_TEXTS if messages is None else _OF_CHATS).items():
+    for name, harmless in not_offered.items():
         if _is_one_of(body.get(name), harmless):
             continue
         if name in _CHOICES and body.get(_CHOICES[name]) == "none":
             continue
         raise _not_offered(f"{name} is not supported here", name)
-    if isinstance(messages, list):
-        for index, message in enumerate(messages):
-            if isinstance(message, dict):
-                _check_message(message, f"messages[{index}]")
+
+
+def refuse_messages(messages: object) -> None:
+    """Refuse messages that are not text, or of tools. They are not checked yet.
+
+    Raises:
+        APIError: 400, with the field of the message.
+    """
+    for index, message in enumerate(messages[:MAX_MESSAGES] if isinstance(messages, list) else ()):
+        if isinstance(message, dict):
+            _check_message(message, f"messages[{index}]")
 
 
 def _check_message(message: Mapping[str, object], where: str) -> None:
@@ -113,7 +125,7 @@ def _check_message(message: Mapping[str, object], where: str) -> None:
     if message.get("audio") is not None:
         raise _not_offered(f"{where} is audio, and only text is supported here", f"{where}.audio")
     content = message.get("content")
-    for index, part in enumerate(content if isinstance(content, list) else ()):
+    for index, part in enumerate(content[:MAX_MESSAGES] if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
             part_name = f"{where}.content[{index}]"

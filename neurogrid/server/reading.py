@@ -21,7 +21,12 @@ from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.sampling import MAX_SEED, SamplingParams, derived_seed
 from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError
-from neurogrid.server.not_offered import refuse_not_offered
+from neurogrid.server.not_offered import (
+    NOT_IN_CHATS,
+    NOT_IN_TEXTS,
+    refuse_fields,
+    refuse_messages,
+)
 from neurogrid.server.request_schemas import (
     CHAT_REQUEST,
     COMPLETION_REQUEST,
@@ -106,7 +111,10 @@ async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRe
     Raises:
         APIError: 400, 404 or 422, with the field.
     """
-    _check(body, CHAT_REQUEST, model)
+    refuse_fields(body, NOT_IN_CHATS)
+    refuse_messages(body.get("messages"))
+    check(body, CHAT_REQUEST)
+    check_model_name(model, body.get("model"))
     encode = partial(
         model.tokenizer.encode_chat,
         [_message(message) for message in body["messages"]],
@@ -133,7 +141,9 @@ async def read_completion(body: Mapping[str, Any], model: LoadedModel) -> Comple
     Raises:
         APIError: 400, 404 or 422, with the field.
     """
-    _check(body, COMPLETION_REQUEST, model)
+    refuse_fields(body, NOT_IN_TEXTS)
+    check(body, COMPLETION_REQUEST)
+    check_model_name(model, body.get("model"))
     given = body["prompt"]
     if isinstance(given, str) or (given and isinstance(given[0], int | float)):
         given = [given]
@@ -155,12 +165,6 @@ async def read_completion(body: Mapping[str, Any], model: LoadedModel) -> Comple
     max_tokens = body.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
     num_logprobs = None if num_logprobs is None else int(num_logprobs)
     return _request(body, model, prompts, echoes, "prompt", max_tokens, num_logprobs)
-
-
-def _check(body: Mapping[str, Any], schema: Mapping[str, Any], model: LoadedModel) -> None:
-    refuse_not_offered(body)
-    check(body, schema)
-    check_model_name(model, body.get("model"))
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from neurogrid.inference.sampling import (
 )
 from neurogrid.server.checking import Schema
 
-__all__ = ["CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES"]
+__all__ = ["CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "MAX_MESSAGES"]
 
 # Answers to one request, over all its prompts.
 MAX_CHOICES = 128

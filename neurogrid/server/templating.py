@@ -82,24 +82,27 @@ def _check_variables(variables: Mapping[str, object]) -> None:
                 param=param,
                 code="unsupported_parameter",
             )
-    # The depth first: writing goes down as deep.
-    if _is_deeper(variables, MAX_VARIABLES_DEPTH):
-        reason = f"may be {MAX_VARIABLES_DEPTH} objects and lists deep, and is deeper"
-    elif (size := len(json.dumps(variables))) > MAX_VARIABLES_BYTES:
-        reason = f"may have {MAX_VARIABLES_BYTES:,} B as JSON, and has {size:,}"
-    else:
-        return
-    raise APIError(400, f"{param} {reason}", param=param, code="invalid_value")
+    too_long = f"may have {MAX_VARIABLES_BYTES:,} B as JSON, and has more"
+    num_values = 0
+    level: list[Any] = [variables]
+    for _ in range(MAX_VARIABLES_DEPTH):
+        inner: list[Any] = []
+        for holder in level:
+            # Each value has a byte or more: what is far too long is not walked through, nor written, to its end.
+            if (num_values := num_values + len(holder)) > MAX_VARIABLES_BYTES:
+                raise _wrong(too_long)
+            values = holder.values() if isinstance(holder, Mapping) else holder
+            inner += [value for value in values if isinstance(value, dict | list)]
+        level = inner
+    if level:
+        raise _wrong(f"may be {MAX_VARIABLES_DEPTH} objects and lists deep, and is deeper")
+    if len(json.dumps(variables, ensure_ascii=False).encode()) > MAX_VARIABLES_BYTES:
+        raise _wrong(too_long)
 
 
-def _is_deeper(value: object, depth: int) -> bool:
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, list):
-        inner = value
-    else:
-        return False
-    return depth == 0 or any(_is_deeper(item, depth - 1) for item in inner)
+def _wrong(what: str) -> APIError:
+    name = "chat_template_kwargs"
+    return APIError(400, f"{name} {what}", param=name, code="invalid_value")
 
 
 def _contradiction(message: str, param: str) -> APIError:

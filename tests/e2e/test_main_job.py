@@ -21,6 +21,7 @@ from neurogrid import (
     open_coordinator,
     open_worker,
 )
+from neurogrid.errors import ConfigurationError
 from neurogrid.model.blob import parse_blob
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import build_config
@@ -94,7 +95,7 @@ def test_sampling_is_repeated_by_its_seed(workers: list[WorkerProcess]) -> None:
         result = subprocess.run(
             [*COORDINATOR, "--peer", workers[0].address, "--prompt", "Functions are"]
             + ["--max-tokens", "16", "--temperature", "0.9", "--top-k", "40", "--top-p", "0.95"]
-            + ["--seed", seed],
+            + ["--min-p", "0.01", "--repetition-penalty", "1.1", "--seed", seed],
             capture_output=True,
             text=True,
             env=ENVIRONMENT,
@@ -291,6 +292,9 @@ def test_sampling_parameters_reach_the_sampler(
                     SamplingParams(temperature=5.0, seed=4),
                     SamplingParams(temperature=5.0, top_k=1, seed=4),
                 )
+                too_many = SamplingParams(min_tokens=11)
+                with pytest.raises(ConfigurationError, match="is 11, and max_tokens is 10"):
+                    await anext(coordinator.generate(PROMPT, max_tokens=10, sampling=too_many))
                 return [
                     [t async for t in coordinator.generate(PROMPT, max_tokens=10, sampling=params)]
                     for params in chosen

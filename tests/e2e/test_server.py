@@ -256,6 +256,51 @@ def test_a_seed_repeats_and_n_differ(client: openai.OpenAI) -> None:
     assert len(set(sampled(top_p=0))) == 1
 
 
+def test_a_list_of_prompts_draws_for_each(client: openai.OpenAI) -> None:
+    """Without a seed another time each; with one, the same each time."""
+
+    def sampled(**more: Any) -> list[str]:
+        answer = complete(client, [PROMPTS[1]] * 3, n=2, temperature=1.2, max_tokens=16, **more)
+        return [choice.text for choice in answer.choices]
+
+    assert len(set(sampled())) == 6
+    first = sampled(seed=7)
+    assert len(set(first)) == 6
+    assert sampled(seed=7) == first
+
+
+def test_the_parameters_of_other_servers_are_those_of_transformers(
+    client: openai.OpenAI, reference: Reference
+) -> None:
+    token_ids = reference.tokenizer(PROMPTS[0])["input_ids"]
+    more = {"repetition_penalty": 3.0, "min_p": 0.1, "min_tokens": 12}
+    expected = reference_tokens(
+        reference.model, token_ids, 16, repetition_penalty=3.0, min_new_tokens=12
+    )
+    assert expected != reference_tokens(reference.model, token_ids, 16)
+    choice = complete(client, PROMPTS[0], max_tokens=16, extra_body=more).choices[0]
+    text = reference.tokenizer.decode(expected, skip_special_tokens=True)
+    assert choice.text == text
+    # The token that ends it is no text of it.
+    stops = {"repetition_penalty": 3.0, "stop_token_ids": [expected[5]]}
+    answer = complete(client, PROMPTS[0], max_tokens=16, extra_body=stops)
+    end = expected.index(expected[5])
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].text == reference.tokenizer.decode(expected[:end])
+    assert answer.usage.completion_tokens == end + 1
+
+
+def test_a_conversation_goes_on_within_its_last_message(client: openai.OpenAI) -> None:
+    """The embedded model's template ends with what the message says: so it is one text."""
+    whole = complete(client, PROMPTS[0], max_tokens=8).choices[0].text
+    messages: Any = [{"role": "assistant", "content": PROMPTS[0]}]
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=8, temperature=0, extra_body=more
+    )
+    assert answer.choices[0].message.content == whole
+
+
 def test_penalties_and_biases_change_what_is_chosen(
     client: openai.OpenAI, reference: Reference
 ) -> None:

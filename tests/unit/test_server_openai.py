@@ -571,6 +571,8 @@ def nested(depth: int) -> Any:
         ({"chat_template_kwargs": {"a": nested(MAX_VARIABLES_DEPTH - 1)}}, 200, None),
         ({"chat_template_kwargs": {"a": nested(400)}}, 400, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * MAX_VARIABLES_BYTES}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": [0] * MAX_VARIABLES_BYTES}}, 400, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": [0] * (MAX_VARIABLES_BYTES // 4)}}, 200, None),
         (
             {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False},
             422,
