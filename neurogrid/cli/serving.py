@@ -69,7 +69,8 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help=f"serve only who sends one of the keys in FILE: a line each, {MIN_KEY_CHARS} characters or more",
+        help=f"serve only who sends one of the keys in FILE: a line each, {MIN_KEY_CHARS} characters or more, and mode "
+        "0600",
     )
     group.add_argument(
         "--max-queue",
@@ -110,7 +111,8 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
     """The options, checked.
 
     Raises:
-        ConfigurationError: keys that cannot be read or are none, or a host beyond loopback without any.
+        ConfigurationError: keys that cannot be read, that others can read, or that are none; or a host beyond loopback
+            without any.
     """
     keys = _read_keys(options.api_key_file) if options.api_key_file else ()
     if not keys and not options.insecure and not _is_loopback(options.http_host):
@@ -202,7 +204,10 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
 
 
 def _read_keys(file: Path) -> tuple[str, ...]:
+    from neurogrid.p2p.key_files import check_owner_alone
+
     try:
+        check_owner_alone(file, "which opens this server")
         with file.open("rb") as stream:
             data = stream.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as exc:

@@ -19,6 +19,7 @@ from libp2p.crypto.serialization import deserialize_private_key
 from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.key_files import check_owner_alone
 
 __all__ = ["Identity", "short_peer_id", "signing_key"]
 
@@ -51,10 +52,12 @@ class Identity:
         """Read the identity in `path`, or create the file (mode 0600) with a new one.
 
         Raises:
-            ConfigurationError: the file cannot be read or written, or holds no private key.
+            ConfigurationError: the file cannot be read or written, others than its owner can, or it holds no private
+                key.
         """
         try:
             if path.exists():
+                check_owner_alone(path, "with which they could pass for this peer")
                 with path.open("rb") as file:
                     return cls._parse(path, file.read(MAX_IDENTITY_BYTES + 1))
             identity = cls.generate()

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.key_files import check_owner_alone
 from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.limits import (
@@ -114,10 +115,7 @@ class Cluster:
             raise ConfigurationError(
                 f"there is no {path}: make a cluster with neurogrid-coordinator --new-cluster {directory}"
             )
-        if path.stat().st_mode & 0o077:
-            raise ConfigurationError(
-                f"others than its owner can read {path}, which makes members: chmod 600 {path}"
-            )
+        check_owner_alone(path, "which makes members")
         try:
             key = load_pem_private_key(pem, password=None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as exc:
