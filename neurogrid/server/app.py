@@ -48,7 +48,7 @@ def make_app(
     access = access or Access()
     middleware = [
         Middleware(WholeBodies),
-        Middleware(Guard, access=access, open_routes=open_routes),
+        Middleware(Guard, access=access, open_routes=open_routes, routes=routes),
         Middleware(TraceParents),
     ]
     if access.cors_origins:

@@ -53,10 +53,19 @@ class Guard:
 
     Args:
         open_routes: what needs no key: what says whether the process lives, and the page that asks for the key.
+        routes: all others. A body for none of them need not be JSON: that it has the wrong path is what its client is
+            to hear.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, open_routes: Sequence[BaseRoute]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        open_routes: Sequence[BaseRoute],
+        routes: Sequence[BaseRoute],
+    ) -> None:
         self._app = app
+        self._routes = tuple(routes)
         self._open_routes = tuple(open_routes)
         # Digests have one length, so that comparing tells nothing of the keys' lengths either.
         self._key_digests = [_digest(key.encode()) for key in access.keys]
@@ -75,13 +84,13 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        is_open = self._is_open(scope)
+        is_open = _is_taken(scope, self._open_routes)
         if not self._key_digests:
             self._check_host(headers.get(b"host", b""))
             self._check_site(headers, is_open=is_open)
         elif not is_open:
             self._check_key(headers.get(b"authorization", b""))
-        if scope["method"] in _METHODS_WITH_BODY:
+        if scope["method"] in _METHODS_WITH_BODY and (is_open or _is_taken(scope, self._routes)):
             _check_content_type(headers.get(b"content-type", b""))
         keep_place = scope.get("state", {}).get(KEEP_PLACE)
         if keep_place is not None and not is_open:
@@ -127,8 +136,10 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    def _is_open(self, scope: Scope) -> bool:
-        return any(route.matches(scope)[0] is Match.FULL for route in self._open_routes)
+
+def _is_taken(scope: Scope, routes: Sequence[BaseRoute]) -> bool:
+    """Whether one of `routes` takes this path and this method."""
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 def _check_content_type(value: bytes) -> None:

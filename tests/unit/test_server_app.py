@@ -83,6 +83,10 @@ def test_every_key_opens() -> None:
 def test_what_a_page_can_send_unasked_is_not_taken(content_type: str) -> None:
     headers = [("content-type", content_type)]
     assert asked("POST", "/say", parts=[b"{}"], headers=headers).status == 415
+    # What nobody takes is told so, as audio is that somebody wants transcribed.
+    answered = asked("POST", "/v1/audio/transcriptions", parts=[b"{}"], headers=headers)
+    assert (answered.status, answered.error["code"]) == (404, "unknown_url")
+    assert asked("POST", "/health", parts=[b"{}"], headers=headers).status == 405
 
 
 def test_other_origins_are_told_nothing_unless_named() -> None:
