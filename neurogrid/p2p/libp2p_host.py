@@ -60,6 +60,7 @@ from neurogrid.p2p.host import (
     parse_peer_address,
     serve_stream,
 )
+from neurogrid.p2p.http_answer import answer_http
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.inbound import bound_inbound_connections, closed_listeners, end_inbound_tasks
 from neurogrid.p2p.libp2p_stream import Libp2pStream
@@ -346,6 +347,7 @@ async def open_host(
     install_link(libp2p.get_network(), link_limits(keep_alive))
     propose_at_once(libp2p)
     bound_inbound_connections(libp2p.get_network())
+    answer_http(libp2p.get_network())
     close_failed_upgrades(libp2p.get_network())
     end_inbound_tasks(libp2p.get_network())
     _dial_on_request(libp2p.get_network())
