@@ -12,6 +12,7 @@ __all__ = [
     "NeuroGridError",
     "ConfigurationError",
     "LocalProtocolError",
+    "TooLargeForPeerError",
     "RemoteProtocolError",
     "ConfigFormatError",
     "PeerRefusedError",
@@ -43,6 +44,10 @@ class ConfigurationError(NeuroGridError):
 
 class LocalProtocolError(NeuroGridError):
     """We were about to break the protocol: a bug of ours, or of the caller. Never retried."""
+
+
+class TooLargeForPeerError(LocalProtocolError):
+    """A message has more Data than its receiver said that it accepts; nothing of it was sent."""
 
 
 class RemoteProtocolError(NeuroGridError):

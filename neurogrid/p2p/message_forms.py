@@ -16,6 +16,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.tracing import current_trace_context
 from neurogrid.p2p.wire import (
+    REQUEST_TYPES,
     Data,
     ErrorCode,
     ErrorPayload,
@@ -38,6 +39,7 @@ __all__ = [
     "opened",
     "refusal",
     "refused_error",
+    "require_request_id",
     "sender_of",
     "traced",
     "untraced",
@@ -180,6 +182,18 @@ def refused_error(message: TensorMessage) -> PeerRefusedError:
         text=payload.text,
         retry_after=payload.retry_after,
     )
+
+
+def require_request_id(message: TensorMessage) -> None:
+    """Check a message that is to be sent over 1.1.0, where every request has an id.
+
+    Raises:
+        LocalProtocolError: it is a request with the id 0.
+    """
+    if not message.request_id and message.msg_type in REQUEST_TYPES:
+        raise LocalProtocolError(
+            f"{name_of(message)} needs a request id in 1.1.0: see `new_request_id`"
+        )
 
 
 def sender_of(message: TensorMessage) -> str:

@@ -21,17 +21,17 @@ import trio
 from neurogrid.errors import (
     DataWriteError,
     HeaderWriteError,
-    LocalProtocolError,
     NeuroGridError,
     RemoteProtocolError,
     RequestRefusedError,
     ResponseTimeout,
     StreamBrokenError,
+    TooLargeForPeerError,
 )
 from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.budget import ByteBudget
 from neurogrid.p2p.credit import GrantedCredit, ReceivedCredit
-from neurogrid.p2p.message_forms import message_parts
+from neurogrid.p2p.message_forms import message_parts, name_of, require_request_id
 from neurogrid.p2p.message_reader import MessageReader
 from neurogrid.p2p.message_writer import write_message
 from neurogrid.p2p.outbox import Outbox, Outgoing
@@ -39,6 +39,7 @@ from neurogrid.p2p.stream import Stream
 from neurogrid.p2p.succession import DRAIN_TIMEOUT, Hold, StreamMovedError
 from neurogrid.p2p.wire import (
     CREDITED_TYPES,
+    REQUEST_TYPES,
     Credit,
     Data,
     ErrorCode,
@@ -193,15 +194,17 @@ class MessageStream:
         Raises:
             HeaderWriteError: the stream ended before any of it went out.
             DataWriteError: the stream ended with part of it sent, perhaps.
-            LocalProtocolError: more Data than the peer said it accepts, or than any may have.
+            LocalProtocolError: more Data than the peer said it accepts (TooLargeForPeerError), or than any may
+                have, or a request without an id.
 
         After cancellation the message was not sent, or will be whole; the stream stays usable.
         """
+        require_request_id(message)
         parts = message_parts(message, *more)
         num_bytes = sum(map(len, parts[1:]))
         self._require_open()
         if self.hello is not None and num_bytes > self.hello.max_data:
-            raise LocalProtocolError(
+            raise TooLargeForPeerError(
                 f"{num_bytes} B are more than the {self.hello.max_data} B that "
                 f"{self.peer_id} accepts in one message"
             )
@@ -223,6 +226,7 @@ class MessageStream:
         is_credited = message.msg_type in CREDITED_TYPES
         if is_credited and (self._credit_turn.locked() or not self._credit.is_available):
             return False
+        require_request_id(message)
         parts = message_parts(message)
         num_bytes = sum(map(len, parts)) - len(parts[0])
         if num_bytes > self.hello.max_data or not self._send_nowait(message, parts, num_bytes):
@@ -412,6 +416,10 @@ class MessageStream:
         elif self.hello is None and message.msg_type is not MessageType.ERROR:
             raise RemoteProtocolError(
                 "the first message was no Hello", code=ErrorCode.PROTOCOL_VIOLATION
+            )
+        elif message.msg_type in REQUEST_TYPES and not message.request_id:
+            raise RemoteProtocolError(
+                f"{name_of(message)} without a request id", code=ErrorCode.PROTOCOL_VIOLATION
             )
         elif message.msg_type is MessageType.CREDIT:
             self._take_grant(Credit.decode(message.data).max_total)

@@ -80,6 +80,12 @@ def open_route(data: bytes, signer: str) -> Route:
     Raises:
         RemoteProtocolError: UNAUTHORIZED: it was not signed by that key; or malformed.
     """
+    if not _SIGNATURE_BYTES < len(data) <= MAX_ROUTE_BYTES:
+        raise RemoteProtocolError(
+            f"a signed route has more than {_SIGNATURE_BYTES} B and at most {MAX_ROUTE_BYTES}, and this "
+            f"one {len(data)}",
+            code=ErrorCode.PROTOCOL_VIOLATION,
+        )
     signature, body = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
     try:
         signing_key(signer).verify(signature, _DOMAIN + body)

@@ -114,6 +114,7 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
         # Of a prior: its id, whether it stays open, and which part of the new session it is.
         st.none() | st.tuples(st.integers(1, 2**64 - 1), st.booleans(), st.floats(0.0, 1.0)),
     )
+    .filter(lambda t: t[0])  # 0 is no session
     .map(lambda t: with_prior(wire.SessionOpen(t[0], *t[1], t[2], route=t[3], wire=t[4]), t[5]))
     .filter(lambda opened: opened.prior != opened.session_id or not opened.prior),
     "route": st.builds(

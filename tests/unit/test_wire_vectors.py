@@ -124,7 +124,7 @@ def plain(value: Any) -> Any:
 # 64-bit numbers stand in the vectors as strings, since JSON readers differ past 2**53.
 U64_FIELDS = {
     *("session_id", "position", "total_bytes", "used_bytes", "credit", "max_total"),
-    *("read_rate", "compute_rate", "layer_nanos", "prior"),
+    *("read_rate", "compute_rate", "layer_nanos", "prior", "stage_nanos"),
 }
 
 
@@ -132,7 +132,11 @@ def to_fields(payload: Any) -> dict[str, Any]:
     fields = {f.name: plain(getattr(payload, f.name)) for f in dataclasses.fields(payload)}
     if isinstance(payload, wire.TransferOffer):
         fields["num_chunks"] = payload.num_chunks
-    return {name: str(v) if name in U64_FIELDS else v for name, v in fields.items()}
+    return {name: in_decimal(v) if name in U64_FIELDS else v for name, v in fields.items()}
+
+
+def in_decimal(value: int | list[int]) -> str | list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else str(value)
 
 
 def encode(payload: Any) -> bytes:
@@ -246,7 +250,8 @@ def test_every_error_code_has_a_vector() -> None:
 
 def test_every_vector_is_read_by_a_test() -> None:
     here = {"blob_id", "bitmap", "framing_v10", "framing_v11", "stream_v11", "transfer_v11"}
-    here |= {"record", "signed_route"}  # by test_records_vectors.py, test_routes.py
+    here |= {"record", "signed_route"}  # by test_records.py, test_routes.py
+    here |= {"layer_blob", "config_fingerprint"}  # by test_blob.py, test_config.py
     for path in VECTORS.glob("*.json"):
         subject = json.loads(path.read_text(encoding="utf-8"))
         assert (path.stem in here) != ("payload" in subject), path.stem

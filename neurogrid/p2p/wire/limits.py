@@ -21,6 +21,8 @@ __all__ = [
     "MAX_SESSIONS",
     "MAX_RANK",
     "MAX_MAP_BYTES",
+    "MAX_DEPTH",
+    "MAX_SKIPPED_VALUES",
     "MAX_NAME_BYTES",
     "MAX_PEER_ID_CHARS",
     "MAX_ADDRESS_CHARS",
@@ -66,6 +68,14 @@ MAX_RANK: Final = 8
 
 MAX_MAP_BYTES: Final = 64 * KIB
 """Bytes of the map that opens an envelope: today's keys need 80."""
+
+MAX_DEPTH: Final = 32
+"""Maps and arrays, or objects and arrays of JSON, within one another under one key: the deepest config known has
+seven. Readers that recurse have a bound of their own, which another language's would not share."""
+
+MAX_SKIPPED_VALUES: Final = 131_072
+"""Values under keys of a map that are not known, each item and each key within counted: skipping takes time. Two
+lists of as many layers as there may be."""
 
 MAX_NAME_BYTES: Final = 1024
 """UTF-8 bytes in the name of a GPU and in the name of a model: product names have some tens."""

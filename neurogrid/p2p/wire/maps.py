@@ -2,8 +2,8 @@
 
 Strategy: the reader walks the map itself and lets msgpack build scalars only. A container comes to
 be only where a known key asks for one, after its length was checked; the value of an unknown key is
-skipped without being built. So a few bytes that claim deep or wide containers cost nothing. Which
-keys a map has is not known here.
+skipped without being built, up to a depth and a number of values. So a few bytes that claim deep or
+wide containers cost nothing. Which keys a map has is not known here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 import msgpack
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.wire.limits import MAX_DEPTH, MAX_SKIPPED_VALUES
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import ErrorCode
 
@@ -39,6 +40,9 @@ _MAX_KEY_CHARS: Final = 64
 MAX_SCALAR_BYTES: Final = 4096
 
 _NIL: Final = b"\xc0"
+# What maps and arrays begin with.
+_MAPS: Final = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
+_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 
 # One for all: to make one takes longer than to write a small map. It runs without letting other threads in.
 _PACKER: Final = msgpack.Packer(use_bin_type=True)
@@ -97,6 +101,7 @@ def decode_map(
     )
     values: dict[str, Value] = {}
     seen: set[str] = set()
+    skipped = 0
     try:
         unpacker.feed(head)
         num_entries = unpacker.read_map_header()
@@ -111,7 +116,7 @@ def decode_map(
                 raise _violation(f"{what} has a key that is no short string, or has it twice")
             seen.add(key)
             if key not in known:
-                unpacker.skip()
+                skipped += _skip(unpacker, head, MAX_SKIPPED_VALUES - skipped, what)
             elif key in arrays and bytes(head[unpacker.tell() :][:1]) != _NIL:
                 values[key] = _read_array(unpacker, f"{key} of {what}", arrays[key])
             else:
@@ -127,6 +132,36 @@ def decode_map(
     except (ValueError, msgpack.UnpackException) as error:
         reason = str(error) or type(error).__name__
         raise _violation(f"{what} is not a well-formed map: {reason}") from error
+
+
+def _skip(unpacker: msgpack.Unpacker, head: memoryview, max_values: int, what: str) -> int:
+    """Pass over one value and what is in it; returns how many values that were."""
+    num_values = 0
+    left = [1]  # of the value itself, then of each container that it is in
+    while left:
+        if not left[-1]:
+            left.pop()
+            continue
+        left[-1] -= 1
+        num_values += 1
+        if num_values > max_values:
+            raise RemoteProtocolError(
+                f"{what} has more than {MAX_SKIPPED_VALUES} values under keys that are not known",
+                code=ErrorCode.LIMIT_EXCEEDED,
+            )
+        at = unpacker.tell()
+        first = head[at] if at < len(head) else None
+        if first in _MAPS:
+            left.append(2 * unpacker.read_map_header())
+        elif first in _ARRAYS:
+            left.append(unpacker.read_array_header())
+        else:
+            unpacker.skip()
+        if len(left) > MAX_DEPTH + 1:
+            raise RemoteProtocolError(
+                f"{what} is nested deeper than {MAX_DEPTH} levels", code=ErrorCode.LIMIT_EXCEEDED
+            )
+    return num_values
 
 
 def _read_array(unpacker: msgpack.Unpacker, what: str, max_items: int) -> Value:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from neurogrid.errors import ConfigFormatError, LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_LAYERS, MAX_NAME_BYTES
+from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_DEPTH, MAX_LAYERS, MAX_NAME_BYTES
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import CONFIG_DTYPES, ErrorCode
 
@@ -23,9 +23,8 @@ __all__ = ["ModelConfig", "serialize_config", "deserialize_config"]
 DEFAULT_ROPE_THETA: Final = 10_000.0
 # What a reader in another language can hold in an int.
 _MAX_SIZE: Final = 2**31 - 1
-# Objects and arrays within one another in the checkpoint's own config: the deepest known has seven.
-_MAX_DEPTH: Final = 32
 _MAX_LABEL_CHARS: Final = 64
+_TOO_DEEP: Final = f"it is nested deeper than {MAX_DEPTH} levels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +101,14 @@ def deserialize_config(data: Data) -> ModelConfig:
             object_pairs_hook=_object_without_doubles,
             parse_constant=_refuse_constant,
         )
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise _invalid(_TOO_DEEP) from error
+    except ValueError as error:
         raise _invalid(f"it is no JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise _invalid(f"it is {'null' if parsed is None else 'no object'}")
+    for _ in _levels(list(parsed.values())):
+        pass  # also what is under keys that are not known
     return _Reader(parsed).config()
 
 
@@ -201,14 +204,10 @@ class _Reader:
             return None
         if not isinstance(value, dict):
             raise _invalid("checkpoint_config must be an object")
-        level: list[object] = [value]
-        for _ in range(_MAX_DEPTH + 1):
+        for level in _levels([value]):
             if not all(map(_is_sound, level)):
                 raise _invalid("checkpoint_config holds an infinite number or half a character")
-            level = [child for item in level for child in _children(item)]
-            if not level:
-                return value
-        raise _invalid(f"checkpoint_config is nested deeper than {_MAX_DEPTH} levels")
+        return value
 
 
 def _is_sound(item: object) -> bool:
@@ -218,10 +217,24 @@ def _is_sound(item: object) -> bool:
     return not isinstance(item, float) or math.isfinite(item)
 
 
-def _children(item: object) -> list[object]:
-    if isinstance(item, dict):
-        return [*item.keys(), *item.values()]
-    return item if isinstance(item, list) else []
+def _levels(level: list[object]) -> Iterator[list[object]]:
+    """The values, then what is within them, and so on; `level` is that under the keys of the whole.
+
+    Raises:
+        ConfigFormatError: `MAX_DEPTH` is exceeded.
+    """
+    depth = 0
+    while level:
+        yield level
+        containers = [item for item in level if isinstance(item, dict | list)]
+        depth += 1
+        if containers and depth > MAX_DEPTH:
+            raise _invalid(_TOO_DEEP)
+        level = [child for item in containers for child in _children(item)]
+
+
+def _children(item: dict[str, object] | list[object]) -> list[object]:
+    return [*item.keys(), *item.values()] if isinstance(item, dict) else item
 
 
 def _object_without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -70,8 +70,7 @@ class WeightsChunk:
             RemoteProtocolError: shorter than eight bytes (PROTOCOL_VIOLATION), index not below
                 total (TRANSFER_INVALID), more chunks or a larger one than allowed (LIMIT_EXCEEDED).
         """
-        if len(data) < _CHUNK.size:
-            raise _violation(f"weights of {len(data)} bytes have no chunk numbers")
+        cls.require_numbers(data)
         index, total = _CHUNK.unpack_from(data)
         if index >= total:
             raise RemoteProtocolError(
@@ -83,6 +82,16 @@ class WeightsChunk:
                 code=ErrorCode.LIMIT_EXCEEDED,
             )
         return cls(index, total, memoryview(data)[_CHUNK.size :])
+
+    @staticmethod
+    def require_numbers(data: Data) -> None:
+        """Check what can be checked of any Weights, whatever they belong to.
+
+        Raises:
+            RemoteProtocolError: shorter than eight bytes (PROTOCOL_VIOLATION).
+        """
+        if len(data) < _CHUNK.size:
+            raise _violation(f"weights of {len(data)} bytes have no chunk numbers")
 
 
 def iter_weights_chunks(data: Data) -> Iterator[WeightsChunk]:
@@ -205,9 +214,17 @@ class Credit:
 
     @classmethod
     def decode(cls, data: Data) -> Credit:
-        """Read the number; RemoteProtocolError (PROTOCOL_VIOLATION) for other than 8 bytes."""
-        if len(data) != _U64.size:
+        """Read the number.
+
+        Raises:
+            RemoteProtocolError: fewer than 8 bytes (PROTOCOL_VIOLATION), or more (LIMIT_EXCEEDED).
+        """
+        if len(data) < _U64.size:
             raise _violation(f"credit of {len(data)} bytes; it has {_U64.size}")
+        if len(data) > _U64.size:
+            raise RemoteProtocolError(
+                f"credit of {len(data)} bytes; it has {_U64.size}", code=ErrorCode.LIMIT_EXCEEDED
+            )
         return cls(*_U64.unpack(data))
 
 

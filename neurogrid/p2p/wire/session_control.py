@@ -28,7 +28,7 @@ class SessionOpen(ControlPayload):
     """Open a session over the layers [start_layer, stop_layer).
 
     Attributes:
-        session_id: u64, chosen at random by the sender.
+        session_id: u64, not 0, chosen at random by the sender.
         start_layer, stop_layer: 0 <= start < stop <= `MAX_LAYERS`.
         max_length: tokens that the session may come to hold, 1 to 2**32 - 1.
         route: the signed form of a `Route`, at most `MAX_ROUTE_BYTES`; empty for activations that come from this
@@ -80,7 +80,7 @@ class SessionOpen(ControlPayload):
     def _read(cls, fields: Fields) -> SessionOpen:
         start, stop = fields.span("start", "stop", MAX_LAYERS)
         opened = cls(
-            fields.uint("sid", MAX_U64),
+            fields.uint("sid", MAX_U64, smallest=1),
             start,
             stop,
             fields.uint("max_length", MAX_U32, smallest=1),

@@ -20,6 +20,7 @@ __all__ = [
     "V11_TYPES",
     "TRACED_TYPES",
     "CREDITED_TYPES",
+    "REQUEST_TYPES",
     "ErrorCode",
     "DTYPES",
     "CONFIG_DTYPES",
@@ -80,6 +81,25 @@ CREDITED_TYPES: Final[frozenset[MessageType]] = frozenset(
     {MessageType.ACTIVATION, MessageType.TRACED_ACTIVATION, MessageType.WEIGHTS}
 )
 """What needs credit on a 1.1.0 stream: bulk that waits for a handler. Answers never do."""
+
+
+REQUEST_TYPES: Final[frozenset[MessageType]] = frozenset(
+    {
+        MessageType.ACTIVATION,
+        MessageType.TRACED_ACTIVATION,
+        MessageType.LAYER_REQUEST,
+        MessageType.MODEL_CONFIG,
+        MessageType.GPU_INFO_REQUEST,
+        MessageType.ASSIGN,
+        MessageType.TRANSFER_OFFER,
+        MessageType.SESSION_OPEN,
+        MessageType.SESSION_CLOSE,
+        MessageType.TRANSFER_REQUEST,
+        MessageType.DEVICE_INFO_REQUEST,
+        MessageType.SESSION_QUERY,
+    }
+)
+"""What asks for an answer: on a 1.1.0 stream its request id is never 0. Weights alone may have 0 (plain weights)."""
 
 
 class ErrorCode(IntEnum):
