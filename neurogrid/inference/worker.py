@@ -68,6 +68,7 @@ class Worker:
         self.board = WorkerBoard(state, self._sessions, name=name, machine=machine)
         self.protocol = state.protocol
         self.protocol.on_peer_lost(self._on_peer_lost)
+        self.protocol.on_stream_broken(self._on_stream_broken)
         self.protocol.host.on_disconnected(self._on_disconnected)
 
     @property
@@ -152,6 +153,8 @@ class Worker:
     def _on_peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         logger.debug("the stream with %s ended: %s", peer_id, reason)
         self.forget(peer_id)
+
+    def _on_stream_broken(self, peer_id: str, reason: NeuroGridError) -> None:
         self.protocol.host.start_soon(self._sessions.link_lost, peer_id, reason)
 
     def _on_disconnected(self, peer_id: str) -> None:

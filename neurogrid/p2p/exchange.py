@@ -138,6 +138,7 @@ class Exchange:
         )
         self._opened_handlers: list[PeerOpenedHandler] = []
         self._lost_handlers: list[PeerLostHandler] = []
+        self._broken_handlers: list[PeerLostHandler] = []
         if PROTOCOL_V11 in self._versions:
             host.set_stream_handler(PROTOCOL_V11, self._serve_v11)
         if PROTOCOL_V10 in self._versions:
@@ -152,8 +153,15 @@ class Exchange:
         self._opened_handlers.append(handler)
 
     def on_peer_lost(self, handler: PeerLostHandler) -> None:
-        """Call `handler(peer_id, reason)` when the 1.1.0 stream with a peer ends. Must not block."""
+        """Call `handler(peer_id, reason)` when the last 1.1.0 stream with a peer ends. Must not block."""
         self._lost_handlers.append(handler)
+
+    def on_stream_broken(self, handler: PeerLostHandler) -> None:
+        """Call `handler(peer_id, reason)` when messages to or from a peer may have been lost. Must not block.
+
+        That is when its last 1.1.0 stream ends, or another one breaks: requests that were under way have failed.
+        """
+        self._broken_handlers.append(handler)
 
     async def open(self, peer_id: str) -> str:
         """Find out which version a connected peer speaks, and bring up its stream.
@@ -388,15 +396,31 @@ class Exchange:
         if stream.is_complete and self._succeed(stream):
             return
         reason = stream.end_reason or StreamBrokenError(f"the stream to {peer_id} ended")
+        lost = StreamBrokenError(f"lost the stream to {peer_id}: {reason}")
+        lost.__cause__ = reason
         is_current = self._streams.get(peer_id) is stream
+        if other := self._other_stream(stream):
+            # What a peer has here is the peer's, not the stream's; what was on its way may be lost.
+            if is_current:
+                self._streams[peer_id] = other
+            self._dispatcher.pending.fail(peer_id, lost)
+            for handler in self._broken_handlers:
+                handler(peer_id, reason)
+            return
         if is_current:
             del self._streams[peer_id]
-        if is_current or stream.is_retired:  # what was under way on it is lost with it
-            lost = StreamBrokenError(f"lost the stream to {peer_id}: {reason}")
-            lost.__cause__ = reason
+        if is_current or stream.is_retired:
             self._dispatcher.forget(peer_id, lost)
-            for handler in self._lost_handlers:
+            for handler in (*self._broken_handlers, *self._lost_handlers):
                 handler(peer_id, reason)
+
+    def _other_stream(self, stream: MessageStream) -> MessageStream | None:
+        """The stream that was opened last of those, besides this one, that its peer can be spoken to on."""
+        for other in reversed(self._running.get(stream.peer_id, ())):
+            stands = other.is_open and other.hello is not None and not other.is_retired
+            if stands and other is not stream:
+                return other
+        return None
 
     def _receive_v11(self, stream: MessageStream, message: TensorMessage) -> None:
         self._count_received(stream.peer_id, message)
@@ -435,20 +459,24 @@ class Exchange:
             stream.ignored_error()
 
     def _owe(self, stream: MessageStream, message: TensorMessage) -> None:
-        """Owe a message on the stream that asked for it, or on the one that took its place."""
-        target = self._streams.get(stream.peer_id, stream) if stream.is_retired else stream
+        """Owe a message on the stream that asked for it, or on another if that one has ended or a successor."""
+        stands = stream.is_open and not stream.is_retired
+        target = stream if stands else self._streams.get(stream.peer_id, stream)
         target.owe(message)
 
     # From a relay to a direct connection
 
     def _succeed(self, stream: MessageStream) -> bool:
-        """Put the stream that follows this one in its place, be its Hello late; False if none does."""
-        for other in self._running.get(stream.peer_id, ()):
-            if stream in other.follows and other.is_open:
-                if self._streams.get(stream.peer_id) is stream:
-                    self._streams[stream.peer_id] = other
-                return True
-        return False
+        """Put another stream in the place of this one, that which follows it, be its Hello late; False if none is."""
+        followers = (
+            other
+            for other in self._running.get(stream.peer_id, ())
+            if stream in other.follows and other.is_open
+        )
+        other = next(followers, None) or self._other_stream(stream)
+        if other is not None and self._streams.get(stream.peer_id) is stream:
+            self._streams[stream.peer_id] = other
+        return other is not None
 
     def _has_become_direct(self, peer_id: str) -> None:
         # One side is enough; both at once would make two streams.
@@ -512,8 +540,8 @@ class Exchange:
     def _forget(self, peer_id: str) -> None:
         """The last connection to a peer is gone: nobody need wait for it, and its tables go."""
         error = StreamBrokenError(f"lost the connection to {peer_id}")
-        stream = self._streams.get(peer_id)
-        if stream is not None:
+        current = self._streams.get(peer_id)  # which may not run yet
+        for stream in {*self._running.get(peer_id, ()), *([current] if current else ())}:
             stream.lose(error)
         self._dispatcher.forget(peer_id, error)
         self._oneshot.forget(peer_id)
