@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import torch
 import trio
@@ -23,7 +24,16 @@ from neurogrid.inference.worker_caches_v10 import WorkerCachesV10
 from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_state import WorkerState, sender_of
 from neurogrid.inference.worker_steps import WorkerSteps
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope, TensorMessage
+from neurogrid.p2p.wire import (
+    MAX_LAYERS,
+    ErrorCode,
+    MessageType,
+    TensorEnvelope,
+    TensorMessage,
+    encode_envelope_parts,
+)
+from neurogrid.p2p.wire.limits import MAX_MAP_BYTES
+from neurogrid.p2p.wire.maps import MAX_U64
 
 __all__ = ["WorkerActivations"]
 
@@ -80,6 +90,7 @@ class WorkerActivations:
             return
         try:
             hidden_BTD = self._check(session, message.envelope)
+            self._require_taken(session, message.envelope)
             position = message.envelope.position
             result_BTD, taken = await self._extend(session, position, hidden_BTD, came)
             # Without a route somebody waits for just this, though the session be over.
@@ -170,6 +181,34 @@ class WorkerActivations:
                 code=ErrorCode.SHAPE_MISMATCH,
             )
         return unpack(envelope, hidden_size=model.hidden_size, dtype=model.dtype)
+
+    def _require_taken(self, session: Session, envelope: TensorEnvelope) -> None:
+        """Check that who is to get the result accepts as much, before it is computed: then it would be lost.
+
+        Raises:
+            RequestRefusedError: it does not (LIMIT_EXCEEDED).
+        """
+        receiver = session.successor or session.owner
+        hello = self._state.protocol.hello_of(receiver)
+        num_bytes = memoryview(
+            envelope.data
+        ).nbytes  # the result has the same shape and element type
+        if hello is None or num_bytes + MAX_MAP_BYTES < hello.max_data:
+            return
+        head, _ = encode_envelope_parts(
+            replace(
+                envelope,
+                start_layer=MAX_LAYERS - 1,
+                stop_layer=MAX_LAYERS,
+                stage_nanos=(MAX_U64,) * (len(envelope.stage_nanos) + 1),
+            )
+        )
+        if len(head) + num_bytes > hello.max_data:
+            raise RequestRefusedError(
+                f"what comes of this activation has up to {len(head) + num_bytes} B, and {receiver} accepts "
+                f"{hello.max_data} B in one message: send fewer tokens at once",
+                code=ErrorCode.LIMIT_EXCEEDED,
+            )
 
     def _pass_on_nowait(self, session: Session, result: TensorMessage) -> bool:
         """As `_pass_on`, if nothing has to be waited for; else False, and nothing is sent."""

@@ -124,10 +124,10 @@ class SessionService:
 
     async def _on_open(self, message: TensorMessage) -> None:
         state = self._state
+        opened = SessionOpen.decode(message.data)
         model = state.require_coordinator(message.from_peer)
         if self._is_leaving:
             raise RequestRefusedError("this worker is about to end", code=ErrorCode.SHUTTING_DOWN)
-        opened = SessionOpen.decode(message.data)
         missing = set(range(opened.start_layer, opened.stop_layer))
         if state.assignment is not None:
             missing -= state.assignment.confirmed

@@ -241,6 +241,7 @@ class TransferService(TransferPolicy):
         """
         state = self._state
         peer_id, layer_id = sender_of(message), message.layer_id
+        WeightsChunk.require_numbers(message.data)
         model = state.require_coordinator(peer_id)
         if not state.protocol.is_v10(peer_id):
             # Nothing says what these bytes should be.

@@ -13,6 +13,7 @@ from neurogrid.errors import (
     PeerRefusedError,
     RemoteProtocolError,
     RequestRefusedError,
+    TooLargeForPeerError,
     TransportError,
 )
 from neurogrid.p2p.bounds import Bounds
@@ -25,6 +26,7 @@ from neurogrid.p2p.message_forms import (
     sender_of,
     untraced,
 )
+from neurogrid.p2p.peer_log import PeerLog
 from neurogrid.p2p.pending import PendingRequests
 from neurogrid.p2p.serving import Serving
 from neurogrid.p2p.subscribers import Job, Subscribers
@@ -72,6 +74,7 @@ class Dispatcher:
         self.serving = Serving(spawn, bounds)
         self.authorise: Callable[[TensorMessage], None] = lambda message: None
         self._max_waiting = bounds.max_waiting_per_peer
+        self._log = PeerLog(logger)
 
     def serve(
         self,
@@ -91,13 +94,13 @@ class Dispatcher:
         """
         is_submitted = False
         try:
-            job = self.take(opened(message))
+            job = self.take(message, form=opened)
             if job is not None:
                 is_submitted = self._submit(job, message, refuse, on_violation, on_done)
         except BadAnswerError as exc:
             self.pending.fail(sender_of(message), exc.error, correlation=message.request_id)
         except RequestRefusedError as exc:
-            _log_refusal(message, exc)
+            self._log_refusal(message, exc)
             refuse(refusal(message, exc))
         except NeuroGridError:
             raise
@@ -108,14 +111,24 @@ class Dispatcher:
             if not is_submitted:
                 on_done()
 
-    def take(self, message: TensorMessage) -> Job | None:
+    def take(
+        self,
+        message: TensorMessage,
+        *,
+        form: Callable[[TensorMessage], TensorMessage] = lambda message: message,
+    ) -> Job | None:
         """Deal with what needs no waiting; returns what is left to await.
+
+        Args:
+            form: takes the envelope off, of what its sender may send.
 
         Raises:
             RequestRefusedError: its sender may not send it, nobody serves it, or a sync handler refused it.
             RemoteProtocolError: its Data is malformed.
+            BadAnswerError: it is a malformed answer.
         """
         if untraced(message.msg_type) in _ANSWERS:
+            message = form(message)
             if self.pending.resolve(message):
                 answer_received(message)
                 return None
@@ -123,8 +136,10 @@ class Dispatcher:
                 if not self.pending.keep(message):
                     logger.debug("nobody waits for %s of %s", name_of(message), message.from_peer)
                 return None
+            self.authorise(message)
+            return self.subscribers.call(message)
         self.authorise(message)
-        return self.subscribers.call(message)
+        return self.subscribers.call(form(message))
 
     def take_error(self, message: TensorMessage) -> bool:
         """Fail the requests that a received Error speaks of; False when there were none.
@@ -138,7 +153,7 @@ class Dispatcher:
             return True
         is_late = correlation is not None and error.code in _LATE
         level = logging.DEBUG if is_late else logging.WARNING
-        logger.log(level, "%s reports: %s", message.from_peer, error.text)
+        self._log.log(level, sender_of(message), "%s reports: %s", message.from_peer, error.text)
         return False
 
     def forget(self, peer_id: str, error: NeuroGridError) -> None:
@@ -146,6 +161,7 @@ class Dispatcher:
         self.pending.fail(peer_id, error)
         self.pending.forget(peer_id)
         self.serving.forget(peer_id)
+        self._log.forget(peer_id)
 
     def _submit(
         self,
@@ -159,8 +175,14 @@ class Dispatcher:
             try:
                 await job.run()
             except RequestRefusedError as exc:
-                _log_refusal(message, exc)
+                self._log_refusal(message, exc)
                 refuse(refusal(message, exc))
+            except TooLargeForPeerError as exc:
+                error = RequestRefusedError(
+                    f"the answer is too large: {exc}", code=ErrorCode.LIMIT_EXCEEDED
+                )
+                self._log_refusal(message, error)
+                refuse(refusal(message, error))
             except RemoteProtocolError as exc:
                 on_violation(exc)
             except (TransportError, PeerRefusedError) as exc:
@@ -186,10 +208,10 @@ class Dispatcher:
             retry_after=1.0,
         )
 
-
-def _log_refusal(message: TensorMessage, error: RequestRefusedError) -> None:
-    level = logging.DEBUG if error.is_expected else logging.WARNING
-    logger.log(level, "refused %s of %s: %s", name_of(message), message.from_peer, error)
+    def _log_refusal(self, message: TensorMessage, error: RequestRefusedError) -> None:
+        level = logging.DEBUG if error.is_expected else logging.WARNING
+        sender = sender_of(message)
+        self._log.log(level, sender, "refused %s of %s: %s", name_of(message), sender, error)
 
 
 def _failure(message: TensorMessage, reason: str) -> TensorMessage:

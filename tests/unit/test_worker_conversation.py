@@ -1,0 +1,309 @@
+"""What a worker answers, and what it drops: a whole one in memory, with a real model, and peers of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+import torch
+import transformers as tf
+import trio
+from stage_families import SMALL, Checkpoint
+
+from neurogrid.errors import PeerRefusedError, ResponseTimeout, StreamBrokenError
+from neurogrid.inference.torch_thread import TorchThread
+from neurogrid.inference.worker import Worker
+from neurogrid.inference.worker_state import WorkerSettings, WorkerState
+from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.config import model_config_message
+from neurogrid.p2p import PROTOCOL_V11, Protocol, TensorMessage, new_request_id
+from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
+from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.transfer import send_blob
+from neurogrid.p2p.wire import (
+    DEFAULT_LIMITS,
+    Assign,
+    ControlPayload,
+    ErrorCode,
+    Hello,
+    Limits,
+    MessageType,
+    ModelConfig,
+    SessionAck,
+    SessionClose,
+    SessionOpen,
+    SessionQuery,
+    TensorEnvelope,
+    encode_message,
+    serialize_config,
+)
+
+DEADLINE = 120.0
+LEAST = 64 * 1024  # the least that a Hello may say
+LEAST_LIMITS = Limits(
+    tensor=LEAST,
+    weights=LEAST,
+    layer_ids=LEAST,
+    model_config=LEAST,
+    transfer_offer=LEAST,
+    control=LEAST,
+)
+MAX_LENGTH = 512
+
+
+Model = tuple[ModelConfig, bytes]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The message of a config, and the bytes of layer 0."""
+    path = tmp_path_factory.mktemp("llama")
+    config = tf.LlamaConfig(**{**SMALL, "max_position_embeddings": 2 * MAX_LENGTH})
+    checkpoint = Checkpoint(config, path)
+    files = CheckpointFiles.open(path)
+    message = model_config_message(
+        checkpoint.config,
+        files.config,
+        model_name="m",
+        max_seq_len=MAX_LENGTH,
+        dtype=torch.float32,
+    )
+    return message, b"".join(bytes(chunk) for chunk in files.layer_blob(0).chunks())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+class Peer:
+    """A peer of the worker: a protocol, and streams of its own making."""
+
+    def __init__(self, protocol: Protocol, worker_id: str) -> None:
+        self.protocol = protocol
+        self.worker_id = worker_id
+
+    async def ask(
+        self, msg_type: MessageType, payload: ControlPayload | bytes, answer: MessageType
+    ) -> TensorMessage:
+        data = payload if isinstance(payload, bytes) else payload.encode()
+        message = TensorMessage(msg_type=msg_type, request_id=new_request_id(), data=data)
+        return await self.protocol.request(self.worker_id, message, answer, timeout=DEADLINE)
+
+    async def refused(self, msg_type: MessageType, payload: ControlPayload | bytes) -> ErrorCode:
+        with pytest.raises(PeerRefusedError) as refused:
+            await self.ask(msg_type, payload, MessageType.SESSION_ACK)
+        return ErrorCode(refused.value.code)
+
+    async def bring(self, model: Model) -> None:
+        """The model and one layer of it."""
+        message, blob = model
+        await self.ask(MessageType.MODEL_CONFIG, serialize_config(message), MessageType.CONFIG_ACK)
+        assign = Assign(0, 1, MAX_LENGTH, 4, "F32")
+        await self.ask(MessageType.ASSIGN, assign, MessageType.ASSIGN_ACK)
+        await send_blob(self.protocol, self.worker_id, blob, layer_id=0)
+
+    async def open_session(self, session_id: int) -> None:
+        opened = SessionOpen(session_id, 0, 1, MAX_LENGTH)
+        await self.ask(MessageType.SESSION_OPEN, opened, MessageType.SESSION_ACK)
+
+    async def length_of(self, session_id: int) -> int | None:
+        ack = await self.ask(
+            MessageType.SESSION_QUERY, SessionQuery(session_id), MessageType.SESSION_ACK
+        )
+        return SessionAck.decode(ack.data).length
+
+    async def extend(self, session_id: int, num_tokens: int, *, position: int = 0) -> TensorMessage:
+        hidden_size = SMALL["hidden_size"]
+        message = TensorMessage(
+            msg_type=MessageType.ACTIVATION,
+            request_id=new_request_id(),
+            envelope=TensorEnvelope(
+                session_id=session_id,
+                position=position,
+                start_layer=0,
+                stop_layer=1,
+                dtype="F32",
+                shape=(1, num_tokens, hidden_size),
+                data=torch.ones(num_tokens * hidden_size).numpy().tobytes(),
+            ),
+        )
+        return await self.protocol.request(
+            self.worker_id, message, MessageType.RESPONSE, timeout=DEADLINE
+        )
+
+    async def second_stream(self) -> Stream:
+        """One more stream, with both Hellos said."""
+        stream = await self.protocol.host.open_stream(self.worker_id, [PROTOCOL_V11])
+        hello = Hello("coordinator", "test", (PROTOCOL_V11,), DEFAULT_LIMITS.max_data, 2**30)
+        message = TensorMessage(msg_type=MessageType.HELLO, data=hello.encode())
+        await stream.send_all(encode_message(message))
+        assert await stream.receive_some()
+        return stream
+
+
+class Scene:
+    """A worker, and hosts that are connected to it."""
+
+    def __init__(self, network: MemoryNetwork, worker: Protocol, stack: AsyncExitStack) -> None:
+        self.worker = worker
+        self._network = network
+        self._stack = stack
+
+    async def peer(self, *, limits: Limits = DEFAULT_LIMITS) -> Peer:
+        host = await self._stack.enter_async_context(self._network.open_host())
+        protocol = Protocol(host, role="coordinator", limits=limits)
+        await host.connect(self.worker.host.addresses[0])
+        return Peer(protocol, self.worker.host.peer_id)
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(DEADLINE), TorchThread() as torch_thread:
+            async with AsyncExitStack() as stack:
+                network = await stack.enter_async_context(open_memory_network())
+                host = await stack.enter_async_context(network.open_host())
+                protocol = Protocol(host, role="worker")
+                state = WorkerState(WorkerSettings(), protocol, torch.device("cpu"), torch_thread)
+                Worker(state, name="test").start()
+                await scenario(Scene(network, protocol, stack))
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+def test_the_end_of_a_second_stream_ends_no_session(model: Model, is_reset: bool) -> None:
+    async def scenario(scene: Scene) -> None:
+        peer = await scene.peer()
+        await peer.bring(model)
+        await peer.open_session(7)
+        await peer.extend(7, 3)
+        stream = await peer.second_stream()
+        if is_reset:
+            await stream.reset()
+        else:
+            await stream.send_eof()
+            assert not await stream.receive_some()  # the worker has ended its direction too
+        with trio.fail_after(DEADLINE):
+            while (
+                True
+            ):  # until the worker has noticed, it answers on the stream that was opened last
+                with suppress(StreamBrokenError, ResponseTimeout):
+                    assert await peer.length_of(7) == 3
+                    break
+        await peer.extend(7, 2, position=3)
+        assert await peer.length_of(7) == 5
+
+    play(scenario)
+
+
+def test_the_end_of_the_last_stream_ends_the_sessions(model: Model) -> None:
+    async def scenario(scene: Scene) -> None:
+        peer = await scene.peer()
+        await peer.bring(model)
+        await peer.open_session(7)
+        lost = trio.Event()
+        scene.worker.on_peer_lost(lambda peer_id, reason: lost.set())
+        await peer.protocol._streams[peer.worker_id].close()
+        await lost.wait()
+        assert await peer.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
+            ErrorCode.SESSION_UNKNOWN
+        )
+
+    play(scenario)
+
+
+def test_an_answer_that_its_peer_does_not_accept_is_not_computed(
+    model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        peer = await scene.peer(limits=LEAST_LIMITS)
+        await peer.bring(model)
+        await peer.open_session(7)
+        with pytest.raises(PeerRefusedError, match="65536 B in one message") as refused:
+            await peer.extend(7, 341)
+        assert refused.value.code == ErrorCode.LIMIT_EXCEEDED
+        assert await peer.length_of(7) == 0
+        await peer.extend(7, 340)  # 65,280 bytes of tensor, and the head
+        assert await peer.length_of(7) == 340
+
+    play(scenario)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_session_0_is_none(model: Model) -> None:
+    async def scenario(scene: Scene) -> None:
+        peer = await scene.peer()
+        await peer.bring(model)
+        zero = SessionOpen(7, 0, 1, MAX_LENGTH).encode().replace(b"\xa3sid\x07", b"\xa3sid\x00")
+        # A violation in Data of a request: the stream ends, and says why.
+        with pytest.raises(PeerRefusedError, match="sid of SessionOpen") as refused:
+            await peer.ask(MessageType.SESSION_OPEN, zero, MessageType.SESSION_ACK)
+        assert refused.value.code == ErrorCode.PROTOCOL_VIOLATION
+
+    play(scenario)
+
+
+def test_what_a_stranger_says_of_a_session(model: Model) -> None:
+    async def scenario(scene: Scene) -> None:
+        peer, stranger = await scene.peer(), await scene.peer()
+        assert await stranger.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
+            ErrorCode.SESSION_UNKNOWN
+        )
+        await peer.bring(model)
+        await peer.open_session(7)
+        assert await stranger.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
+            ErrorCode.SESSION_UNKNOWN
+        )
+        closed = await stranger.ask(
+            MessageType.SESSION_CLOSE, SessionClose(7), MessageType.SESSION_ACK
+        )
+        assert SessionAck.decode(closed.data) == SessionAck(7)
+        await stranger.ask(MessageType.SESSION_CLOSE, SessionClose(8), MessageType.SESSION_ACK)
+        assert await peer.length_of(7) == 0
+        await peer.open_session(8)  # what a stranger closes may still be opened
+
+    play(scenario)
+
+
+def test_data_is_judged_before_state(model: Model) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert (
+            await (await scene.peer()).refused(
+                MessageType.SESSION_OPEN, SessionOpen(7, 0, 1, MAX_LENGTH)
+            )
+            is ErrorCode.CONFIG_REQUIRED
+        )
+        for msg_type in (MessageType.SESSION_OPEN, MessageType.ASSIGN):
+            peer = await scene.peer()
+            assert await peer.refused(msg_type, b"\x80") is ErrorCode.PROTOCOL_VIOLATION
+        # Large ones are read for the coordinator alone.
+        first, second = await scene.peer(), await scene.peer()
+        await first.bring(model)
+        for msg_type in (MessageType.MODEL_CONFIG, MessageType.TRANSFER_OFFER):
+            assert await second.refused(msg_type, b"\x80") is ErrorCode.BUSY
+
+    play(scenario)
+
+
+def test_not_finite_leaves_the_session_as_it_was(model: Model) -> None:
+    async def scenario(scene: Scene) -> None:
+        peer = await scene.peer()
+        await peer.bring(model)
+        await peer.open_session(7)
+        envelope = TensorEnvelope(7, 0, 0, 1, "F32", (1, 1, 48), b"\x00\x00\xc0\x7f" * 48)
+        message = TensorMessage(
+            msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=envelope
+        )
+        with pytest.raises(PeerRefusedError) as refused:
+            await peer.protocol.request(
+                peer.worker_id, message, MessageType.RESPONSE, timeout=DEADLINE
+            )
+        assert refused.value.code == ErrorCode.NOT_FINITE
+        assert await peer.length_of(7) == 0
+
+    play(scenario)
