@@ -11,7 +11,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neurogrid.errors import LocalProtocolError, PeerRefusedError
+from neurogrid.errors import (
+    LocalProtocolError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    RequestRefusedError,
+)
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transfer import (
@@ -147,6 +152,110 @@ def test_what_is_kept_is_what_was_right(attempts: list[list[tuple[int, bool]]]) 
             (stored,) = peer.policy.taken
             assert stored.data == BLOB
             assert peer.transfers.idle_bytes == 0
+
+    trio.run(main)
+
+
+async def over(peer: Giver) -> None:
+    """Wait until no transfer comes in."""
+    while peer.transfers.num_incoming:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("how", ["error", "end of the stream"])
+def test_a_chunk_that_came_before_the_end_is_kept(how: str) -> None:
+    async def main() -> None:
+        async with giver_and_taker() as peer:
+            await peer.offer(1)
+            await peer.send(1, encoded(0))
+            await peer.send(1, encoded(2))
+            if how == "error":
+                error = RequestRefusedError("going", code=ErrorCode.SHUTTING_DOWN)
+                asked = TensorMessage(
+                    msg_type=MessageType.TRANSFER_OFFER, request_id=1, from_peer=peer.taker
+                )
+                await peer.protocol.refuse(asked, error)
+            else:
+                await peer.protocol.close_peer(peer.taker)
+            await over(peer)
+            assert peer.transfers.idle_bytes == 2 * CHUNK_BYTES
+            if how == "error":
+                assert await peer.offer(2) == {0, 2}
+
+    trio.run(main)
+
+
+def test_a_last_chunk_that_is_wrong_is_not_kept() -> None:
+    async def main() -> None:
+        async with giver_and_taker() as peer:
+            await peer.offer(1)
+            await peer.send(1, encoded(0))
+            await peer.send(1, encoded(1, is_right=False))
+            await peer.protocol.close_peer(peer.taker)
+            await over(peer)
+            assert peer.transfers.idle_bytes == CHUNK_BYTES
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 2])
+def test_a_second_offer_under_one_id_ends_both(num_chunks: int) -> None:
+    async def main() -> None:
+        async with giver_and_taker() as peer:
+            await peer.offer(1)
+            for index in range(num_chunks):
+                await peer.send(1, encoded(index))
+            with pytest.raises(PeerRefusedError, match="ends with this") as refused:
+                await peer.offer(1)
+            assert refused.value.code == ErrorCode.TRANSFER_INVALID
+            await over(peer)
+            sent = await send_blob(peer.protocol, peer.taker, BLOB)
+            assert sent.num_bytes == len(BLOB)
+            assert [stored.data for stored in peer.policy.taken] == [BLOB]
+
+    trio.run(main)
+
+
+def test_two_offers_under_one_id_at_once_end_both() -> None:
+    async def main() -> None:
+        async with giver_and_taker() as peer:
+            data = TransferOffer(0, INFO.num_bytes, INFO.blob_id, INFO.digests).encode()
+            offer = TensorMessage(msg_type=MessageType.TRANSFER_OFFER, request_id=1, data=data)
+            with peer.protocol.expect(peer.taker, MessageType.WEIGHTS_ACK, request_id=1) as told:
+                await peer.protocol.send(peer.taker, offer)
+                await peer.protocol.send(peer.taker, offer)
+                with pytest.raises(PeerRefusedError) as refused:
+                    await told.wait(timeout=DEADLINE)
+            assert refused.value.code == ErrorCode.TRANSFER_INVALID
+            await over(peer)
+            assert (await send_blob(peer.protocol, peer.taker, BLOB)).sent_bytes == len(BLOB)
+
+    trio.run(main)
+
+
+def test_a_second_offer_in_answer_to_one_request_ends_the_fetch() -> None:
+    async def main() -> None:
+        async with giver_and_taker() as peer:
+            refused = trio.Event()
+
+            async def give(message: TensorMessage) -> None:
+                data = TransferOffer(0, INFO.num_bytes, INFO.blob_id, INFO.digests).encode()
+                offer = TensorMessage(
+                    msg_type=MessageType.TRANSFER_OFFER, request_id=message.request_id, data=data
+                )
+                await peer.protocol.request(
+                    peer.taker, offer, MessageType.TRANSFER_ACCEPT, timeout=DEADLINE
+                )
+                with pytest.raises(PeerRefusedError):
+                    await peer.protocol.request(
+                        peer.taker, offer, MessageType.TRANSFER_ACCEPT, timeout=DEADLINE
+                    )
+                refused.set()
+
+            peer.protocol.on_message(MessageType.TRANSFER_REQUEST, give)
+            with pytest.raises(RemoteProtocolError, match="ends with this"):
+                await peer.transfers.fetch_blob(peer.protocol.host.peer_id, INFO.blob_id)
+            await refused.wait()
 
     trio.run(main)
 

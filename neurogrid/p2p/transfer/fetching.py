@@ -100,7 +100,7 @@ class Fetcher:
         assert message.from_peer is not None  # set by Exchange for all that is received
         key = (message.from_peer, message.request_id)
         asked = self._asked.get(key)
-        if asked is not None:
+        if asked is not None and not asked.is_done:
             asked.resolve(message)
         elif key in self._given_up:
             accept = TransferAccept(layer_id=message.layer_id, needed=False)

@@ -66,6 +66,7 @@ class IncomingTransfer:
         self._queue: deque[tuple[int, WeightsChunk]] = deque()  # came, and was not looked at yet
         self._queue_changed = trio.Event()
         self._began = trio.current_time()
+        self._is_closed = False  # no more chunks come
         self._ended = trio.Event()
         self._error: NeuroGridError | None = None
 
@@ -73,6 +74,19 @@ class IncomingTransfer:
     def is_over(self) -> bool:
         """Whether no chunk matters any more."""
         return self._ended.is_set()
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a chunk that comes now belongs to it."""
+        return not self._is_closed and not self.is_over
+
+    def close(self, error: NeuroGridError | None = None) -> None:
+        """Its sender has ended it, or is gone: it ends once the chunks that came before that are verified and kept."""
+        if self.shared is None:
+            self.end(error)
+        elif self.takes_chunks:
+            self._is_closed, self._error = True, error
+            self._note_change()
 
     def end(self, error: NeuroGridError | None = None) -> None:
         """End it: with an error, or because the blob is whole or nobody cares. The first end counts."""
@@ -89,8 +103,10 @@ class IncomingTransfer:
 
     async def take(self) -> list[tuple[int, WeightsChunk]]:
         """Wait for chunks, and take those that have come, in order and some at most; none when the transfer is over."""
-        while not self._queue and not self.is_over:
+        while not self._queue and self.takes_chunks:
             await self._queue_changed.wait()
+        if not self._queue and self._is_closed:
+            self.end(self._error)
         if self.is_over:
             self._queue.clear()
         num_chunks = min(len(self._queue), CHUNKS_AT_ONCE)
@@ -156,6 +172,12 @@ class IncomingTransfers:
             for transfer in self._open.values()
             if transfer.offered.peer_id == peer_id and layer_id in (None, transfer.offered.layer_id)
         ]
+
+    def fail(self, peer_id: str, request_id: int, error: RequestRefusedError) -> None:
+        """End a transfer, if there is such a one: its sender is told why."""
+        transfer = self._open.get((peer_id, request_id))
+        if transfer is not None:
+            transfer.end(error)
 
     @contextmanager
     def admitted(self, offered: OfferedBlob) -> Iterator[IncomingTransfer]:
@@ -249,7 +271,7 @@ class IncomingTransfers:
             try:
                 await told.wait(timeout=math.inf)
             except NeuroGridError as exc:
-                transfer.end(exc)
+                transfer.close(exc)
 
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
@@ -276,8 +298,8 @@ class IncomingTransfers:
                 f"weights of layer {message.layer_id} came without an accepted offer",
                 code=ErrorCode.TRANSFER_INVALID,
             )
-        if transfer.is_over:
-            return None  # its sender is about to hear why
+        if not transfer.takes_chunks:
+            return None  # its sender is about to hear why, or has ended it
         try:
             chunk = WeightsChunk.decode(message.data)
         except RemoteProtocolError as exc:

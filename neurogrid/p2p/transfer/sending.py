@@ -26,6 +26,7 @@ from neurogrid.errors import (
     RequestRefusedError,
     ResponseTimeout,
     StreamBrokenError,
+    TooLargeForPeerError,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
@@ -154,6 +155,8 @@ async def send_blob(
             raise  # the peer knows, or is gone
         except BaseException as exc:  # cancelled, or this side's: the receiver should not wait
             error = RequestRefusedError("the sender stopped", code=ErrorCode.DEADLINE_EXCEEDED)
+            if isinstance(exc, TooLargeForPeerError):
+                error = RequestRefusedError(str(exc), code=ErrorCode.LIMIT_EXCEEDED)
             if isinstance(exc, RemoteProtocolError):
                 error = RequestRefusedError(str(exc), code=exc.code)
             protocol.host.start_soon(tell_stopped, protocol, peer_id, offer, error)

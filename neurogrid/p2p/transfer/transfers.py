@@ -27,12 +27,11 @@ import trio
 from neurogrid.errors import (
     LocalProtocolError,
     PeerRefusedError,
-    RemoteProtocolError,
     RequestRefusedError,
 )
 from neurogrid.p2p.exchange import Exchange
 from neurogrid.p2p.pending import Waiter
-from neurogrid.p2p.transfer.chunks import BlobInfo
+from neurogrid.p2p.transfer.chunks import BlobInfo, transfer_invalid
 from neurogrid.p2p.transfer.fetching import FetchedBlob, Fetcher
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.limits import DEFAULT_TRANSFER_LIMITS, TransferLimits
@@ -46,6 +45,7 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     TransferAccept,
     TransferRequest,
+    WeightsChunk,
 )
 
 __all__ = ["Transfers"]
@@ -90,6 +90,7 @@ class Transfers:
         self._partials = PartialTable(protocol.host.start_soon, limits)
         self._incoming = IncomingTransfers(protocol, self._partials, limits)
         self._fetcher = Fetcher(protocol, self._incoming)
+        self._taking: dict[tuple[str, int], trio.CancelScope] = {}  # offers, by peer and request id
         self._num_deciding: Counter[str] = Counter()
         self._num_served: Counter[str] = Counter()
         protocol.on_message(MessageType.TRANSFER_OFFER, self._on_offer)
@@ -121,7 +122,7 @@ class Transfers:
     def forget(self, peer_id: str, *, layer_id: int | None = None) -> None:
         """End what comes in from a peer without telling it, of one layer or all; what is there is kept."""
         for transfer in self._incoming.find(peer_id, layer_id=layer_id):
-            transfer.end()
+            transfer.close()
 
     async def fetch_blob(
         self,
@@ -163,15 +164,12 @@ class Transfers:
 
     def _on_weights(self, message: TensorMessage) -> Awaitable[None] | None:
         peer_id = _sender(message)
+        WeightsChunk.require_numbers(message.data)
         if not self._fetcher.is_awaited(peer_id, message.request_id):
             self._policy.authorize(peer_id)
         return self._incoming.on_weights(message)
 
     def _on_offer(self, message: TensorMessage) -> Awaitable[None]:
-        if not message.request_id:
-            raise RemoteProtocolError(
-                "an offer without a request id", code=ErrorCode.PROTOCOL_VIOLATION
-            )
         # The sender may end it with its next message, before the task that takes the offer has begun.
         self._protocol.announce(
             _sender(message), MessageType.WEIGHTS, request_id=message.request_id
@@ -186,15 +184,46 @@ class Transfers:
         ) as told:
             if await self._fetcher.take_offer(message):
                 return
-            self._policy.authorize(peer_id)
-            with _counted(self._num_deciding, peer_id, self._limits.max_offers_per_peer):
-                offered = await decode_offer(message)
-                decision = await self._policy.decide(offered)
-            try:
-                if await self._take(message, offered, decision, told):
-                    await self._policy.acknowledged(offered)
-            except PeerRefusedError as exc:
-                logger.info("%s stopped sending layer %d: %s", peer_id, offered.layer_id, exc)
+            with self._alone(message):
+                await self._take_unasked(message, told)
+
+    @contextmanager
+    def _alone(self, message: TensorMessage) -> Iterator[None]:
+        """Take an offer, unless its id is that of a transfer under way: then our Error ends both at their sender.
+
+        Raises:
+            RequestRefusedError: it is (TRANSFER_INVALID).
+        """
+        key = (_sender(message), message.request_id)
+        twice = transfer_invalid(
+            message.layer_id, "the request id is that of a transfer under way, which ends with this"
+        )
+        if self._fetcher.is_awaited(*key):
+            self._incoming.fail(*key, twice)
+            raise twice
+        under_way = self._taking.pop(key, None)
+        if under_way is not None:
+            under_way.cancel()
+            raise twice
+        scope = self._taking[key] = trio.CancelScope()
+        try:
+            with scope:
+                yield
+        finally:
+            if self._taking.get(key) is scope:
+                del self._taking[key]
+
+    async def _take_unasked(self, message: TensorMessage, told: Waiter) -> None:
+        peer_id = _sender(message)
+        self._policy.authorize(peer_id)
+        with _counted(self._num_deciding, peer_id, self._limits.max_offers_per_peer):
+            offered = await decode_offer(message)
+            decision = await self._policy.decide(offered)
+        try:
+            if await self._take(message, offered, decision, told):
+                await self._policy.acknowledged(offered)
+        except PeerRefusedError as exc:
+            logger.info("%s stopped sending layer %d: %s", peer_id, offered.layer_id, exc)
 
     async def _take(
         self, message: TensorMessage, offered: OfferedBlob, decision: Held | Wanted, told: Waiter
@@ -221,10 +250,6 @@ class Transfers:
 
     async def _on_request(self, message: TensorMessage) -> None:
         peer_id = _sender(message)
-        if not message.request_id:
-            raise RemoteProtocolError(
-                "a request for a blob without a request id", code=ErrorCode.PROTOCOL_VIOLATION
-            )
         self._policy.authorize_request(peer_id)
         blob_id = TransferRequest.decode(message.data).blob_id
         limits = self._limits

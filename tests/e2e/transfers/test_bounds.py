@@ -72,9 +72,10 @@ def test_a_request_id_is_used_once_at_a_time() -> None:
     async def main() -> None:
         async with pair() as (giver, taker):
             await offer(giver, taker, SMALL, request_id=5)
-            with pytest.raises(PeerRefusedError, match="is that of another transfer") as caught:
+            with pytest.raises(PeerRefusedError, match="ends with this") as caught:
                 await offer(giver, taker, BLOB, request_id=5)
             assert caught.value.code == ErrorCode.TRANSFER_INVALID
+            await taker.all_over()
 
     run(main)
 
