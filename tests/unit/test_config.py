@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ from neurogrid.model.config import (
     resolve_dtype,
     sanitize_checkpoint_config,
 )
+from neurogrid.model.sanitize import _DROPPED_KEYS
 from neurogrid.p2p.wire.model_config import deserialize_config, serialize_config
 
 LLAMA: dict[str, Any] = {
@@ -395,3 +398,24 @@ def test_eos_token_ids(
     config: dict[str, object], generation_config: dict[str, object] | None, expected: set[int]
 ) -> None:
     assert eos_token_ids(config, generation_config) == expected
+
+
+FINGERPRINTS = json.loads(
+    (
+        Path(__file__).parents[2] / "protocol_spec" / "vectors" / "config_fingerprint.json"
+    ).read_text()
+)["cases"]
+
+
+@pytest.mark.parametrize("case", FINGERPRINTS, ids=lambda case: case["id"])
+def test_fingerprint_vectors(case: Any) -> None:
+    assert sha256(case["json"].encode("ascii")).hexdigest() == case["fingerprint"]
+    assert config_fingerprint(json.loads(case["config"])).hex() == case["fingerprint"]
+
+
+def test_the_specification_names_the_keys_that_are_left_out() -> None:
+    chapter = Path(__file__).parents[2] / "protocol_spec" / "messages.md"
+    text = chapter.read_text(encoding="utf-8")
+    start = text.index("At any depth these keys are left out")
+    listed = set(re.findall(r"`([^`]+)`", text[start : text.index("- `torch_dtype`", start)]))
+    assert listed == _DROPPED_KEYS | {"_", "_implementation"}
