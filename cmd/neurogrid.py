@@ -1,5 +1,11 @@
 """Run `neurogrid` from a checkout."""
 
-from neurogrid.cli.main import main
+import os
+import sys
 
-raise SystemExit(main())
+# This directory, where this very file has the name of the package.
+sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+
+from neurogrid.cli.entry import neurogrid  # noqa: E402
+
+neurogrid()

@@ -1,5 +1,5 @@
 """Run `neurogrid-coordinator` from a checkout."""
 
-from neurogrid.cli.coordinator import main
+from neurogrid.cli.entry import coordinator
 
-raise SystemExit(main())
+coordinator()

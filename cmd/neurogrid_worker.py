@@ -1,5 +1,5 @@
 """Run `neurogrid-worker` from a checkout."""
 
-from neurogrid.cli.worker import main
+from neurogrid.cli.entry import worker
 
-raise SystemExit(main())
+worker()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 import trio
 
@@ -23,13 +25,11 @@ from neurogrid.cli.parser import ArgumentParser
 from neurogrid.cli.ports import places_of, places_on_port
 from neurogrid.cli.reach import add_reach_options
 from neurogrid.cli.screen import Screen
+from neurogrid.cli.signals import Watchdog, on_signals, status_of
 from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.extras import missing_extra
-
-if TYPE_CHECKING:
-    from trio_typing import TaskStatus
 
 __all__ = [
     "ArgumentParser",
@@ -51,8 +51,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Seconds for what a command does before a signal ends it.
+# Seconds for what a command does before a signal ends it, and for its end in order after that.
 FAREWELL_TIMEOUT = 5.0
+END_TIMEOUT = 0.5
+# Signals that wait to be looked at: more than anybody sends.
+MAX_SIGNALS = 16
 
 DEFAULT_PORT = 9000
 TO_OPEN = (
@@ -253,15 +256,18 @@ def run_command(
     Args:
         name: of the command, before its error line.
         screen: what `set_up_logging` gave; gets the error line.
-        status_on_signal: None for 128 + the signal's number, as shells have it.
+        status_on_signal: of a command that does its work until a signal ends it, once there are farewells; None, and
+            before, for 128 + the signal's number, as shells have it.
         farewells: what is done before a signal ends it, for a few seconds at most; a second signal does not wait.
             Read when the signal comes.
         interrupts: asked at SIGINT, in turn; one that answers True has made something else of it than the end.
             Read when the signal comes.
     """
     try:
-        with screen.ending_line():
-            return trio.run(_with_signals, function, status_on_signal, farewells, interrupts)
+        with Watchdog() as watchdog, screen.ending_line():
+            return trio.run(
+                _with_signals, function, status_on_signal, farewells, interrupts, watchdog
+            )
     except ConfigurationError as exc:
         screen.say(f"{name}: {exc}", level=logging.ERROR)
         return ExitStatus.USAGE
@@ -283,8 +289,29 @@ async def _with_signals(
     status_on_signal: int | None,
     farewells: Sequence[Callable[[], Awaitable[None]]],
     interrupts: Sequence[Callable[[], bool]],
+    watchdog: Watchdog,
 ) -> int:
     status: int = ExitStatus.OK
+    send, receive = trio.open_memory_channel[int](MAX_SIGNALS)
+    token = trio.lowlevel.current_trio_token()
+
+    def status_at(signum: int) -> int:
+        if status_on_signal is not None and farewells:
+            return status_on_signal
+        return status_of(signum)
+
+    own_pid = os.getpid()
+
+    def on_signal(signum: int, _: FrameType | None) -> None:
+        if os.getpid() != own_pid:
+            return  # a fork's, which has this handler and the watchdog's pipe with all else
+        if not interrupts:  # or it may mean something else than the end
+            watchdog.arm(status_at(signum), END_TIMEOUT + FAREWELL_TIMEOUT * bool(farewells))
+        token.run_sync_soon(hand_over, signum)
+
+    def hand_over(signum: int) -> None:
+        with suppress(trio.WouldBlock, trio.BrokenResourceError):
+            send.send_nowait(signum)
 
     async def say_farewell(scope: trio.CancelScope) -> None:
         with trio.move_on_after(FAREWELL_TIMEOUT):
@@ -292,23 +319,21 @@ async def _with_signals(
                 await farewell()
         scope.cancel()
 
-    async def watch(
-        nursery: trio.Nursery, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def watch(nursery: trio.Nursery) -> None:
         nonlocal status
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for signum in signals:
-                if signum == signal.SIGINT and any(take() for take in interrupts):
-                    continue
-                status = 128 + signum if status_on_signal is None else status_on_signal
-                nursery.start_soon(say_farewell, nursery.cancel_scope)
-                async for _ in signals:
-                    nursery.cancel_scope.cancel()
+        async for signum in receive:
+            if signum == signal.SIGINT and any(take() for take in interrupts):
+                continue
+            status = status_at(signum)
+            watchdog.arm(status, END_TIMEOUT + FAREWELL_TIMEOUT * bool(farewells))
+            nursery.start_soon(say_farewell, nursery.cancel_scope)
+            async for _ in receive:
+                watchdog.arm(status, END_TIMEOUT)
+                nursery.cancel_scope.cancel()
 
-    with unwrap_errors():
+    with on_signals(on_signal), unwrap_errors():
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch, nursery)
+            nursery.start_soon(watch, nursery)
             status = await function()
             nursery.cancel_scope.cancel()
     return status

@@ -37,6 +37,7 @@ from neurogrid.cli.coordinator_options import (
     add_worker_options,
 )
 from neurogrid.cli.diagnose import diagnose
+from neurogrid.cli.entry import leave
 from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.prompt import read_prompt, write_completion
@@ -47,6 +48,7 @@ from neurogrid.cli.serving import (
     open_server,
     serving_options,
 )
+from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
@@ -65,6 +67,11 @@ __all__ = ["add_coordinator_options", "build_parser", "main", "run"]
 NAME = "neurogrid-coordinator"
 # Whatever it is to do with a model takes these.
 LIBRARIES = ("neurogrid.inference.opening", "neurogrid.cli.show")
+# And to serve, these.
+SERVER_LIBRARIES = (
+    *("neurogrid.server.serving", "neurogrid.server.openai_routes", "neurogrid.server.page"),
+    "neurogrid.telemetry.coordinator_metrics",
+)
 EXAMPLES = (
     (
         f"{NAME} --local-workers 2",
@@ -124,8 +131,9 @@ def add_coordinator_options(parser: argparse.ArgumentParser) -> None:
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    parser = build_parser()
-    return run(parser, parser.parse_args(argv))
+    with ending_at_once():
+        parser = build_parser()
+        return run(parser, parser.parse_args(argv))
 
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -172,11 +180,11 @@ async def _manage(options: argparse.Namespace) -> int:
 
 
 async def _generate(options: argparse.Namespace, screen: Screen) -> int:
-    prompt = await trio.to_thread.run_sync(read_prompt, options)
-    where = _listening(options)
-
-    # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
-    import_libraries(screen, *LIBRARIES)
+    with ending_at_once():
+        prompt = read_prompt(options)
+        where = _listening(options)
+        # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
+        import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.show import TerminalProgress
 
     with TerminalProgress(screen) as progress:
@@ -202,9 +210,9 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
 async def _chat(
     options: argparse.Namespace, screen: Screen, interrupts: list[Callable[[], bool]]
 ) -> int:
-    where = _listening(options)
-
-    import_libraries(screen, *LIBRARIES)
+    with ending_at_once():
+        where = _listening(options)
+        import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.chat import Chat
     from neurogrid.cli.line_reader import open_lines
     from neurogrid.cli.show import TerminalProgress
@@ -243,14 +251,14 @@ def _sampling(options: argparse.Namespace) -> SamplingParams:
 async def _serve(
     options: argparse.Namespace, screen: Screen, farewells: list[Callable[[], Awaitable[None]]]
 ) -> int:
-    serving = await trio.to_thread.run_sync(serving_options, options)
-    where = _listening(options)
-
-    if options.alone:
-        screen.say(
-            "this machine computes alone: with --new-cluster DIR it prints the line by which others join"
-        )
-    import_libraries(screen, *LIBRARIES)
+    with ending_at_once():
+        serving = serving_options(options)
+        where = _listening(options)
+        if options.alone:
+            screen.say(
+                "this machine computes alone: with --new-cluster DIR it prints the line by which others join"
+            )
+        import_libraries(screen, *LIBRARIES, *SERVER_LIBRARIES)
     from neurogrid.cli.panel.coordinator import coordinator_view
     from neurogrid.cli.panel.live import open_panel
     from neurogrid.cli.show import JoinLine, TerminalProgress
@@ -324,12 +332,12 @@ async def _open_coordinator(
 
 async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     """Print the plan to stdout; that the layers do not fit is an error that says what is missing."""
-    where = listening(options, port_flag="--p2p-port")
-    trust = trust_of(options, is_worker=False)
-    if options.min_peers is not None and not options.alone:
-        warn_of_loopback(where, is_chosen=bool(options.listen))
-
-    import_libraries(screen, *LIBRARIES)
+    with ending_at_once():
+        where = listening(options, port_flag="--p2p-port")
+        trust = trust_of(options, is_worker=False)
+        if options.min_peers is not None and not options.alone:
+            warn_of_loopback(where, is_chosen=bool(options.listen))
+        import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.plan_table import Stdout, print_plan
     from neurogrid.cli.show import TerminalProgress
 
@@ -388,4 +396,4 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

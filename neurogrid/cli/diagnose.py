@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from neurogrid.cli.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
 from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.reach import explain_reach, reaching
+from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.trust import trust_of
 from neurogrid.errors import ConfigurationError
 
@@ -22,23 +23,24 @@ DIAGNOSE_WAIT: Final = 5.0
 
 async def diagnose(options: argparse.Namespace) -> int:
     """Print which workers are there, and what was tried to find them; a failure if there are too few."""
-    where = listening(options, port_flag="--p2p-port")
-    how_reached = reaching(options, where.addresses)
-    if options.new_cluster:
-        raise ConfigurationError(
-            "--diagnose looks for workers, and a new cluster has no workers yet: leave --new-cluster out"
-        )
-    trust = trust_of(options, is_worker=False)
-    warn_of_loopback(where, is_chosen=bool(options.listen))
-    bootstrap = bootstrap_peers(options)
-    how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
+    with ending_at_once():
+        where = listening(options, port_flag="--p2p-port")
+        how_reached = reaching(options, where.addresses)
+        if options.new_cluster:
+            raise ConfigurationError(
+                "--diagnose looks for workers, and a new cluster has no workers yet: leave --new-cluster out"
+            )
+        trust = trust_of(options, is_worker=False)
+        warn_of_loopback(where, is_chosen=bool(options.listen))
+        bootstrap = bootstrap_peers(options)
+        how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
 
-    from neurogrid.inference.finding import open_discovery
-    from neurogrid.inference.gathering import look_for_workers
-    from neurogrid.inference.reaching import open_reach
-    from neurogrid.p2p import Identity, Protocol, open_host
-    from neurogrid.p2p.discovery.dht import Announcement
-    from neurogrid.p2p.machine import machine_name
+        from neurogrid.inference.finding import open_discovery
+        from neurogrid.inference.gathering import look_for_workers
+        from neurogrid.inference.reaching import open_reach
+        from neurogrid.p2p import Identity, Protocol, open_host
+        from neurogrid.p2p.discovery.dht import Announcement
+        from neurogrid.p2p.machine import machine_name
 
     identity = Identity.load(trust.identity_file) if trust.identity_file else None
     async with open_host(

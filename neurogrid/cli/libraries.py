@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from importlib import import_module
 
 from neurogrid.cli.screen import Screen
+from neurogrid.cli.signals import ending_at_once
 
 __all__ = ["import_libraries"]
 
@@ -22,7 +23,8 @@ def import_libraries(screen: Screen, *names: str) -> None:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with screen.spinner("loading torch") if screen.is_live else nullcontext():
+        # At a signal there is nothing to put in order yet, and nobody else could see to it meanwhile.
+        with ending_at_once(), screen.spinner("loading torch") if screen.is_live else nullcontext():
             for name in names:
                 import_module(name)
     finally:

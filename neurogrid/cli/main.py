@@ -34,7 +34,9 @@ from neurogrid.cli.coordinator_options import (
     add_prompt_options,
     add_worker_options,
 )
+from neurogrid.cli.entry import leave
 from neurogrid.cli.serving import add_serving_options
+from neurogrid.cli.signals import ending_at_once
 
 __all__ = ["COMMANDS", "build_parser", "is_alone", "main", "model_and_text", "parse"]
 
@@ -425,11 +427,12 @@ def is_alone(options: argparse.Namespace) -> bool:
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    command, parser, options = parse(sys.argv[1:] if argv is None else argv)
-    if command.is_worker:
-        return worker.run(parser, options)
-    return coordinator.run(parser, options)
+    with ending_at_once():
+        command, parser, options = parse(sys.argv[1:] if argv is None else argv)
+        if command.is_worker:
+            return worker.run(parser, options)
+        return coordinator.run(parser, options)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

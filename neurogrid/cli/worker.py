@@ -28,9 +28,11 @@ from neurogrid.cli.common import (
     size_in_bytes,
     warn_of_loopback,
 )
+from neurogrid.cli.entry import leave
 from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.reach import reaching
+from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.telemetry import (
     add_metrics_options,
     add_trace_options,
@@ -125,8 +127,9 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    parser = build_parser()
-    return run(parser, parser.parse_args(argv))
+    with ending_at_once():
+        parser = build_parser()
+        return run(parser, parser.parse_args(argv))
 
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -148,13 +151,14 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             return await work()
 
     async def work() -> int:
-        where = listening(options, port_flag="--port")
-        trust = trust_of(options, is_worker=True)
-        bootstrap = bootstrap_peers(options)
-        how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
-        warn_of_loopback(where, is_chosen=bool(options.listen))
-        # Here, not above: torch and transformers take seconds, and --help needs neither.
-        import_libraries(screen, "neurogrid.inference.worker")
+        with ending_at_once():
+            where = listening(options, port_flag="--port")
+            trust = trust_of(options, is_worker=True)
+            bootstrap = bootstrap_peers(options)
+            how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
+            warn_of_loopback(where, is_chosen=bool(options.listen))
+            # Here, not above: torch and transformers take seconds, and --help needs neither.
+            import_libraries(screen, "neurogrid.inference.worker")
         from neurogrid.inference.worker import WorkerSettings, open_worker
 
         settings = WorkerSettings(
@@ -211,4 +215,4 @@ async def _wait_stdin_eof() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())
