@@ -19,6 +19,8 @@ def import_libraries(screen: Screen, *names: str) -> None:
 
     They make 400,000 objects, all to stay. Python looks for garbage among them several times on the way, which is a
     fifth of the time, and would go on to whenever the process has grown: it is told to leave them out.
+
+    The process in whose children other people's data is tried is forked now, with all that and little else.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -31,3 +33,6 @@ def import_libraries(screen: Screen, *names: str) -> None:
         gc.freeze()
         if was_enabled:
             gc.enable()
+    from neurogrid.model.confined import start_fork_server
+
+    start_fork_server(in_any_thread=True)  # trio's, which wait for work

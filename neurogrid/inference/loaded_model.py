@@ -15,13 +15,15 @@ from pathlib import Path
 
 import torch
 
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.inference.planner import LayerSize, ModelSize
 from neurogrid.inference.prefill import max_piece
 from neurogrid.model.checkpoint import Checkpoint
-from neurogrid.model.config import PreTrainedConfig, build_config, eos_token_ids, resolve_dtype
-from neurogrid.model.cost import LayerCost, layer_cost, workspace_bytes
-from neurogrid.model.miniature import SplitTraits, check_splittable
+from neurogrid.model.config import PreTrainedConfig, build_config, eos_token_ids
+from neurogrid.model.confined import ConfinementError
+from neurogrid.model.cost import LayerCost, workspace_bytes
+from neurogrid.model.miniature import SplitTraits
+from neurogrid.model.proof import OWN_SECONDS, Proving
 from neurogrid.model.stage import Ends
 from neurogrid.model.tokenizer import Tokenizer
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
@@ -85,9 +87,12 @@ class LoadedModel:
             ModelError: a file is missing or broken, or the architecture cannot be split.
         """
         checkpoint = Checkpoint.open(path)
+        try:
+            proof = Proving(checkpoint.config, dtype).result(seconds=OWN_SECONDS)
+        except ConfinementError as exc:
+            raise UnsupportedModelError(f"{path}: {exc}") from exc
+        traits, compute_dtype = proof.traits, proof.dtype
         config = build_config(checkpoint.config)
-        traits = check_splittable(config)
-        compute_dtype = resolve_dtype(config, dtype)
         ends = Ends(config, dtype=compute_dtype, device=torch.device("cpu"))
         ends.load(checkpoint.end_tensors())
         ends.speed_up()
@@ -107,7 +112,7 @@ class LoadedModel:
             config=config,
             ends=ends,
             dtype=compute_dtype,
-            costs=tuple(layer_cost(config, compute_dtype)),
+            costs=proof.costs,
             traits=traits,
             max_seq_len=max_seq_len,
             eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),

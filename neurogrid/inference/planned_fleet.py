@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import trio
@@ -38,6 +39,7 @@ from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.inference.trials import Trials
+from neurogrid.model.confined import start_fork_server
 from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.discovery.dht import Announcement
@@ -279,14 +281,18 @@ async def load_model(settings: CoordinatorSettings) -> LoadedModel:
         ModelError: a file is missing or broken, or the architecture cannot be split.
     """
     _num_awaited(settings)  # for its errors: they take no time, loading does
-    return await trio.to_thread.run_sync(
+    start_fork_server()  # here, where there may be no other thread yet
+    run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
+    model: LoadedModel = await run_sync(
         lambda: LoadedModel.load(
             settings.model or embedded_model_path(),
             name=settings.model_name,
             max_seq_len=settings.max_seq_len,
             dtype=settings.dtype,
-        )
+        ),
+        abandon_on_cancel=True,
     )
+    return model
 
 
 def _num_awaited(settings: CoordinatorSettings) -> int:

@@ -9,7 +9,8 @@ B = batch rows (1), T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,46 +18,25 @@ import torch
 from neurogrid.errors import (
     CapacityError,
     CheckpointError,
+    ConfigurationError,
     ModelError,
-    NeuroGridError,
     RequestRefusedError,
     UnsupportedModelError,
 )
-from neurogrid.inference.memory_guard import bounded_memory
 from neurogrid.model.blob import parse_blob
 from neurogrid.model.cache import StageCache
 from neurogrid.model.config import build_config, config_fingerprint
-from neurogrid.model.cost import LayerCost, layer_cost
-from neurogrid.model.device import device_memory
+from neurogrid.model.confined import ConfinementError
 from neurogrid.model.loading import MODEL_CODE_ERRORS
-from neurogrid.model.miniature import check_splittable
+from neurogrid.model.proof import Proof, Proving
 from neurogrid.model.stage import Row, Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
 
-__all__ = ["ServedModel", "checkpoint_config_of"]
+__all__ = ["ServedModel", "checkpoint_config_of", "proving", "refusing_config"]
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-
-# What a config may take while it is checked: the miniature and its copies take less than 1 GiB, tables of
-# positions some MiB. Half of what is free, where that is less.
-MAX_CHECK_BYTES = 4 * 1024**3
-
-# What the code of a family raises on a config that makes no sense.
-_BUILD_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+DEFAULT_DTYPE = "float16"
 
 
 def checkpoint_config_of(config: ModelConfig) -> Mapping[str, object]:
@@ -83,6 +63,32 @@ def checkpoint_config_of(config: ModelConfig) -> Mapping[str, object]:
     }
 
 
+def proving(config: ModelConfig) -> Proving:
+    """The proof of a config that came, yet to be made.
+
+    Raises:
+        UnsupportedModelError: it is over a bound.
+    """
+    return Proving(checkpoint_config_of(config), config.dtype or DEFAULT_DTYPE)
+
+
+@contextmanager
+def refusing_config() -> Iterator[None]:
+    """Make of what is found wrong with a config what its sender is told.
+
+    Raises:
+        RequestRefusedError: CONFIG_INVALID, MODEL_UNSUPPORTED or, where its trial was given up, LIMIT_EXCEEDED.
+    """
+    try:
+        yield
+    except ModelError as exc:
+        raise RequestRefusedError(str(exc), code=ErrorCode.MODEL_UNSUPPORTED) from exc
+    except ConfinementError as exc:
+        raise RequestRefusedError(str(exc), code=ErrorCode.LIMIT_EXCEEDED) from exc
+    except ConfigurationError as exc:
+        raise RequestRefusedError(str(exc), code=ErrorCode.CONFIG_INVALID) from exc
+
+
 @dataclass(frozen=True)
 class HeldLayer:
     """A layer in memory.
@@ -106,34 +112,29 @@ class ServedModel:
         costs: bytes of each layer, whether held or not.
     """
 
-    def __init__(self, config: ModelConfig, *, device: torch.device) -> None:
-        """Check the config and build the skeleton; allocates no weights.
+    def __init__(self, config: ModelConfig, proof: Proof, *, device: torch.device) -> None:
+        """Build the skeleton of a config that is proven; allocates no weights.
+
+        Args:
+            proof: what `proving(config)` gave.
 
         Raises:
-            RequestRefusedError: CONFIG_INVALID or MODEL_UNSUPPORTED, with the reason.
+            RequestRefusedError: the device has no room even for what stands outside the layers (OUT_OF_MEMORY).
         """
         raw = checkpoint_config_of(config)
         self.name = config.model_name
         self.device = device
-        self.dtype = _DTYPES[config.dtype or "float16"]
+        self.dtype = proof.dtype
+        self.costs = proof.costs
         self.held: dict[int, HeldLayer] = {}
-        free_bytes = device_memory(torch.device("cpu")).free_bytes
+        self.fingerprint = config_fingerprint(raw)
+        self._traits = proof.traits
         try:
-            with bounded_memory(min(MAX_CHECK_BYTES, free_bytes // 2)):
-                hf_config = build_config(raw)
-                self._traits = check_splittable(hf_config)
-                self.fingerprint = config_fingerprint(raw)
-                self.costs: tuple[LayerCost, ...] = tuple(layer_cost(hf_config, self.dtype))
-                self._stage = Stage(hf_config, dtype=self.dtype, device=device)
-        except ModelError as exc:
-            raise RequestRefusedError(str(exc), code=ErrorCode.MODEL_UNSUPPORTED) from exc
-        except NeuroGridError as exc:
-            raise RequestRefusedError(str(exc), code=ErrorCode.CONFIG_INVALID) from exc
-        except _BUILD_ERRORS as exc:
+            self._stage = Stage(build_config(raw), dtype=self.dtype, device=device)
+        except (torch.OutOfMemoryError, MemoryError) as exc:
             raise RequestRefusedError(
-                f"the model cannot be built: {_first_line(exc)}", code=ErrorCode.CONFIG_INVALID
+                "out of memory while building the model", code=ErrorCode.OUT_OF_MEMORY
             ) from exc
-
         if self._traits.row_bounds is None:
             logger.warning(
                 "sessions of this model run one after another, not together: %s",

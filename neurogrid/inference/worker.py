@@ -33,6 +33,7 @@ from neurogrid.inference.worker_status import WorkerBoard
 from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import build_config, model_config_message, resolve_dtype
+from neurogrid.model.confined import start_fork_server
 from neurogrid.model.device import DeviceMemory, device_name, select_device
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
@@ -164,6 +165,7 @@ class Worker:
         """Drop all that was begun for a peer; a coordinator's layers are kept for the next."""
         self._sessions.forget(peer_id)
         self._transfers.forget(peer_id)
+        self._layers.forget(peer_id)
         if self._state.coordinator == peer_id:
             logger.info("the coordinator %s is gone; its layers are kept", peer_id)
             self._state.release()
@@ -177,6 +179,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         ConfigurationError: an address, the identity file or the device is not usable.
         ModelError: the worker's own model cannot be served.
     """
+    start_fork_server()  # before CUDA, other threads and the identity's key
     machine = machine_name(settings.name)
     device = select_device(settings.device)
     for address in settings.bootstrap:

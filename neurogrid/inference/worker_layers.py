@@ -9,6 +9,10 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
 
 from neurogrid.errors import (
     CapacityError,
@@ -19,6 +23,7 @@ from neurogrid.errors import (
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.inference.worker_transfers import TransferService
+from neurogrid.model.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.model.tensors import dtype_name
 from neurogrid.p2p.wire import (
     Assign,
@@ -44,6 +49,8 @@ class LayerService:
     def __init__(self, state: WorkerState, transfers: TransferService) -> None:
         self._state = state
         self._transfers = transfers
+        # Of peers whose config is being tried.
+        self._trials: set[tuple[str, trio.CancelScope]] = set()
 
     def register(self) -> None:
         """Serve the messages of this service on the worker's protocol."""
@@ -64,7 +71,7 @@ class LayerService:
         state = self._state
         assert state.checkpoint is not None
         async with state.model_lock:
-            state.model = await state.run_torch(ServedModel, config, device=state.device)
+            state.model = await state.build_model(config, seconds=OWN_SECONDS)
             present = sorted(state.checkpoint.present_layers)
             for layer_id in present:
                 try:
@@ -79,15 +86,35 @@ class LayerService:
                     break
                 await state.load_own_layer(state.model, layer_id)
 
+    def forget(self, peer_id: str) -> None:
+        """Give up trying the config of a peer that is gone."""
+        for sender, trial in self._trials:
+            if sender == peer_id:
+                trial.cancel()
+
+    @contextmanager
+    def _trial(self, peer_id: str) -> Iterator[trio.CancelScope]:
+        """What is cancelled when the peer is gone."""
+        with trio.CancelScope() as scope:
+            self._trials.add((peer_id, scope))
+            try:
+                yield scope
+            finally:
+                self._trials.discard((peer_id, scope))
+
     async def _on_config(self, message: TensorMessage) -> None:
         peer_id = sender_of(message)
         state = self._state
         is_new = state.claim(peer_id)
         try:
             config = deserialize_config(message.data)
-            async with state.model_lock:
-                model = await state.run_torch(ServedModel, config, device=state.device)
-                await self._exchange(model, peer_id)
+            with self._trial(peer_id) as trial:
+                async with state.model_lock:
+                    model = await state.build_model(config, seconds=PEER_SECONDS)
+                    await self._exchange(model, peer_id)
+            if trial.cancelled_caught:
+                logger.info("%s is gone: its config is tried no longer", peer_id)
+                return
         except (RemoteProtocolError, RequestRefusedError) as exc:
             # Whoever sent nothing usable must not keep others away.
             if is_new and state.coordinator == peer_id:

@@ -17,15 +17,16 @@ import trio
 from neurogrid.errors import CapacityError, RequestRefusedError
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings
+from neurogrid.inference.proofs import result_of
 from neurogrid.inference.reaching import ReachSettings
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.served_model import ServedModel, proving, refusing_config
 from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.trust import Admission
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
 
 __all__ = [
     "Assignment",
@@ -252,6 +253,18 @@ class WorkerState:
         """Tell the cache which blobs the model is made of: they are not to go."""
         held = self.model.held.values() if self.model else ()
         self.blobs.use(layer.blob_id for layer in held)
+
+    async def build_model(self, config: ModelConfig, *, seconds: float) -> ServedModel:
+        """The model of a config, built here once a child process has proven it within so many seconds.
+
+        Cancellation ends the child.
+
+        Raises:
+            RequestRefusedError: CONFIG_INVALID, MODEL_UNSUPPORTED or LIMIT_EXCEEDED, with the reason.
+        """
+        with refusing_config():
+            proof = await result_of(proving(config), seconds=seconds)
+        return await self.run_torch(ServedModel, config, proof, device=self.device)
 
     async def load_own_layer(
         self, model: ServedModel, layer_id: int, *, only: bytes | None = None

@@ -17,7 +17,6 @@ Shape legend: V vocabulary.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +43,6 @@ _GENERATE_TOLERANCE = 1e-5
 _CHUNKS_TOLERANCE = 1e-3
 
 _MAX_PARAMETERS = 50_000_000
-_MAX_KEPT_RESULTS = 32
 _SEED = 20_240_229
 _PROMPT, _PAST_LAST_LIMIT = 5, 4
 
@@ -72,33 +70,14 @@ class SplitTraits:
     takes_chunks: bool = False
 
 
-_results: dict[str, SplitTraits | str] = {}
-
-
 def check_splittable(config: PreTrainedConfig) -> SplitTraits:
     """Prove on a miniature of `config` that stages compute what the whole model does.
 
-    On the CPU, in float32; takes about a second and a few MB. The answer is kept for the process.
+    On the CPU, in float32; takes about a second and a few MB for a config that makes sense (proof.py: for the others).
 
     Raises:
         UnsupportedModelError: with the reason, in one line.
     """
-    key = json.dumps(config.to_dict(), sort_keys=True, default=str)
-    result = _results.get(key)
-    if result is None:
-        try:
-            result = _check(config)
-        except UnsupportedModelError as exc:
-            result = str(exc)
-        while len(_results) >= _MAX_KEPT_RESULTS:
-            del _results[next(iter(_results))]
-        _results[key] = result
-    if isinstance(result, str):
-        raise UnsupportedModelError(result)
-    return result
-
-
-def _check(config: PreTrainedConfig) -> SplitTraits:
     what = f"model type {config.model_type!r} cannot be split"
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{what}: it has an encoder and a decoder")

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from neurogrid.errors import CheckpointError, ConfigurationError
+from neurogrid.model.chat_template import TemplateRenderer
 from neurogrid.model.loading import quiet_transformers
 
 __all__ = ["TEMPLATE_ARGUMENTS", "ChatEnding", "TextStream", "TokenKind", "Tokenizer"]
@@ -90,6 +91,7 @@ class Tokenizer:
     def __init__(self, backend: PreTrainedTokenizerBase) -> None:
         self._backend = backend
         self.vocab_size = len(backend)
+        self._renderer = TemplateRenderer()
         # The ids that `decode` leaves out: tokenizers looks at a flag, transformers at its own list.
         added = backend.added_tokens_decoder.items()
         self._special_ids = frozenset(
@@ -141,36 +143,33 @@ class Tokenizer:
     ) -> str:
         """The text of a conversation, up to where `ending` says; special tokens are in it.
 
-        The checkpoint's own template makes it, in Jinja's sandbox. Blocks, for as long as the template likes: run
-        it in a thread that may be left.
+        The checkpoint's own template makes it, in Jinja's sandbox and in a child process with limits. Blocks, at worst
+        for twice `RENDER_SECONDS`: run it in a thread.
 
         Args:
             messages: each with `role` and `content`, perhaps `name`.
             variables: what the template is told besides, as JSON has it; none of `TEMPLATE_ARGUMENTS`.
 
         Raises:
-            ConfigurationError: there is no template, or it refuses these messages; in its own words.
+            ConfigurationError: there is no template, or it refuses these messages, in its own words; or it takes more
+                time or memory than it may have.
+            TemplateBusyError: other conversations hold it.
         """
         if not self.has_chat_template:
             raise ConfigurationError(
                 "this model has no chat template: let it continue a text, or put chat_template.jinja "
                 "beside its tokenizer.json"
             )
-        try:
-            text = self._backend.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=ending is ChatEnding.ANSWER,
-                continue_final_message=ending is ChatEnding.CONTINUED,
+        return self._renderer.render(
+            self._backend.chat_template,
+            self._backend.special_tokens_map,
+            messages,
+            {
+                "add_generation_prompt": ending is ChatEnding.ANSWER,
+                "continue_final_message": ending is ChatEnding.CONTINUED,
                 **(variables or {}),
-            )
-        except Exception as exc:
-            # A template may fail in any way that an expression can, `raise_exception` among them.
-            reason = " ".join(str(exc).split())[:300] or type(exc).__name__
-            raise ConfigurationError(
-                f"the model's chat template refuses these messages: {reason}"
-            ) from exc
-        return str(text)
+            },
+        )
 
     def encode_chat(
         self,

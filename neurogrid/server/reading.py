@@ -19,6 +19,7 @@ import trio
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.sampling import MAX_SEED, SamplingParams, derived_seed
+from neurogrid.model.chat_template import RENDER_SECONDS, TemplateBusyError
 from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError
 from neurogrid.server.not_offered import (
@@ -38,8 +39,9 @@ __all__ = ["ChoiceRequest", "CompletionRequest", "check_model_name", "read_chat"
 
 # As OpenAI's API has it.
 DEFAULT_COMPLETION_TOKENS = 16
-# A template may take for ever; so many may at once.
-_TEMPLATES = trio.CapacityLimiter(4)
+# Conversations that wait for a template, which takes RENDER_SECONDS at most: for that long, then for their turn.
+_TEMPLATES = trio.CapacityLimiter(64)
+TEMPLATE_RETRY_AFTER = 5.0
 # Above it a text is tokenised in a thread: a millisecond or two.
 MAX_INLINE_CHARS = 4096
 # What the model's makers may recommend otherwise.
@@ -122,10 +124,16 @@ async def read_chat(body: Mapping[str, Any], model: LoadedModel) -> CompletionRe
         variables=read_variables(body, model.tokenizer),
     )
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
+    prompt: list[int] | None = None
     try:
-        prompt = await run_sync(encode, abandon_on_cancel=True, limiter=_TEMPLATES)
+        with trio.move_on_after(2 * RENDER_SECONDS):
+            prompt = await run_sync(encode, abandon_on_cancel=True, limiter=_TEMPLATES)
+    except TemplateBusyError as exc:
+        raise _busy(str(exc)) from exc
     except ConfigurationError as exc:
         raise APIError(400, str(exc), param="messages", code="chat_template") from exc
+    if prompt is None:
+        raise _busy("too many conversations wait for the model's chat template")
     num_logprobs = None
     if body.get("logprobs"):
         num_logprobs = int(body.get("top_logprobs") or 0)
@@ -243,6 +251,10 @@ def _room(prompt: Sequence[int], model: LoadedModel, param: str, max_tokens: flo
             code="context_length_exceeded",
         )
     return free if max_tokens is None else int(max_tokens)
+
+
+def _busy(message: str) -> APIError:
+    return APIError(503, message, code="chat_template_busy", retry_after=TEMPLATE_RETRY_AFTER)
 
 
 def _impossible(message: str, param: str) -> APIError:

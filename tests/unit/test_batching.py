@@ -14,7 +14,7 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.served_model import ServedModel, proving
 from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.config import model_config_message
 
@@ -180,7 +180,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     message = model_config_message(
         checkpoint.config, files.config, model_name="llama", max_seq_len=128, dtype=torch.float32
     )
-    model = ServedModel(message, device=torch.device("cpu"))
+    model = ServedModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
     for layer_id in range(3):
         blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
         model.load(layer_id, memoryview(bytearray(blob)), b"")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.model import chat_template
+from neurogrid.model.chat_template import TemplateBusyError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.tokenizer import Tokenizer
 
@@ -56,6 +58,45 @@ def test_a_template_may_refuse(tmp_path: Path) -> None:
 def test_a_template_is_kept_in_a_sandbox(tmp_path: Path, template: str) -> None:
     with pytest.raises(ConfigurationError):
         tokenizer(tmp_path, template).chat_text([QUESTION])
+
+
+def test_other_names_than_the_templates_own_are_variables(tmp_path: Path) -> None:
+    chat = tokenizer(tmp_path, "{{ template }}{{ special_tokens }}{{ arguments }}{{ bos_token }}")
+    told = {"template": "a", "special_tokens": "b", "arguments": "c", "bos_token": "d"}
+    assert chat.chat_text([QUESTION], variables=told) == "abcd"
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("{{ 'x' * 4000000000 }}", "more than 512 MiB of memory"),
+        (
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            r"longer than 0\.5 s",
+        ),
+    ],
+)
+def test_a_template_that_takes_too_much_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str, says: str
+) -> None:
+    only_then = "{% if messages[0].content == 'now' %}" + expression + "{% endif %}well"
+    chat = tokenizer(tmp_path, only_then)
+    assert chat.chat_text([QUESTION]) == "well"
+    with monkeypatch.context() as patched:
+        if "longer" in says:
+            patched.setattr(chat_template, "RENDER_SECONDS", 0.5)
+        with pytest.raises(ConfigurationError, match=f"given up on these messages: .*{says}"):
+            chat.chat_text([{"role": "user", "content": "now"}])
+    assert chat.chat_text([QUESTION]) == "well"
+
+
+def test_nobody_waits_for_ever_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_PROCESSES", 1)
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.1)
+    chat = tokenizer(tmp_path, TEMPLATE)
+    chat._renderer._idle.get()  # as a conversation that is being rendered has it
+    with pytest.raises(TemplateBusyError, match="try again"):
+        chat.chat_text([QUESTION])
 
 
 def test_a_model_without_a_template_is_not_talked_to(tmp_path: Path) -> None:

@@ -153,18 +153,6 @@ def test_a_fault_in_the_stages_is_caught(
         check_splittable(SERVED[family])
 
 
-def test_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = MAIN_FAMILIES["llama"]()
-    check_splittable(config)
-    with pytest.raises(UnsupportedModelError) as first:
-        check_splittable(tf.MambaConfig())
-    monkeypatch.setattr(miniature, "_check", None)
-    assert check_splittable(MAIN_FAMILIES["llama"]()) == SplitTraits(takes_chunks=True)
-    with pytest.raises(UnsupportedModelError) as second:
-        check_splittable(tf.MambaConfig())
-    assert str(first.value) == str(second.value)
-
-
 def test_the_check_leaves_the_random_state_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -17,7 +17,7 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 from torch import nn
 from transformers.models.llama import modeling_llama
 
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.served_model import ServedModel, proving
 from neurogrid.inference.session_table import Session
 from neurogrid.inference.worker_state import WorkerState
 from neurogrid.inference.worker_steps import WorkerSteps
@@ -185,7 +185,7 @@ def test_no_next_position_is_no_error(tmp_path: Path) -> None:
     message = model_config_message(
         checkpoint.config, files.config, model_name="m", max_seq_len=longest, dtype=torch.float32
     )
-    model = ServedModel(message, device=torch.device("cpu"))
+    model = ServedModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
     blob = b"".join(bytes(chunk) for chunk in files.layer_blob(0).chunks())
     model.load(0, memoryview(bytearray(blob)), b"")
     cache = model.new_cache()

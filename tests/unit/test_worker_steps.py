@@ -18,7 +18,7 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.burst import MAX_GAP
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.served_model import ServedModel, proving
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.inference.worker_steps import EARLY_TIMEOUT, WorkerSteps
@@ -41,7 +41,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     message = model_config_message(
         checkpoint.config, files.config, model_name="m", max_seq_len=128, dtype=torch.float32
     )
-    model = ServedModel(message, device=torch.device("cpu"))
+    model = ServedModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
     for layer_id in range(model.num_layers):
         blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
         model.load(layer_id, memoryview(bytearray(blob)), b"")
