@@ -5,6 +5,7 @@ Screenshots go to the directory that NEUROGRID_SCREENSHOTS names, or to build/sc
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -151,6 +152,49 @@ def watched(browser: sync_api.Browser, cluster: Cluster) -> Iterator[Watched]:
         assert watched.faults == []
 
 
+def answer_with(page: sync_api.Page, *texts: str) -> list[dict[str, object]]:
+    """Have each request for an answer answered by the next of these. Returns what was asked, as it comes."""
+    asked: list[dict[str, object]] = []
+    left = list(texts)
+
+    def answer(route: sync_api.Route) -> None:
+        asked.append(route.request.post_data_json)
+        text = left.pop(0)
+        pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+        chunks = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
+        chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        route.fulfill(content_type="text/event-stream", body=body)
+
+    page.route("**/v1/chat/completions", answer)
+    return asked
+
+
+MARKDOWN = """\
+# A title
+
+Some **bold**, *slanted* and `code` &lt;here&gt;, [a link](https://example.org/page) and
+[no link](javascript:alert(1)), ![a picture](https://example.org/x.png).
+
+1. one
+   - inner
+2. two
+
+| name | size |
+|---|--:|
+| a | 10 |
+
+> said <img src=x onerror=alert(1)>
+
+<script>alert(1)</script>
+
+```python
+def f(x: int) -> int:
+    return x < 3
+```
+"""
+
+
 def answers(page: sync_api.Page) -> sync_api.Locator:
     return page.locator(".message.assistant .text")
 
@@ -239,6 +283,102 @@ def test_markup_is_text(watched: Watched) -> None:
     assert page.locator("#messages img, #messages b").count() == 0
     page.keyboard.press("Escape")
     sync_api.expect(page.locator("#composer")).not_to_have_class(re.compile("is-busy"))
+
+
+def test_markdown_is_elements_and_nothing_else(browser: sync_api.Browser) -> None:
+    with ExitStack() as stack, serve_page(transferring()) as server:
+        watched = open_page(stack, browser, server.url, color_scheme="light")
+        page = watched.page
+        answer_with(page, MARKDOWN, "> " * 5000 + "deep", "x" * 250_000)
+        ask(page, "Show me")
+        sync_api.expect(page.locator("#composer")).not_to_have_class(re.compile("is-busy"))
+        text = answers(page)
+        sync_api.expect(text.locator("h3")).to_have_text("A title")
+        sync_api.expect(text.locator("strong")).to_have_text("bold")
+        sync_api.expect(text.locator("em")).to_have_text("slanted")
+        sync_api.expect(text.locator("p").first).to_contain_text("code <here>")
+        sync_api.expect(text.locator("ol > li")).to_have_count(2)
+        sync_api.expect(text.locator("ol ul li")).to_have_text("inner")
+        sync_api.expect(text.locator("td.is-right")).to_have_text("10")
+        code = "def f(x: int) -> int:\n    return x < 3"
+        sync_api.expect(text.locator("pre code")).to_have_text(code)
+        # What would be markup, or lead anywhere but to a page, stands there as it was written.
+        sync_api.expect(text.locator("blockquote")).to_have_text(
+            "said <img src=x onerror=alert(1)>"
+        )
+        sync_api.expect(text).to_contain_text("<script>alert(1)</script>")
+        sync_api.expect(text).to_contain_text("[no link](javascript:alert(1))")
+        assert text.locator("img, script, iframe, [onerror]").count() == 0
+        leads = text.locator("a").evaluate_all("all => all.map((one) => [one.href, one.rel])")
+        rel = "noopener noreferrer nofollow"
+        assert leads == [["https://example.org/page", rel], ["https://example.org/x.png", rel]]
+        watched.shoot("markdown-light")
+        # Deep and long texts are shown as they stand.
+        for number, words in enumerate(("deep", "xxxx")):
+            ask(page, "More")
+            last = page.locator(".message.assistant").nth(number + 1)
+            sync_api.expect(last.locator(".text")).to_contain_text(words)
+            sync_api.expect(last.locator(".message-note .copy")).to_be_visible()
+        assert watched.faults == []
+
+
+def test_a_chat_survives_reloading_and_is_written_anew(browser: sync_api.Browser) -> None:
+    with ExitStack() as stack, serve_page(transferring()) as server:
+        watched = open_page(stack, browser, server.url)
+        page = watched.page
+        asked = answer_with(page, "The *first* answer", "Another answer", "A second one")
+        page.locator("#settings-button").click()
+        page.locator("#system-prompt").fill("Be brief.")
+        page.keyboard.press("Escape")
+        ask(page, "A question")
+        sync_api.expect(answers(page)).to_have_text("The first answer")
+        system = {"role": "system", "content": "Be brief."}
+        question = {"role": "user", "content": "A question"}
+        assert asked[-1]["messages"] == [system, question]
+        page.reload()
+        sync_api.expect(answers(page).locator("em")).to_have_text("first")
+        sync_api.expect(page.locator(".message.user")).to_have_text("A question")
+        sync_api.expect(page.locator("#welcome")).to_be_hidden()
+        page.get_by_role("button", name="Write it anew").click()
+        sync_api.expect(answers(page)).to_have_text("Another answer")
+        assert asked[-1]["messages"] == [system, question]
+        ask(page, "And then?")
+        sync_api.expect(answers(page).last).to_have_text("A second one")
+        sync_api.expect(page.get_by_role("button", name="Write it anew")).to_have_count(1)
+        said = {"role": "assistant", "content": "Another answer"}
+        assert asked[-1]["messages"] == [
+            system,
+            question,
+            said,
+            {"role": "user", "content": "And then?"},
+        ]
+        page.reload()
+        sync_api.expect(answers(page)).to_have_text(["Another answer", "A second one"])
+        # Another tab has its own, and what is begun anew is forgotten.
+        other = page.context.new_page()
+        other.goto(server.url)
+        sync_api.expect(other.locator("#welcome")).to_be_visible()
+        sync_api.expect(other.locator(".message")).to_have_count(0)
+        page.locator("#new-chat").click()
+        page.reload()
+        sync_api.expect(page.locator("#welcome")).to_be_visible()
+        assert watched.faults == []
+
+
+def test_it_says_why_nothing_comes(browser: sync_api.Browser) -> None:
+    reasons = (
+        (transferring(), "Weights are on their way: 4.0 GB of 10.0 GB"),
+        (many(2), "Reading what was said so far"),
+    )
+    for board, reason in reasons:
+        with ExitStack() as stack, serve_page(board) as server:
+            page = open_page(stack, browser, server.url).page
+            page.route("**/v1/chat/completions", lambda route: None)  # an answer that does not come
+            ask(page, "A question")
+            note = page.locator(".message-note")
+            sync_api.expect(note).to_contain_text(reason)
+            page.keyboard.press("Escape")
+            sync_api.expect(note).to_contain_text("stopped")
 
 
 def test_settings_are_kept(watched: Watched) -> None:

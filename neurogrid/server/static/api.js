@@ -1,11 +1,8 @@
 // Requests to the server that this page came from, with its key where it wants one, and event streams read as they come.
 
-let key = null;
-try {
-  key = sessionStorage.getItem("neurogrid-key");
-} catch {
-  // Storage is switched off: the key is asked for again with each load.
-}
+import { thisTab } from "./storage.js";
+
+let key = thisTab.get("key");
 
 export function currentKey() {
   return key ?? "";
@@ -13,12 +10,7 @@ export function currentKey() {
 
 export function setKey(value) {
   key = value.trim() || null;
-  try {
-    if (key === null) sessionStorage.removeItem("neurogrid-key");
-    else sessionStorage.setItem("neurogrid-key", key);
-  } catch {
-    // As above.
-  }
+  thisTab.set("key", key);
 }
 
 /** What the server says is wrong. */

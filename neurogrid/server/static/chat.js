@@ -1,25 +1,33 @@
-// The conversation: what is written goes out, what comes back is shown as it comes, and can be stopped.
+// The conversation: what is written goes out, what comes back is shown as it comes, and can be stopped. It is kept in the
+// tab, and is there again when the page is loaded anew.
 
+import { Answer } from "./answer.js";
 import { ask, eventsOf } from "./api.js";
 import { byId, html, setText } from "./dom.js";
-import { duration, perSecond } from "./format.js";
+import { reasonToWait } from "./pause.js";
+import { thisTab } from "./storage.js";
 
 // How near to the end somebody reads who wants to see what comes. Pixels.
 const NEAR_END = 80;
 // How often what has come since is read aloud: a few words, not letters. Milliseconds.
 const SPEAK_EVERY = 4000;
+// How often it is looked whether an answer pauses, and what has come is kept. Milliseconds.
+const LOOK_EVERY = 300;
+const KEEP_EVERY = 1000;
 
 export class Chat {
   /**
-   * `settings()` gives { temperature, maxTokens }; `model()` the name of the model; `onKey()`, awaited, has the key
-   * asked for.
+   * `settings()` gives { temperature, maxTokens, system }; `model()` the name of the model; `status()` what is known of
+   * the cluster, null without a connection; `onKey()`, awaited, has the key asked for.
    */
-  constructor({ settings, model, onKey }) {
+  constructor({ settings, model, status, onKey }) {
     this.settings = settings;
     this.model = model;
+    this.status = status;
     this.onKey = onKey;
-    this.turns = [];
+    this.turns = []; // { role, content } and, of an answer, `note`
     this.running = null;
+    this.writing = null; // the answer that is being written
     this.asText = false; // the model has no chat template: it continues what is written
     this.scroll = byId("scroll");
     this.list = byId("messages");
@@ -44,11 +52,52 @@ export class Chat {
       if (event.key === "Escape" && this.running && !document.querySelector("dialog[open]")) this.stop();
     });
     byId("new-chat").addEventListener("click", () => this.begin());
+    addEventListener("pagehide", () => this.keep());
+    this.restore();
+  }
+
+  /** The conversation of before the page was loaded anew. */
+  restore() {
+    const { turns, asText } = kept();
+    if (!turns.length) return;
+    this.turns = turns;
+    this.asText = asText;
+    this.welcome.hidden = true;
+    let view = null;
+    for (const turn of turns) {
+      if (turn.role === "user") this.showUser(turn.content);
+      else {
+        view = new Answer(this.list);
+        view.restore(turn.content, turn.note);
+      }
+    }
+    if (turns.at(-1).role === "user") {
+      view = new Answer(this.list);
+      view.restore("", "The page was loaded anew before an answer came.");
+    }
+    this.offerAgain(view);
+    this.follow(true);
+  }
+
+  keep() {
+    const turns = [...this.turns];
+    if (this.writing?.text) turns.push(turnOf(this.writing, "the page was loaded anew while this was written"));
+    thisTab.set("chat", turns.length ? JSON.stringify({ turns, asText: this.asText }) : null);
+  }
+
+  offerAgain(view) {
+    view.offer("Write it anew", () => this.again(view), { isLast: true });
+  }
+
+  showUser(text) {
+    this.list.append(html("li", { class: "message user" }, html("p", { class: "text" }, text)));
   }
 
   begin() {
     this.stop();
     this.turns = [];
+    this.writing = null;
+    this.keep();
     this.list.replaceChildren();
     this.welcome.hidden = false;
     this.prompt.focus();
@@ -82,14 +131,20 @@ export class Chat {
     this.fit();
     this.welcome.hidden = true;
     this.turns.push({ role: "user", content: text });
-    this.list.append(html("li", { class: "message user" }, html("p", { class: "text" }, text)));
+    this.showUser(text);
+    this.keep();
     this.answer();
   }
 
   async answer() {
-    const view = new Answer(this.list);
+    const view = new Answer(this.list, (draw) => {
+      const isNear = this.isNearEnd();
+      draw();
+      this.follow(isNear);
+    });
     const controller = new AbortController();
     this.running = controller;
+    this.writing = view;
     this.showRunning(true);
     this.follow(true);
     let numSpoken = 0;
@@ -97,8 +152,12 @@ export class Chat {
       setText(this.spoken, view.text.slice(numSpoken));
       numSpoken = view.text.length;
     };
-    const speaking = setInterval(speak, SPEAK_EVERY);
     const turns = this.turns;
+    const timers = [
+      setInterval(speak, SPEAK_EVERY),
+      setInterval(() => view.wait(reasonToWait(this.status(), view.first !== null)), LOOK_EVERY),
+      setInterval(() => this.turns === turns && this.keep(), KEEP_EVERY),
+    ];
     try {
       await this.stream(view, controller.signal);
       view.end();
@@ -110,12 +169,11 @@ export class Chat {
         this.showRunning(false);
         await this.onKey();
         view.remove();
-        clearInterval(speaking);
         if (this.turns === turns) await this.answer();
         return;
       } else {
-        const message = error instanceof TypeError ? "The connection to the server is lost." : error.message;
-        view.fail(message, "Try again", () => this.again(view));
+        view.fail(error instanceof TypeError ? "The connection to the server is lost." : error.message);
+        view.offer("Try again", () => this.again(view));
         if (error.code === "chat_template") {
           view.offer("Let it continue the text", () => {
             this.asText = true;
@@ -124,9 +182,14 @@ export class Chat {
         }
       }
     } finally {
-      clearInterval(speaking);
+      timers.forEach(clearInterval);
+      if (this.writing === view) this.writing = null;
     }
-    if (this.turns === turns && view.text) turns.push({ role: "assistant", content: view.text });
+    if (this.turns === turns) {
+      if (view.text) turns.push(turnOf(view));
+      if (!view.element.classList.contains("is-failed")) this.offerAgain(view);
+      this.keep();
+    }
     speak();
     if (this.running === controller) {
       this.running = null;
@@ -143,8 +206,10 @@ export class Chat {
   }
 
   async stream(view, signal) {
-    const { temperature, maxTokens } = this.settings();
-    const input = this.asText ? { prompt: this.turns.at(-1).content } : { messages: this.turns };
+    const { temperature, maxTokens, system } = this.settings();
+    const messages = this.turns.map(({ role, content }) => ({ role, content }));
+    if (system) messages.unshift({ role: "system", content: system });
+    const input = this.asText ? { prompt: this.turns.at(-1).content } : { messages };
     const body = {
       model: this.model(),
       ...input,
@@ -161,9 +226,7 @@ export class Chat {
       const choice = chunk.choices?.[0];
       const text = choice?.delta?.content ?? choice?.text;
       if (text) {
-        const isNear = this.isNearEnd();
         view.add(text);
-        this.follow(isNear);
       }
       if (choice?.finish_reason) view.reason = choice.finish_reason;
       if (chunk.usage) view.usage = chunk.usage;
@@ -187,68 +250,20 @@ export class Chat {
   }
 }
 
-class Answer {
-  constructor(list) {
-    this.text = "";
-    this.usage = null;
-    this.reason = "";
-    this.began = performance.now();
-    this.first = null;
-    this.last = null;
-    this.content = html("p", { class: "text" });
-    this.note = html("p", { class: "message-note" });
-    this.element = html("li", { class: "message assistant is-writing" }, this.content, this.note);
-    list.append(this.element);
-  }
+/** A turn as it is kept: what was said of the answer beneath it, without the buttons. */
+function turnOf(view, note) {
+  const said = [...view.note.childNodes].find((node) => node.nodeType === Node.TEXT_NODE)?.textContent ?? "";
+  return { role: "assistant", content: view.text, note: note ?? said };
+}
 
-  add(text) {
-    const now = performance.now();
-    this.first ??= now;
-    this.last = now;
-    if (!this.text) text = text.trimStart(); // a model that continues text begins with a space
-    this.text += text;
-    // Text nodes are added to, not written anew: a selection in what was there stays.
-    this.content.append(text);
+/** What the tab has kept, checked: another version of the page may have written it. */
+function kept() {
+  try {
+    const { turns, asText } = JSON.parse(thisTab.get("chat", "{}")) ?? {};
+    const isTurn = (turn) => ["user", "assistant"].includes(turn?.role) && typeof turn.content === "string";
+    if (Array.isArray(turns) && turns.every(isTurn)) return { turns, asText: asText === true };
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
   }
-
-  end(reason = this.reason) {
-    this.element.classList.remove("is-writing");
-    const parts = [];
-    const tokens = this.usage?.completion_tokens;
-    if (tokens) parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
-    if (this.first !== null) parts.push(`first after ${duration((this.first - this.began) / 1000)}`);
-    if (tokens > 1 && this.last > this.first) parts.push(`${perSecond((tokens - 1) / ((this.last - this.first) / 1000))} a second`);
-    if (reason === "length") parts.push("the longest that Settings allow");
-    if (reason === "stopped") parts.push("stopped");
-    if (!this.text) this.content.append(html("em", {}, reason === "stopped" ? "Nothing was written." : "The model wrote nothing."));
-    setText(this.note, parts.join(" · "));
-    if (this.text) this.note.append(this.copyButton());
-  }
-
-  copyButton() {
-    const button = html("button", { type: "button", class: "text-button copy" }, "Copy");
-    button.addEventListener("click", async () => {
-      await navigator.clipboard?.writeText(this.text);
-      setText(button, "Copied");
-      setTimeout(() => setText(button, "Copy"), 1500);
-    });
-    return button;
-  }
-
-  fail(message, name, again) {
-    this.element.classList.remove("is-writing");
-    this.element.classList.add("is-failed");
-    setText(this.note, message);
-    if (again) this.offer(name, again);
-  }
-
-  offer(name, action) {
-    const button = html("button", { type: "button", class: "text-button" }, name);
-    button.addEventListener("click", action);
-    this.note.append(button);
-  }
-
-  remove() {
-    this.element.remove();
-  }
+  return { turns: [], asText: false };
 }

@@ -72,6 +72,11 @@ export function shortId(peerId) {
   return `…${peerId.slice(-8)}`;
 }
 
+/** What people call a worker: its machine's name, else its device. Both are its own words and prove nothing. */
+export function nameOf(peer) {
+  return peer.machine || peer.name;
+}
+
 export function clock(unixSeconds) {
   return new Date(unixSeconds * 1000).toLocaleTimeString("en-GB");
 }

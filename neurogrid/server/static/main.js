@@ -8,6 +8,7 @@ import { Entry, entries, lastLoss } from "./log.js";
 import { Picture } from "./picture.js";
 import { drawBars, drawLine } from "./spark.js";
 import { follow } from "./status.js";
+import { always } from "./storage.js";
 import { Worker } from "./workers.js";
 
 const PHASES = {
@@ -25,38 +26,23 @@ const SUGGESTIONS = {
 };
 
 let status = null;
-
-// ---------------------------------------------------------------- what is stored
-
-function stored(name, fallback) {
-  try {
-    return localStorage.getItem(name) ?? fallback;
-  } catch {
-    return fallback;
-  }
-}
-
-function store(name, value) {
-  try {
-    localStorage.setItem(name, value);
-  } catch {
-    // Storage is switched off: it holds for this page.
-  }
-}
+let isConnected = false;
 
 // ---------------------------------------------------------------- settings and key
 
 const settingsDialog = byId("settings");
 const temperature = byId("temperature");
 const maxTokens = byId("max-tokens");
+const systemPrompt = byId("system-prompt");
 const apiKey = byId("api-key");
 
 function showTemperature() {
   setText(byId("temperature-value"), Number(temperature.value).toFixed(2));
 }
 
-temperature.value = stored("neurogrid-temperature", "0.7");
-maxTokens.value = stored("neurogrid-max-tokens", "256");
+temperature.value = always.get("temperature", "0.7");
+maxTokens.value = always.get("max-tokens", "256");
+systemPrompt.value = always.get("system-prompt", "");
 showTemperature();
 temperature.addEventListener("input", showTemperature);
 byId("settings-button").addEventListener("click", () => {
@@ -64,9 +50,10 @@ byId("settings-button").addEventListener("click", () => {
   settingsDialog.showModal();
 });
 settingsDialog.addEventListener("close", () => {
-  store("neurogrid-temperature", temperature.value);
-  if (maxTokens.validity.valid) store("neurogrid-max-tokens", maxTokens.value);
-  else maxTokens.value = stored("neurogrid-max-tokens", "256");
+  always.set("temperature", temperature.value);
+  if (maxTokens.validity.valid) always.set("max-tokens", maxTokens.value);
+  else maxTokens.value = always.get("max-tokens", "256");
+  always.set("system-prompt", systemPrompt.value.trim() || null);
   if (apiKey.value !== currentKey()) setKey(apiKey.value);
 });
 for (const dialog of document.querySelectorAll("dialog")) {
@@ -140,7 +127,7 @@ byId("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
-  store("neurogrid-theme", root.dataset.theme);
+  always.set("theme", root.dataset.theme);
 });
 
 // ---------------------------------------------------------------- the cluster
@@ -195,6 +182,7 @@ let suggested = "";
 
 function onStatus(next) {
   status = next;
+  isConnected = true;
   byId("lost").hidden = true;
   document.body.classList.remove("is-lost");
   if (status.model && suggested !== status.model) {
@@ -217,6 +205,7 @@ function onStatus(next) {
 }
 
 function onLost(error) {
+  isConnected = false;
   const banner = byId("lost");
   const reason = error === null || error instanceof TypeError || error.name === "AbortError" ? "" : ` (${error.message})`;
   setText(banner, `No connection to the coordinator${reason}. Trying again …`);
@@ -227,8 +216,13 @@ function onLost(error) {
 }
 
 const chat = new Chat({
-  settings: () => ({ temperature: Number(temperature.value), maxTokens: Number(maxTokens.value) }),
+  settings: () => ({
+    temperature: Number(temperature.value),
+    maxTokens: Number(maxTokens.value),
+    system: systemPrompt.value.trim(),
+  }),
   model: () => status?.model ?? "",
+  status: () => (isConnected ? status : null),
   onKey: askForKey,
 });
 

@@ -1,12 +1,15 @@
 // The cluster as a ring: the coordinator on top, the stages clockwise in their order, what stands by below. Activations
-// go round; weights go straight. It is built anew when the plan changes, and brought up to date in place between.
+// go round; weights go across. It is built anew when the plan changes, and brought up to date in place between.
 
-import { perSecond, rate, duration, layers, shortId, remaining } from "./format.js";
+import { perSecond, rate, duration, layers, nameOf, shortId, remaining } from "./format.js";
 import { setAttributes, setText, svg } from "./dom.js";
 
 const WIDTH = 400;
 const RING = { x: WIDTH / 2, y: 172, rx: 122, ry: 104 };
 const MAX_STANDBY = 7;
+const MAX_NAME = 16;
+// What is written in the middle reaches that far from it.
+const CENTRE = 64;
 
 export function stageColour(number) {
   return number ? `var(--stage-${((number - 1) % 7) + 1})` : "var(--quiet)";
@@ -30,23 +33,34 @@ function at(angle, more = 0) {
   return [RING.x + (RING.rx + more) * Math.cos(angle), RING.y + (RING.ry + more) * Math.sin(angle)];
 }
 
-/** The part of the ring from one angle to another, without what the nodes at both ends cover. */
-function arc(from, to, gap) {
-  const [start, end] = [at(from), at(to)];
+/** The way that `pointAt` goes from 0 to 1, without what the nodes at both ends cover. */
+function path(pointAt, gap) {
+  const ends = [pointAt(0), pointAt(1)];
   const points = [];
   const steps = 48;
   for (let step = 0; step <= steps; step += 1) {
-    const point = at(from + ((to - from) * step) / steps);
-    const isFree = [start, end].every(([x, y]) => Math.hypot(point[0] - x, point[1] - y) >= gap);
+    const point = pointAt(step / steps);
+    const isFree = ends.every(([x, y]) => Math.hypot(point[0] - x, point[1] - y) >= gap);
     if (isFree) points.push(point.map((value) => value.toFixed(1)).join(" "));
   }
   return points.length > 1 ? `M${points.join("L")}` : "";
 }
 
+/** The part of the ring from one angle to another. */
+function arc(from, to, gap) {
+  return path((share) => at(from + (to - from) * share), gap);
+}
+
+/** The way from one node to another inside of the ring: straight, but around what is written in the middle. */
 function chord([x1, y1], [x2, y2], gap) {
   const length = Math.hypot(x2 - x1, y2 - y1) || 1;
-  const [dx, dy] = [((x2 - x1) / length) * gap, ((y2 - y1) / length) * gap];
-  return `M${x1 + dx} ${y1 + dy}L${x2 - dx} ${y2 - dy}`;
+  const [dx, dy] = [(x2 - x1) / length, (y2 - y1) / length];
+  const aside = (RING.x - x1) * dy - (RING.y - y1) * dx; // how far the middle is from the straight line
+  const bend = Math.max(CENTRE - Math.abs(aside), 0) * (aside < 0 ? -1 : 1);
+  // A quadratic curve comes half as far out as its control point.
+  const [cx, cy] = [(x1 + x2) / 2 - 2 * bend * dy, (y1 + y2) / 2 + 2 * bend * dx];
+  const curve = (from, by, to, share) => (1 - share) ** 2 * from + 2 * share * (1 - share) * by + share ** 2 * to;
+  return path((share) => [curve(x1, cx, x2, share), curve(y1, cy, y2, share)], gap);
 }
 
 /** A part of a circle, drawn as a dash of that length. */
@@ -249,7 +263,7 @@ export class Picture {
       setAttributes(node.own, dash(12, 0, share));
       node.group.classList.toggle("is-receiving", peer.health === "receiving");
       let doing = node.has ? "stands by" : "";
-      if (peer.health === "lost") doing = shortId(peerId);
+      if (peer.health === "lost") doing = peer.machine ? shortened(peer.machine) : shortId(peerId);
       else if (peer.health === "receiving") doing = "getting layers";
       else if (peer.num_sessions) doing = peer.num_sessions === 1 ? "1 session" : `${peer.num_sessions} sessions`;
       setText(node.doing, doing);
@@ -275,7 +289,7 @@ export class Picture {
       setAttributes(node.others, dash(node.ring, 0, 0));
       setAttributes(node.own, dash(node.ring, 0, isThere ? 1 : 0));
     }
-    let note = shortId(stage.peer_id);
+    let note = peer?.machine ? shortened(peer.machine) : shortId(stage.peer_id);
     if (isReceiving && peer.transfer) {
       const percent = Math.floor(100 * came(peer.transfer));
       const speed = peer.transfer.bytes_per_second;
@@ -284,7 +298,7 @@ export class Picture {
     } else if (!stage.is_ready && peer) note = "not ready";
     else note = stepOf(peer) || note;
     setText(node.note, note);
-    setText(node.title, `Stage ${stage.number}, ${layers(stage.layers)}: ${peer?.name ?? ""} ${shortId(stage.peer_id)}`);
+    setText(node.title, `Stage ${stage.number}, ${layers(stage.layers)}: ${peer ? nameOf(peer) : ""} ${shortId(stage.peer_id)} ${peer?.address ?? ""}`.trim());
   }
 
   refreshCentre(status, peers, stages) {
@@ -322,10 +336,15 @@ export function came(transfer) {
   return transfer.planned_bytes ? Math.min(here / transfer.planned_bytes, 1) : 1;
 }
 
+/** A name that fits beneath a node. */
+function shortened(name) {
+  return name.length > MAX_NAME ? `${name.slice(0, MAX_NAME - 1)}…` : name;
+}
+
 function describe(status, peers, stages) {
   const parts = stages.map((stage) => {
     const peer = peers[stage.peer_id];
-    return `stage ${stage.number}, ${layers(stage.layers)}, on ${peer ? peer.name : "nobody"}${stage.is_ready ? "" : ", not ready"}`;
+    return `stage ${stage.number}, ${layers(stage.layers)}, on ${peer ? nameOf(peer) : "nobody"}${stage.is_ready ? "" : ", not ready"}`;
   });
   return parts.length ? `The coordinator and its stages: ${parts.join("; ")}` : "The coordinator; no stages yet";
 }

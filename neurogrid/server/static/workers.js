@@ -1,6 +1,6 @@
 // The workers as a list: who they are, what they hold, how fast they are, how their layers come.
 
-import { bytes, duration, flops, layers, rate, remaining, shortId, withShortIds } from "./format.js";
+import { bytes, duration, flops, layers, nameOf, rate, remaining, shortId, withShortIds } from "./format.js";
 import { html, setAttributes, setText } from "./dom.js";
 import { came, stageColour, stepOf } from "./picture.js";
 
@@ -19,6 +19,7 @@ export class Worker {
     this.id = html("code", { class: "worker-id" });
     this.health = html("span", { class: "health" });
     this.role = html("p", { class: "worker-role" });
+    this.where = html("p", { class: "worker-where" });
     this.others = html("span", { class: "meter-others" });
     this.own = html("span", { class: "meter-own" });
     this.meter = html("div", { class: "meter", role: "img" }, this.others, this.own);
@@ -44,6 +45,7 @@ export class Worker {
       { class: "worker" },
       html("div", { class: "worker-head" }, this.badge, html("div", { class: "worker-title" }, this.name, this.id), this.health),
       this.role,
+      this.where,
       this.meter,
       this.facts,
       this.transfer,
@@ -59,13 +61,15 @@ export class Worker {
     this.element.dataset.peer = peer.peer_id;
     this.element.style.setProperty("--stage", isLost ? "var(--quiet)" : stageColour(stage));
     setText(this.badge, peer.stage ? `${peer.stage}` : peer.role === "replica" ? "+" : "·");
-    setText(this.name, peer.name);
+    setText(this.name, nameOf(peer));
     setText(this.id, shortId(peer.peer_id));
     setAttributes(this.id, { title: peer.peer_id });
     setText(this.health, HEALTH[peer.health] ?? peer.health);
     const step = stepOf(peer);
     setText(this.role, [role(peer), step].filter(Boolean).join(" · "));
     setAttributes(this.role, { title: step && `The last took ${duration(peer.last_step_seconds)}` });
+    setText(this.where, [peer.machine && peer.name, peer.address].filter(Boolean).join(" · "));
+    this.where.hidden = !this.where.textContent;
     this.refreshMemory(peer);
     setText(this.compute, flops(peer.flops));
     setText(this.reads, rate(peer.read_bytes_per_second));
@@ -83,12 +87,13 @@ export class Worker {
       setText(this.memory, peer.memory_known ? bytes(peer.memory_free_bytes) : `${bytes(peer.memory_free_bytes)}, assumed`);
       return;
     }
-    const used = Math.min((peer.memory_used_bytes ?? 0) / total, 1);
-    const own = Math.min(peer.memory_stage_bytes / total, 1 - used);
-    this.others.style.width = `${100 * used}%`;
-    this.own.style.width = `${100 * own}%`;
-    setText(this.memory, `${bytes(peer.memory_free_bytes)} free of ${bytes(total)}`);
-    const label = `Memory: ${bytes(peer.memory_used_bytes)} used by others, ${bytes(peer.memory_stage_bytes)} for its layers, of ${bytes(total)}`;
+    const others = Math.min(peer.memory_used_bytes ?? 0, total);
+    const own = Math.min(peer.memory_stage_bytes, total - others);
+    this.others.style.width = `${(100 * others) / total}%`;
+    this.own.style.width = `${(100 * own) / total}%`;
+    this.own.hidden = own === 0;
+    setText(this.memory, `${bytes(others + own)} of ${bytes(total)} used`);
+    const label = `Memory: ${bytes(peer.memory_used_bytes)} used by others, ${bytes(own)} for its layers, ${bytes(total - others - own)} free, of ${bytes(total)}`;
     setAttributes(this.meter, { "aria-label": label, title: label });
   }
 
