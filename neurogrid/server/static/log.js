@@ -39,7 +39,8 @@ export function lastLoss(status) {
   const seconds = isMended ? failure.recovered_at - failure.at : 0;
   const after = seconds > 0.005 ? `, after ${duration(seconds)}` : "";
   const had = failure.layers.stop > failure.layers.start ? ` (${layers(failure.layers)})` : "";
-  return withShortIds(`Lost ${shortId(failure.peer_id)}${had}: ${failure.action}${after}.`);
+  const machine = status.peers[failure.peer_id]?.machine;
+  return withShortIds(`Lost ${machine ? `${machine} ` : ""}${shortId(failure.peer_id)}${had}: ${failure.action}${after}.`);
 }
 
 /** The entries for what is known: each event, and for a loss what became of it. */

@@ -230,6 +230,7 @@ export class Picture {
   }
 
   refresh(status, peers, stages) {
+    this.labels = labelsOf(peers);
     const links = status.links ?? {};
     const busiest = Math.max(0, ...Object.values(links).map((link) => link.activations_per_second));
     for (const { source, target, flow, label, more } of this.links) {
@@ -263,7 +264,7 @@ export class Picture {
       setAttributes(node.own, dash(12, 0, share));
       node.group.classList.toggle("is-receiving", peer.health === "receiving");
       let doing = node.has ? "stands by" : "";
-      if (peer.health === "lost") doing = peer.machine ? shortened(peer.machine) : shortId(peerId);
+      if (peer.health === "lost") doing = this.labels.get(peerId);
       else if (peer.health === "receiving") doing = "getting layers";
       else if (peer.num_sessions) doing = peer.num_sessions === 1 ? "1 session" : `${peer.num_sessions} sessions`;
       setText(node.doing, doing);
@@ -289,7 +290,7 @@ export class Picture {
       setAttributes(node.others, dash(node.ring, 0, 0));
       setAttributes(node.own, dash(node.ring, 0, isThere ? 1 : 0));
     }
-    let note = peer?.machine ? shortened(peer.machine) : shortId(stage.peer_id);
+    let note = this.labels.get(stage.peer_id) ?? shortId(stage.peer_id);
     if (isReceiving && peer.transfer) {
       const percent = Math.floor(100 * came(peer.transfer));
       const speed = peer.transfer.bytes_per_second;
@@ -336,9 +337,13 @@ export function came(transfer) {
   return transfer.planned_bytes ? Math.min(here / transfer.planned_bytes, 1) : 1;
 }
 
-/** A name that fits beneath a node. */
-function shortened(name) {
-  return name.length > MAX_NAME ? `${name.slice(0, MAX_NAME - 1)}…` : name;
+/** By peer id, what stands beneath a node: its machine's name if it is the only one called so, else the end of its id. */
+function labelsOf(peers) {
+  const all = Object.values(peers);
+  const names = all.map((peer) => peer.machine);
+  const isOnly = (name) => name && names.indexOf(name) === names.lastIndexOf(name);
+  const shortened = (name) => (name.length > MAX_NAME ? `${name.slice(0, MAX_NAME - 1)}…` : name);
+  return new Map(all.map((peer) => [peer.peer_id, isOnly(peer.machine) ? shortened(peer.machine) : shortId(peer.peer_id)]));
 }
 
 function describe(status, peers, stages) {
