@@ -20,7 +20,7 @@ from types import FrameType
 import trio
 
 from neurogrid.cli.finding import add_finding_options
-from neurogrid.cli.logs import set_up_logging
+from neurogrid.cli.logs import LOG_LEVELS, set_up_logging
 from neurogrid.cli.parser import ArgumentParser
 from neurogrid.cli.ports import places_of, places_on_port
 from neurogrid.cli.reach import add_reach_options
@@ -73,7 +73,6 @@ _UNITS = {
 MAX_BYTES = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 MAX_NUMBER = 1e9
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class ExitStatus(IntEnum):
@@ -185,9 +184,9 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
     output = parser.add_argument_group("output")
     output.add_argument(
         "--log-level",
-        choices=_LOG_LEVELS,
+        choices=LOG_LEVELS,
         default="info",
-        help="how much goes to stderr (default %(default)s)",
+        help="how much goes to stderr; debug-all: with what the libraries underneath say (default %(default)s)",
     )
     output.add_argument(
         "--json-logs",

@@ -13,13 +13,16 @@ from typing import Any, Final
 
 from neurogrid.cli.screen import Screen
 
-__all__ = ["JsonFormatter", "ScreenHandler", "set_up_logging"]
+__all__ = ["LOG_LEVELS", "JsonFormatter", "ScreenHandler", "set_up_logging"]
+
+LOG_LEVELS: Final = ("debug-all", "debug", "info", "warning", "error")
+"""From the most that is said to the least."""
 
 # What every record has; the rest came by `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     *("message", "asctime", "taskName")
 }
-# The libraries underneath, which speak only when `debug` is asked for.
+# The libraries underneath, which speak only when `debug-all` is asked for.
 _LIBRARIES: Final = ("libp2p", "multiaddr", "transformers", "torch")
 
 
@@ -59,8 +62,13 @@ class ScreenHandler(logging.Handler):
 
 
 def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
-    """Logs to stderr, from now on; returns what else is to go there."""
-    if level == "debug":
+    """Logs to stderr, from now on; returns what else is to go there.
+
+    Args:
+        level: one of `LOG_LEVELS`. What NeuroGrid says for debugging, and what the libraries say for it, are two.
+    """
+    with_libraries = level == "debug-all"
+    if with_libraries:
         # libp2p takes itself out of the tree when it is imported, and whatever handlers it had away: first that, then
         # ours. What it says meanwhile would be said before anybody sees to it that a stopped terminal holds nobody up.
         import_module("neurogrid.p2p.libp2p_host")
@@ -68,11 +76,13 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
     screen = Screen(formatter if as_json else None)
     handler = ScreenHandler(screen)
     handler.setFormatter(formatter)
-    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    of_others = "debug" if with_libraries else "info" if level == "debug" else level
+    logging.basicConfig(handlers=[handler], level=of_others.upper(), force=True)
+    logging.getLogger("neurogrid").setLevel(logging.DEBUG if level == "debug" else logging.NOTSET)
     logging.captureWarnings(as_json)
     # Where loggers outside the tree, without a handler of their own, end up: Python would print what they say bare.
     last_resort: logging.Handler = handler
-    if level == "debug":
+    if with_libraries:
         logging.getLogger("libp2p").addHandler(handler)
     else:
         last_resort = logging.NullHandler()
@@ -83,7 +93,7 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
 
 
 def _formatter(level: str) -> logging.Formatter:
-    if level == "debug":
+    if level in ("debug", "debug-all"):
         return logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s")
     return _BriefFormatter("%(levelname).1s %(message)s")
 

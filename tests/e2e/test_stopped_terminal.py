@@ -54,7 +54,7 @@ def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
     fill(slave)
     args = ("--local-workers", "1", "--http-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0")
     process = subprocess.Popen(
-        [sys.executable, "-m", "neurogrid.cli.coordinator", *args, "--log-level", "debug"],
+        [sys.executable, "-m", "neurogrid.cli.coordinator", *args, "--log-level", "debug-all"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=slave,

@@ -131,5 +131,5 @@ def test_bash_completes_options_and_their_values(
 
     assert complete("--json") == {"--json-logs"}
     assert complete("--max-") >= {"--max-seq-len"}
-    assert complete("--log-level", "") == {"debug", "info", "warning", "error"}
+    assert complete("--log-level", "") == {"debug-all", "debug", "info", "warning", "error"}
     assert complete("--log-level", "wa") == {"warning"}

@@ -18,7 +18,7 @@ from neurogrid.cli.logs import set_up_logging
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    loggers = logging.root, logging.getLogger("libp2p")
+    loggers = logging.root, logging.getLogger("libp2p"), logging.getLogger("neurogrid")
     before = [(logger.level, logger.handlers[:]) for logger in loggers]
     last_resort = logging.lastResort
     yield
@@ -116,15 +116,34 @@ def test_lines_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stderr.stream.getvalue() == "W slow\nplan: embedded\n"
 
 
-def test_what_libp2p_says_is_for_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = Stderr(monkeypatch, level="debug", as_json=False)
+def test_debug_is_for_what_we_say_ourselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch, level="debug")
+    apart = logging.getLogger("apart")
+    apart.propagate = False
+    for name in ("neurogrid.p2p", "libp2p.host", "transformers", "markdown_it", "hpack.hpack"):
+        logging.getLogger(name).debug("close look")
+    apart.warning("close look")
+    logging.getLogger("libp2p.host").error("of no interest")
+    logging.getLogger("markdown_it").warning("slow")
+    assert [line["logger"] for line in stderr.objects] == ["neurogrid.p2p", "markdown_it"]
+
+
+def test_no_debugging_is_said_for_info_after_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up_logging("debug")
+    stderr = Stderr(monkeypatch)
+    logging.getLogger("neurogrid.p2p").debug("close look")
+    assert stderr.objects == []
+
+
+def test_what_libp2p_says_is_for_debug_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch, level="debug-all", as_json=False)
     logging.getLogger("libp2p.host.basic_host").warning("slow")
     assert stderr.stream.getvalue().endswith(" W libp2p.host.basic_host: slow\n")
     assert stderr.stream.getvalue().count("slow") == 1
 
 
-def test_for_debug_whatever_is_logged_is_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = Stderr(monkeypatch, level="debug")
+def test_for_debug_all_whatever_is_logged_is_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = Stderr(monkeypatch, level="debug-all")
     stray = logging.getLogger("stray")
     stray.propagate = False
     for logger in (stray, logging.getLogger("libp2p.host"), logging.getLogger("neurogrid")):
