@@ -2,22 +2,30 @@
 BIN := .venv/bin
 PROMPT ?= A function definition
 
-.PHONY: setup demo check test test-unit test-e2e test-commands test-networks format docs bench clean
+.PHONY: setup setup-tests demo check test test-unit test-e2e test-commands test-networks format docs bench clean
 
-setup: .venv/.ready .venv/.peers-ready
+# What runs NeuroGrid, and nothing that only its tests need.
+setup: .venv/.ready
 
-.venv/.ready: pyproject.toml constraints.txt .ci/setup
+setup-tests: .venv/.peers-ready
+
+REQUIREMENTS := packaging/requirements
+
+.venv/.ready: pyproject.toml constraints.txt .ci/setup $(REQUIREMENTS)/transport.txt $(REQUIREMENTS)/inference.txt
 	.ci/setup python
 
-# Peers in other languages, which only the tests need.
-.venv/.peers-ready: .venv/.ready tests/e2e/interop/js/package-lock.json
+.venv/.dev-ready: .venv/.ready $(REQUIREMENTS)/dev.txt $(REQUIREMENTS)/otel.txt
+	.ci/setup dev
+
+# Peers in other languages.
+.venv/.peers-ready: .venv/.dev-ready tests/e2e/interop/js/package-lock.json
 	.ci/setup peers
 
 # The main job: two workers with nothing on disk get the embedded model over libp2p and write.
 demo: .venv/.ready
 	$(BIN)/neurogrid-coordinator --local-workers 2 --prompt "$(PROMPT)" --max-tokens 80
 
-check: .venv/.ready
+check: .venv/.dev-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -25,7 +33,7 @@ check: .venv/.ready
 test: test-unit test-e2e
 
 # Without sockets: also what the network in memory shows of the suite that all networks pass.
-test-unit: .venv/.ready
+test-unit: .venv/.dev-ready
 	$(BIN)/python -m pytest tests/unit -q
 	$(BIN)/python -m pytest tests/conformance -q -k memory
 
@@ -35,14 +43,14 @@ test-e2e: test-commands test-networks
 # What runs beside the commands: peers in other languages, transfers, and what breaks the protocol.
 PEER_TESTS := tests/e2e/interop tests/e2e/transfers tests/e2e/bad_input_peer
 
-test-commands: setup
+test-commands: .venv/.peers-ready
 	$(BIN)/python -m pytest tests/e2e $(PEER_TESTS:%=--ignore=%) -q --durations=20
 
-test-networks: setup
+test-networks: .venv/.peers-ready
 	$(BIN)/python -m pytest tests/conformance -q -k libp2p
 	$(BIN)/python -m pytest $(PEER_TESTS) -q
 
-format: .venv/.ready
+format: .venv/.dev-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

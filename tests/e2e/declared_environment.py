@@ -18,6 +18,9 @@ from packaging.requirements import Requirement
 
 __all__ = ["make_environment", "metadata_of"]
 
+# The one thing in which what is installed is not what is declared: docs/installing.md.
+KNOWN = "libp2p 0.8.1 has requirement fastecdsa==2.3.2"
+
 
 def metadata_of(wheel: Path) -> Distribution:
     """What a wheel says of itself."""
@@ -33,11 +36,13 @@ def make_environment(directory: Path, wheel: Path, *, extra: str = "") -> Path:
         _link(needed, packages)
     commands = directory / "bin"
     pip = [sys.executable, "-m", "pip", "--python", str(commands / "python")]
-    for step in (["install", "--quiet", "--no-deps", "--no-index", str(wheel)], ["check"]):
-        done = subprocess.run(
-            [*pip, "--disable-pip-version-check", *step], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    install, check = (
+        subprocess.run([*pip, "--disable-pip-version-check", *step], capture_output=True, text=True)
+        for step in (["install", "--quiet", "--no-deps", "--no-index", str(wheel)], ["check"])
+    )
+    assert install.returncode == 0, install.stdout + install.stderr
+    complaints = [line for line in check.stdout.splitlines() if not line.startswith(KNOWN)]
+    assert complaints in ([], ["No broken requirements found."]), check.stdout + check.stderr
     return commands
 
 

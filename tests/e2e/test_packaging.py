@@ -122,6 +122,7 @@ def test_the_source_distribution_has_what_an_operator_wants_and_no_tests(built: 
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CHANGELOG.md", "LICENSE", "constraints.txt", "packaging/Dockerfile"} <= names
+    assert "packaging/requirements/transport.txt" in names
     assert "packaging/systemd/neurogrid-worker.service" in names
     assert not [name for name in names if re.search(r"(^tests|__pycache__|\.pyc$|(^|/)\.)", name)]
 
@@ -131,7 +132,7 @@ def test_the_metadata(built: Built) -> None:
     assert metadata["Version"] == neurogrid.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description"] == (ROOT / "README.md").read_text()
-    assert set(metadata.get_all("Provides-Extra") or ()) == {"inference", "otel", "dev"}
+    assert set(metadata.get_all("Provides-Extra") or ()) == {"inference", "otel"}
     assert f"## [{neurogrid.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 

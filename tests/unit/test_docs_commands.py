@@ -24,7 +24,18 @@ DOCUMENTS = [
 ]
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Programs of others, whose flags are theirs.
-OTHERS = ("docker", "pip", "python", "curl", "systemctl", "journalctl", "install", "make", "npm")
+OTHERS = (
+    "docker",
+    "pip",
+    "uv",
+    "python",
+    "curl",
+    "systemctl",
+    "journalctl",
+    "install",
+    "make",
+    "npm",
+)
 TROUBLES = ROOT / "docs" / "troubleshooting.md"
 
 

@@ -10,13 +10,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from neurogrid.cli import coordinator, worker
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "packaging" / "requirements"
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"
 UNITS = sorted((ROOT / "packaging" / "systemd").glob("*.service"))
 INSTALLED_AT = "/opt/neurogrid/bin/"
@@ -31,6 +37,63 @@ def instructions() -> list[tuple[str, str]]:
     ]
 
 
+def listed(name: str) -> set[str]:
+    """The requirements of a file, without those of the files that it names."""
+    lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
+    return {line for line in lines if line and not line.startswith(("#", "-r "))}
+
+
+def test_what_is_installed_without_a_compiler_is_what_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (libp2p,) = (line for line in project["dependencies"] if line.startswith("libp2p"))
+    of_libp2p = {line for line in requires("libp2p") or () if "extra ==" not in line}
+    pinned = {line for line in of_libp2p if line.startswith("fastecdsa")}
+    assert len(pinned) == 1
+    own = set(project["dependencies"]) - {libp2p}
+    assert listed("transport") == own | of_libp2p - pinned | {"fastecdsa>=3.0.1"}
+    for extra, declared in project["optional-dependencies"].items():
+        assert listed(extra) == set(declared), extra
+    # Word for word: whoever reads it copies it.
+    assert f"pip install --no-deps {libp2p} neurogrid" in (ROOT / "docs/installing.md").read_text()
+
+
+def test_the_pins_are_all_of_these_and_the_newer_fastecdsa() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pairs}
+    for name in ("transport", "inference", "otel", "dev"):
+        for wanted in map(Requirement, listed(name)):
+            if wanted.marker is None or wanted.marker.evaluate():
+                assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), wanted
+    assert Version(pins["fastecdsa"]) >= Version("3.0.1")
+
+
+def test_nothing_that_is_installed_was_compiled_here() -> None:
+    """An index has wheels for `manylinux`; one for plain `linux` was made on this machine, with a compiler."""
+    compiled = []
+    for found in distributions():
+        tags = re.findall(r"^Tag: .*-(\S+)$", found.read_text("WHEEL") or "", re.MULTILINE)
+        # The local version of torch's own index, whose wheels it has named both ways.
+        if any(tag.startswith("linux_") for tag in tags) and "+" not in found.version:
+            compiled.append(f"{found.name} {found.version}")
+    assert compiled == [], "run make setup"
+
+
+def test_setup_brings_what_runs_and_leaves_what_only_tests_need() -> None:
+    """Which commands make would run for each target, on a fresh clone."""
+
+    def steps(*targets: str) -> list[str]:
+        stamps = ("ready", "dev-ready", "peers-ready")
+        missing = [f"--what-if=.venv/.{stamp}" for stamp in stamps]
+        command = ["make", "--dry-run", "--always-make", *missing, *targets]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return re.findall(r"^\.ci/setup (\w+)$", done.stdout, re.MULTILINE)
+
+    assert steps("setup") == steps("demo") == ["python"]
+    assert steps("check") == steps("test-unit") == ["python", "dev"]
+    assert steps("test") == steps("setup-tests") == ["python", "dev", "peers"]
+
+
 def test_what_the_image_copies_exists_and_is_sent_to_the_builder() -> None:
     sent = (ROOT / ".dockerignore").read_text().splitlines()
     copied = [argument.split() for word, argument in instructions() if word == "COPY"]
@@ -39,6 +102,13 @@ def test_what_the_image_copies_exists_and_is_sent_to_the_builder() -> None:
     for name in sources:
         assert (ROOT / name).exists(), name
         assert f"!{name}" in sent, name
+
+
+def test_the_image_is_made_without_a_compiler_and_runs_without_its_libraries() -> None:
+    text = DOCKERFILE.read_text()
+    assert "apt-get" not in text
+    installed = [argument for word, argument in instructions() if "pip install" in argument]
+    assert all("--no-deps" in line or "--requirement" in line for line in installed)
 
 
 def test_the_image_does_not_run_as_root_and_says_whether_it_lives() -> None:
