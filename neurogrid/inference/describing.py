@@ -58,36 +58,47 @@ async def describe_workers(
     assumed_bytes: int,
     alike: Collection[str] = (),
 ) -> list[WorkerInfo]:
-    """Ask all workers at once; in their order.
+    """Ask all workers at once; what those said that answered, in their order. The others are named in the log.
 
     Args:
         assumed_bytes: of memory, where a worker does not tell.
         alike: peer ids of workers that share one machine, and are equally fast.
 
     Raises:
-        NoRouteError: a worker did not answer, or with nonsense.
+        NoRouteError: none of them answered, or all with nonsense.
     """
     infos: dict[str, WorkerInfo] = {}
+    failures: list[str] = []
     asked = DeviceInfoRequest(dtype_name(model.dtype), config_fingerprint(model.checkpoint.config))
 
     async def describe(worker: RemoteWorker) -> None:
+        # It answers several questions; one that lets each wait for as long as it may is not worth the others' waiting.
+        seconds = 2 * worker.timeouts.describe
+        reason = f"it took more than {seconds:g} s"
         try:
-            info = await worker.describe(assumed_bytes=assumed_bytes)
-            if worker.protocol_id == PROTOCOL_V11:
-                info = await _with_device(worker, info, asked)
+            with trio.move_on_after(seconds):
+                info = await worker.describe(assumed_bytes=assumed_bytes)
+                if worker.protocol_id == PROTOCOL_V11:
+                    info = await _with_device(worker, info, asked)
+                infos[worker.peer_id] = info
         except NeuroGridError as exc:
-            raise NoRouteError(f"worker {worker.peer_id} did not describe itself: {exc}") from exc
-        infos[worker.peer_id] = info
+            reason = str(exc)
+        if worker.peer_id not in infos:
+            failures.append(f"worker {worker.shown} did not describe itself: {reason}")
 
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
             for worker in workers:
                 nursery.start_soon(describe, worker)
+    if failures and not infos:
+        raise NoRouteError("; ".join(failures))
+    for failure in failures:
+        logger.warning("%s; it is left out", failure)
     shared = [info.speed for info in infos.values() if info.speed and info.peer_id in alike]
     for peer_id, info in infos.items():
         if peer_id in alike and info.speed:
             infos[peer_id] = replace(info, speed=_typical(shared))
-    return [infos[worker.peer_id] for worker in workers]
+    return [infos[worker.peer_id] for worker in workers if worker.peer_id in infos]
 
 
 async def _with_device(

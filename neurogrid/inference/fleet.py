@@ -95,16 +95,25 @@ class Fleet(Roster):
     # ------------------------------------------------------------------ the beginning
 
     async def enlist(self, workers: Sequence[RemoteWorker]) -> None:
-        """Ask the first workers what they have, and plan over them; nothing is sent yet.
+        """Ask the first workers what they have, and plan over those that say it; nothing is sent yet.
 
         Raises:
             CapacityError: the layers do not fit the workers.
-            NoRouteError: one did not say what it has.
+            NoRouteError: none of them says what it has, or too few do for the stages that were asked for.
         """
-        for worker, info in zip(workers, await self.describe(workers), strict=True):
-            self.add(Member(worker, info))
-        with self._timed_planning():
-            plan = self.planning.first(self._usable())
+        infos = {info.peer_id: info for info in await self.describe(workers)}
+        for worker in workers:
+            if worker.peer_id in infos:
+                self.add(Member(worker, infos[worker.peer_id]))
+        try:
+            with self._timed_planning():
+                plan = self.planning.first(self._usable())
+        except ConfigurationError as exc:
+            if len(infos) == len(workers):
+                raise
+            raise NoRouteError(
+                f"{len(infos)} of {len(workers)} workers said what they have: {exc}"
+            ) from exc
         self._use(plan)
 
     async def start(self) -> None:

@@ -114,7 +114,7 @@ async def open_plan(
         ConfigurationError: what was asked for cannot be right.
         ModelError: the model cannot be loaded or split.
         CapacityError: the layers do not fit the workers.
-        NoRouteError: too few workers, or one did not say what it has.
+        NoRouteError: too few workers, or too few that say what they have.
     """
     progress = progress or Progress()
     min_peers = _num_awaited(settings)

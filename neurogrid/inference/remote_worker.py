@@ -122,6 +122,14 @@ class RemoteWorker(ABC):
     def protocol_id(self) -> str:
         """The version spoken with this worker."""
 
+    @property
+    def shown(self) -> str:
+        """The worker for a text: its peer id, and what its machine is called, as far as that is known."""
+        hello, host = self.protocol.hello_of(self.peer_id), self.protocol.host
+        known = (hello.name if hello is not None else "", host.remote_ip(self.peer_id))
+        where = ", ".join(filter(None, known))
+        return f"{self.peer_id} ({where})" if where else self.peer_id
+
     async def describe(self, *, assumed_bytes: int) -> WorkerInfo:
         """Ask for memory and layers; `assumed_bytes` of memory where the peer does not answer."""
         held = await self._held_layers()

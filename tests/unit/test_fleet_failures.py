@@ -137,6 +137,10 @@ class ScriptedWorker(RemoteWorker):
     def _request_id(self) -> int:
         return 0
 
+    @property
+    def shown(self) -> str:
+        return f"{self.peer_id} (192.0.2.1)"
+
     async def describe(self, *, assumed_bytes: int) -> WorkerInfo:
         await self._script.ask(self.peer_id)
         return WorkerInfo(self.peer_id, "a device", GIB, PROTOCOL_V10, True, ())
@@ -171,26 +175,30 @@ def model() -> LoadedModel:
     return LoadedModel.load(embedded_model_path(), name=None, max_seq_len=64, dtype="float32")
 
 
+def fleet_of(script: Script, *, num_stages: int) -> Fleet:
+    loaded = model()
+    placer = Placer(
+        loaded,
+        cast(Any, ScriptedHost(script)),
+        None,
+        max_sessions=1,
+        skip_weight_transfer=False,
+    )
+    return Fleet(
+        FleetPlanning(loaded.size(num_sessions=1), num_stages=num_stages),
+        placer,
+        partial(describe_workers, model=loaded, assumed_bytes=GIB),
+        Trials(loaded.ends.hidden_size, loaded.dtype, loaded.max_seq_len),
+        Progress(),
+        script.cut,
+    )
+
+
 def run(script: Script, test: Callable[[Fleet], Awaitable[None]]) -> None:
     """A fleet of two workers that is ready, and mended while `test` runs."""
 
     async def main() -> None:
-        loaded = model()
-        placer = Placer(
-            loaded,
-            cast(Any, ScriptedHost(script)),
-            None,
-            max_sessions=1,
-            skip_weight_transfer=False,
-        )
-        fleet = Fleet(
-            FleetPlanning(loaded.size(num_sessions=1), num_stages=2),
-            placer,
-            partial(describe_workers, model=loaded, assumed_bytes=GIB),
-            Trials(loaded.ends.hidden_size, loaded.dtype, loaded.max_seq_len),
-            Progress(),
-            script.cut,
-        )
+        fleet = fleet_of(script, num_stages=2)
         script.fleet = fleet
         script.connected = {name: ScriptedWorker(script, name) for name in ("one", "two")}
         await fleet.enlist(list(script.connected.values()))
@@ -230,3 +238,56 @@ def test_no_failure_of_a_worker_ends_its_coordinator(kind: type[NeuroGridError],
                     await trio.sleep(1)
 
         run(script, test)
+
+
+class OddWorker(ScriptedWorker):
+    """One that says nothing, or nonsense, of what it has."""
+
+    def __init__(self, script: Script, peer_id: str, error: NeuroGridError | None) -> None:
+        super().__init__(script, peer_id)
+        self._error = error
+
+    async def describe(self, *, assumed_bytes: int) -> WorkerInfo:
+        if self._error is not None:
+            raise self._error
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    "error", [None, errors.RemoteProtocolError("GPUInfo: more is used than there is")]
+)
+@pytest.mark.parametrize(("num_stages", "starts"), [(1, True), (2, False)])
+def test_one_odd_worker_is_named_and_left_out_at_the_start(
+    caplog: pytest.LogCaptureFixture, error: NeuroGridError | None, num_stages: int, starts: bool
+) -> None:
+    script = Script()
+
+    async def main() -> None:
+        loaded = model()
+        fleet = fleet_of(script, num_stages=num_stages)
+        good, odd = ScriptedWorker(script, "good"), OddWorker(script, "odd", error)
+        script.connected = {"good": good}
+        if not starts:
+            with pytest.raises(errors.NoRouteError, match="1 of 2 workers said what they have"):
+                await fleet.enlist([odd, good])
+            return
+        await fleet.enlist([odd, good])
+        assert list(fleet.infos) == ["good"]
+        assert fleet.plan.stages[0].stop == len(loaded.costs)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("worker odd (192.0.2.1) did not describe itself: ")
+    assert warning.endswith("; it is left out")
+    assert ("more than 30 s" if error is None else "GPUInfo") in warning
+
+
+def test_a_start_fails_where_no_worker_says_what_it_has() -> None:
+    script = Script()
+
+    async def main() -> None:
+        odd = OddWorker(script, "odd", None)
+        with pytest.raises(errors.NoRouteError, match=r"worker odd .* more than 30 s"):
+            await fleet_of(script, num_stages=1).enlist([odd])
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
