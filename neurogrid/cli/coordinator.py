@@ -50,6 +50,7 @@ from neurogrid.cli.serving import (
 )
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.telemetry import add_trace_options, exporting_traces
+from neurogrid.cli.threads import prepare_threads
 from neurogrid.cli.trust import Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
@@ -142,6 +143,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     Args:
         parser: of the command, for mistakes in how options go together; its name stands before errors.
     """
+    prepare_threads(options)
     name = parser.prog
     try:
         manages_cluster = is_asked(options)
@@ -373,6 +375,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         reach=reaching(options, where.addresses),
         min_peers=options.min_peers,
         local_workers=options.local_workers,
+        num_threads=options.threads,
         local_layers=options.local_layers,
         stages=options.stages,
         wait=options.wait or WAIT,

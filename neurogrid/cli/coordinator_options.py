@@ -83,6 +83,13 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         "(default %(default)s)",
     )
     workers.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="compute on the CPU with N threads, of which local workers get equal parts (default: OMP_NUM_THREADS, "
+        "or one for each core)",
+    )
+    workers.add_argument(
         "--local-layers",
         type=_local_layers,
         default="auto",

@@ -39,6 +39,7 @@ from neurogrid.cli.telemetry import (
     exporting_traces,
     serving_metrics,
 )
+from neurogrid.cli.threads import prepare_threads
 from neurogrid.cli.trust import is_loopback, trust_of
 
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run"]
@@ -104,6 +105,12 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         help="tokens of a prompt that are computed in one pass while other sessions are open: fewer "
         "keep those waiting less, more read it faster (default %(default)s)",
     )
+    compute.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="compute on the CPU with N threads (default: OMP_NUM_THREADS, or one for each core)",
+    )
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -138,6 +145,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     Args:
         parser: of the command, for mistakes in how options go together; its name stands before errors.
     """
+    prepare_threads(options)
     if options.wait_for_assignment and options.model is None:
         parser.error("--wait-for-assignment needs --model")
     if options.gpu is not None and options.gpu < 0:

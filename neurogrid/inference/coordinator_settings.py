@@ -34,6 +34,8 @@ class CoordinatorSettings:
         reach: how this host is reached, and reaches others, where neither can simply be dialled.
         min_peers: workers to wait for; None for as many as `peers` and local workers, or one that is found.
         local_workers: processes to start on this machine.
+        num_threads: of the CPU, that local workers share; None for one each core. This process has as many as it was
+            started with (OMP_NUM_THREADS).
         local_layers: how many layers the coordinator computes itself: `none`, exactly so many, the first, or `auto`
             for as many as it takes where the workers cannot hold the model (or it has a GPU that makes it much
             faster). With workers started here `auto` is `none`: they have this machine's memory.
@@ -68,6 +70,7 @@ class CoordinatorSettings:
     reach: ReachSettings = field(default_factory=ReachSettings)
     min_peers: int | None = None
     local_workers: int = 0
+    num_threads: int | None = None
     local_layers: LocalLayers = "auto"
     stages: int | None = None
     wait: float = 60.0

@@ -34,18 +34,16 @@ def listen_address_beside(listen: Sequence[str], admission: Admission | None) ->
 def credentials_of_local_workers(
     count: int, admission: Admission | None, coordinator_id: str
 ) -> Iterator[list[tuple[str, ...]]]:
-    """What to add to the command line of each of `count` workers, so that they and the coordinator admit each other.
+    """What to add to the command line of each of `count` workers: who it is, also when it is started again, and what
+    makes it and the coordinator admit each other.
 
     Args:
-        admission: the coordinator's; None, or one that admits everybody, needs nothing.
+        admission: the coordinator's; None, or one that admits everybody, needs nothing besides.
         coordinator_id: its peer id.
 
     Raises:
         ConfigurationError: certificates are needed, and the cluster's key is not here.
     """
-    if not isinstance(admission, ClusterAdmission | AllowList):
-        yield [()] * count
-        return
     with TemporaryDirectory(prefix="neurogrid-workers-") as name:  # 0700
         directories = [Path(name) / str(number) for number in range(count)]
         files = [directory / "identity.key" for directory in directories]
@@ -57,6 +55,9 @@ def credentials_of_local_workers(
                 ("--cluster", str(directory), "--identity", str(file))
                 for directory, file in zip(directories, files, strict=True)
             ]
+            return
+        if not isinstance(admission, AllowList):
+            yield [("--identity", str(file)) for file in files]
             return
         for peer_id in peer_ids:
             admission.allow(peer_id, WORKER)

@@ -1,7 +1,8 @@
 """Worker processes on the coordinator's own machine, for as long as it runs.
 
 Each gets a free port, an equal share of the memory and of the cores, and ends when its standard
-input does: also when the coordinator is killed. What it says is logged here, under its number.
+input does: also when the coordinator is killed. What it says is logged here, under its number. One that ends by
+itself is started again as who it was, where it was, so that whoever keeps a connection to it finds it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -18,6 +20,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError, TransportError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.inference.progress import Progress
 
 __all__ = ["start_local_workers"]
 
@@ -28,6 +31,11 @@ START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 5.0  # seconds
 MAX_LOCAL_WORKERS = 64
 MAX_LINE_BYTES = 64 * 1024
+# One that ends again and again does so for a reason that starting it does not mend. Seconds.
+MAX_RESTARTS = 5
+RESTART_WINDOW = 600.0
+# Until the first restart; twice as long before each that follows within the window.
+RESTART_BACKOFF = 1.0
 
 
 @asynccontextmanager
@@ -37,17 +45,23 @@ async def start_local_workers(
     memory_bytes: int,
     max_seq_len: int,
     name: str = "",
+    credentials: Sequence[Sequence[str]],
     listen: str = "/ip4/127.0.0.1/tcp/0",
-    credentials: Sequence[Sequence[str]] = (),
+    num_threads: int | None = None,
+    progress: Progress | None = None,
 ) -> AsyncIterator[list[str]]:
     """Start `count` workers and yield their full multiaddrs once all are ready.
+
+    One that ends by itself afterwards is started again where it was, up to `MAX_RESTARTS` times in `RESTART_WINDOW`.
 
     Args:
         memory_bytes: for all of them together.
         max_seq_len: tokens, handed to each.
         name: of this machine, handed to each.
+        credentials: what each is told besides, its identity at least (`credentials_of_local_workers`).
         listen: the multiaddr at which each of them listens, on a free port.
-        credentials: what each is told besides (`credentials_of_local_workers`); empty where everybody is admitted.
+        num_threads: for all of them together; None for what OMP_NUM_THREADS gives each, or one for each core.
+        progress: is told when one has ended.
 
     Raises:
         ConfigurationError: the count is out of range.
@@ -55,53 +69,147 @@ async def start_local_workers(
     """
     if not 0 < count <= MAX_LOCAL_WORKERS:
         raise ConfigurationError(f"--local-workers takes 1 to {MAX_LOCAL_WORKERS}, not {count}")
-    threads = max((os.cpu_count() or 1) // count, 1)
     command = [
         *(sys.executable, "-m", "neurogrid.cli.worker"),
-        *("--listen", listen, "--disable-mdns", "--stop-on-stdin-eof", "--log-level", "warning"),
-        "--json-logs",
+        *("--disable-mdns", "--stop-on-stdin-eof", "--log-level", "warning", "--json-logs"),
         "--no-cache",  # the model is on this machine's disk already
         *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),
         f"--name={name}",  # in one word: it may begin with a dash
+        *_threads_of_each(count, num_threads),
     ]
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-    processes: list[trio.Process] = []
+    workers = [
+        _LocalWorker(number, [*command, *own], listen, progress or Progress())
+        for number, own in enumerate(credentials, 1)
+    ]
     with unwrap_errors():
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as words:
             try:
-                for number, own in enumerate(credentials or [()] * count, 1):
-                    process = await trio.lowlevel.open_process(
-                        [*command, *own],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE,
-                        env=environment,
-                        # Ctrl-C is for the coordinator, which ends its workers when it ends.
-                        start_new_session=True,
-                    )
-                    processes.append(process)
-                    nursery.start_soon(_log_words, process, number)
-                yield await _read_addresses(processes)
+                await _start_all(workers, words)
+                async with trio.open_nursery() as keeping:
+                    for worker in workers:
+                        keeping.start_soon(worker.keep, words)
+                    yield [worker.address for worker in workers]
+                    keeping.cancel_scope.cancel()
             finally:
                 with trio.CancelScope(shield=True):
                     async with trio.open_nursery() as stopping:
-                        for process in processes:
-                            stopping.start_soon(_stop, process)
+                        for worker in workers:
+                            stopping.start_soon(worker.stop)
 
 
-async def _read_addresses(processes: Sequence[trio.Process]) -> list[str]:
-    addresses = [""] * len(processes)
+def _threads_of_each(count: int, num_threads: int | None) -> tuple[str, ...]:
+    """The option that gives each of `count` workers its share; none where the environment says how many."""
+    if num_threads is None:
+        if "OMP_NUM_THREADS" in os.environ:
+            return ()
+        num_threads = _num_cores()
+    return ("--threads", str(max(num_threads // count, 1)))
 
-    async def read_address(index: int) -> None:
-        addresses[index] = await _first_line(processes[index])
 
-    with trio.move_on_after(START_TIMEOUT) as scope, unwrap_errors():
+def _num_cores() -> int:
+    """Those that this process may use."""
+    may_use = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(may_use(0)) if may_use else os.cpu_count() or 1
+
+
+async def _start_all(workers: Sequence[_LocalWorker], words: trio.Nursery) -> None:
+    with unwrap_errors():
         async with trio.open_nursery() as nursery:
-            for index in range(len(processes)):
-                nursery.start_soon(read_address, index)
-    if scope.cancelled_caught:
-        raise TransportError(f"a local worker was not ready within {START_TIMEOUT:g} s")
-    return addresses
+            for worker in workers:
+                nursery.start_soon(worker.start, words)
+
+
+class _LocalWorker:
+    """One of them, and the process that it is now.
+
+    Attributes:
+        number: from 1.
+        address: its full multiaddr; empty until it is ready for the first time.
+    """
+
+    def __init__(
+        self, number: int, command: Sequence[str], listen: str, progress: Progress
+    ) -> None:
+        self.number = number
+        self.address = ""
+        self._command = command
+        self._listen = listen
+        self._progress = progress
+        self._process: trio.Process | None = None
+
+    async def start(self, words: trio.Nursery) -> None:
+        """Run its process, and wait until it is ready.
+
+        Args:
+            words: where it is listened to.
+
+        Raises:
+            TransportError: it ended before it was, or was not in time.
+        """
+        process = self._process = await trio.lowlevel.open_process(
+            [*self._command, "--listen", self._listen],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C is for the coordinator, which ends its workers when it ends.
+            start_new_session=True,
+        )
+        words.start_soon(_log_words, process, self.number)
+        with trio.move_on_after(START_TIMEOUT) as scope:
+            self.address = await _first_line(process)
+            # Whoever knows it knows it there.
+            self._listen = self.address.partition("/p2p/")[0]
+        if scope.cancelled_caught:
+            raise TransportError(f"a local worker was not ready within {START_TIMEOUT:g} s")
+
+    async def keep(self, words: trio.Nursery) -> None:
+        """Start it again whenever it ends, until it has ended too often; `words` as for `start`."""
+        restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        assert self._process is not None
+        how = _how_it_ended(await self._process.wait())
+        while not (
+            len(restarts) == MAX_RESTARTS and trio.current_time() - restarts[0] < RESTART_WINDOW
+        ):
+            now = trio.current_time()
+            recent = sum(now - at < RESTART_WINDOW for at in restarts)
+            delay = RESTART_BACKOFF * 2**recent
+            logger.warning("local worker %d %s: starting it again in %g s", self.number, how, delay)
+            self._progress.local_worker_ended(self.number, how, delay)
+            await trio.sleep(delay)
+            restarts.append(trio.current_time())
+            await self.stop()  # its pipes
+            try:
+                await self.start(words)
+            except (TransportError, OSError) as exc:
+                await self.stop()  # it may run, and say nothing
+                how = f"did not start: {exc}"
+                continue
+            logger.warning("local worker %d is there again", self.number)
+            how = _how_it_ended(await self._process.wait())
+        logger.error(
+            "local worker %d %s, and was started again %d times within %g s: it stays away. Start this command again "
+            "when the cause is found",
+            *(self.number, how, MAX_RESTARTS, RESTART_WINDOW),
+        )
+        self._progress.local_worker_ended(self.number, how, None)
+
+    async def stop(self) -> None:
+        """End its process, if it runs, and close its pipes."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        with trio.move_on_after(STOP_TIMEOUT) as scope:
+            await process.wait()
+        if scope.cancelled_caught:
+            process.kill()
+            await process.wait()
+        for stream in filter(None, (process.stdin, process.stdout)):
+            await stream.aclose()
+
+
+def _how_it_ended(status: int) -> str:
+    return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 async def _first_line(process: trio.Process) -> str:
@@ -141,14 +249,3 @@ def _log_line(line: bytes, number: int) -> None:
     except (ValueError, KeyError, TypeError, AttributeError):
         level, text = logging.WARNING, line.decode(errors="replace")
     logger.log(level, "local worker %d: %s", number, text, extra={"local_worker": number})
-
-
-async def _stop(process: trio.Process) -> None:
-    process.terminate()
-    with trio.move_on_after(STOP_TIMEOUT) as scope:
-        await process.wait()
-    if scope.cancelled_caught:
-        process.kill()
-        await process.wait()
-    for stream in filter(None, (process.stdin, process.stdout)):
-        await stream.aclose()

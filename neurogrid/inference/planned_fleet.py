@@ -172,6 +172,8 @@ async def open_plan(
                     max_seq_len=settings.max_seq_len,
                     listen=listen_address_beside(settings.listen, settings.admission),
                     credentials=credentials,
+                    num_threads=settings.num_threads,
+                    progress=progress,
                 )
             )
         announcement = Announcement("coordinator", model=model.name[:MAX_MODEL_CHARS])

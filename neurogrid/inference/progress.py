@@ -133,6 +133,18 @@ class Progress:
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
         """So many bytes of weights may go to this worker."""
 
+    def transfer_begun(self, peer_id: str) -> None:
+        """Bytes of one of its layers are about to go; told before each."""
+
+    def transfer_stalled(self, peer_id: str, seconds: float) -> None:
+        """Nothing has come to a worker for so long, and something is missing."""
+
+    def transfer_resumed(self, peer_id: str, seconds: float) -> None:
+        """Something comes again, after so long."""
+
+    def suspected(self, peer_id: str, why: str) -> None:
+        """A worker keeps a step waiting: what it does, or does not do, in words."""
+
     def transferred(self, peer_id: str, num_bytes: int) -> None:
         """So many more bytes of weights have gone out."""
 
@@ -153,6 +165,9 @@ class Progress:
 
     def lost(self, peer_id: str, layers: range, reason: str) -> None:
         """A worker is gone, and with it what it held."""
+
+    def local_worker_ended(self, number: int, how: str, restart_in: float | None) -> None:
+        """A worker process on this machine has ended by itself; it is started again after so many seconds, or not."""
 
     def mending(self, missing: Sequence[range]) -> None:
         """Nobody holds these layers any more; they are being placed."""
