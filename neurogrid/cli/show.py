@@ -146,12 +146,31 @@ class TerminalProgress(JoinLine):
         ):  # later ones, of replicas and after losses, show by their result
             self._transfers.plan(peer_id, self._names.in_full(peer_id), num_bytes)
 
+    def transfer_begun(self, peer_id: str) -> None:
+        if self._transfers is not None:
+            self._started = self._started or time.monotonic()
+            self._transfers.begin(peer_id)
+
+    def transfer_stalled(self, peer_id: str, seconds: float) -> None:
+        self._say(
+            f"nothing has come to worker {self._names.of(peer_id)} for {seconds:g} s, and it lacks layers",
+            level=logging.WARNING,
+            event="stalled",
+            peer_id=peer_id,
+        )
+
+    def transfer_resumed(self, peer_id: str, seconds: float) -> None:
+        self._say(
+            f"the transfer to worker {self._names.of(peer_id)} goes on after {seconds:.0f} s",
+            event="resumed",
+            peer_id=peer_id,
+        )
+
     def transferred(self, peer_id: str, num_bytes: int) -> None:
         if self._transfers is None:
             return
         self._sent += num_bytes
         self._finished = time.monotonic()
-        self._started = self._started or self._finished
         self._transfers.came(peer_id, num_bytes)
 
     def passed_on(self, peer_id: str, num_bytes: int) -> None:
@@ -169,7 +188,7 @@ class TerminalProgress(JoinLine):
         held = f", {format_bytes(self._passed_on)} from worker to worker" if self._passed_on else ""
         held += f", {format_bytes(self._held)} were there already" if self._held else ""
         text = "nothing to send"
-        if self._started is not None:
+        if self._started is not None and self._sent:
             seconds = max(self._finished - self._started, 1e-9)
             rate = format_bytes(self._sent / seconds)
             text = f"{format_bytes(self._sent)} sent in {seconds:.1f} s ({rate}/s)"

@@ -50,7 +50,8 @@ class _Worker:
     Attributes:
         total: bytes that have to come to it.
         done: those that have come.
-        began: when it was planned, on the clock of the view.
+        began: when its first bytes were about to go, on the clock of the view; when it was planned, until then.
+        has_begun: whether they were.
         line_at: when the next line about it is due.
     """
 
@@ -59,6 +60,7 @@ class _Worker:
     began: float
     line_at: float
     done: int = 0
+    has_begun: bool = False
     task: TaskID | None = None
 
 
@@ -103,7 +105,16 @@ class TransferView:
         now = self._clock()
         worker = self._workers[peer_id] = _Worker(name, num_bytes, now, now + LINE_INTERVAL)
         if self._bar is not None:
-            worker.task = self._bar.add_task(f"to {name}", total=num_bytes)
+            worker.task = self._bar.add_task(f"to {name}", total=num_bytes, start=False)
+
+    def begin(self, peer_id: str) -> None:
+        """Bytes are about to go: what a worker did before it could take any is not their rate."""
+        worker = self._workers[peer_id]
+        if not worker.has_begun:
+            worker.has_begun, worker.began = True, self._clock()
+            worker.line_at = worker.began + LINE_INTERVAL
+            if self._bar is not None and worker.task is not None:
+                self._bar.start_task(worker.task)
 
     def came(self, peer_id: str, num_bytes: int) -> None:
         """So many more have come, from whomever."""

@@ -6,7 +6,6 @@ Which layers to whom is the plan's business, and how the bytes travel that of `p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import trio
 
@@ -16,8 +15,8 @@ from neurogrid.inference.member import Member
 from neurogrid.inference.placing import Placer, name_range
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import Progress
-from neurogrid.inference.remote_worker import TransferReports
 from neurogrid.inference.roster import Roster
+from neurogrid.inference.stalls import StallWatch
 
 __all__ = ["Assigner"]
 
@@ -77,25 +76,26 @@ class Assigner:
             ModelError: a layer is missing there, and may not be sent.
         """
         peer_id, progress = member.peer_id, self._progress
-        progress.transfer_planned(peer_id, self._placer.num_bytes(layers))
-        reports = TransferReports(
-            sent=partial(progress.transferred, peer_id),
-            held=partial(progress.already_held, peer_id),
-            passed_on=partial(progress.passed_on, peer_id),
-        )
+        num_bytes = self._placer.num_bytes(layers)
+        progress.transfer_planned(peer_id, num_bytes)
+        stalls = StallWatch(progress, peer_id, num_bytes)
         async with member.lock:
             if not set(member.layers) <= set(layers):
                 member.layers = range(0)
             member.assigned = layers
             member.is_placing = True
             try:
-                await self._placer.place(
-                    member.worker,
-                    layers,
-                    reports,
-                    is_configured=member.is_configured,
-                    patience=patience,
-                )
+                with unwrap_errors():
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(stalls.run)
+                        await self._placer.place(
+                            member.worker,
+                            layers,
+                            stalls.reports,
+                            is_configured=member.is_configured,
+                            patience=patience,
+                        )
+                        nursery.cancel_scope.cancel()
                 member.is_configured = True
                 member.is_cut = False
             finally:

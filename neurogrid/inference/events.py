@@ -36,6 +36,8 @@ class EventKind(StrEnum):
     READY = "ready"
     WORKER_JOINED = "worker_joined"
     WORKER_LOST = "worker_lost"
+    WORKER_STALLED = "worker_stalled"
+    WORKER_SUSPECTED = "worker_suspected"
     MENDING = "mending"
     MENDED = "mended"
     REPLICATED = "replicated"

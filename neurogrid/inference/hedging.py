@@ -6,7 +6,7 @@ session leaves for them, and the slow one gets no new session until it has prove
 on, as long as the deadline of a stage allows.
 
 What is late follows from what the workers took so far (`step_times`), with all that goes through them at this moment.
-The step itself pays for an entry in a set; everything else happens here, four times a second, for those that are late.
+The step itself pays for an entry in a set; everything else happens here, ten times a second, for those that are late.
 
 Source: protocol_spec/sessions.md, "How long it took".
 """
@@ -23,20 +23,23 @@ import trio
 
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerRefusedError
 from neurogrid.inference.chain_stage import PipelineStage
+from neurogrid.inference.progress import Progress
 
 __all__ = ["Alternatives", "SlowWatch"]
 
 logger = logging.getLogger(__name__)
 
 # Seconds between looks at what is under way.
-INTERVAL: Final = 0.25
-# A step is late after so many times what it should take, and not before the floor: on a busy machine a process that
-# is fine may not get to run for a second. Seconds.
+INTERVAL: Final = 0.1
+# A step is late after so many times what it should take, and not before a floor. Who is asked then and says nothing for
+# as long again has lost its link, or its process stands still: others go on at the price of a detour. Who answers gets
+# the larger floor: on a busy machine a process that is fine may not get to compute for a second. Seconds.
 FACTOR: Final = 4.0
+SILENT_FLOOR: Final = 0.4
 FLOOR: Final = 2.0
 # Who is there, and computes, is given so many times more.
 FACTOR_IF_THERE: Final = 3.0
-# Seconds for an answer that costs nothing.
+# Seconds for an answer that costs nothing, at most.
 ANSWER_TIMEOUT: Final = 1.0
 # A slow worker has proved quick when it has answered so many times in a row, so many seconds apart. One that was
 # there and yet slow is tried again after longer, twice as long each time.
@@ -81,16 +84,22 @@ class Step:
         self.num_tokens = num_tokens
         self.length = position + num_tokens
         self.started = trio.current_time()
-        self.look_at = self.started + FLOOR
+        self.look_at = self.started + SILENT_FLOOR
         self.scope = trio.CancelScope()
         self.error: NoRouteError | None = None
 
 
 class SlowWatch:
-    """The watch of one coordinator; `run` is its task."""
+    """The watch of one coordinator; `run` is its task.
 
-    def __init__(self, alternatives: Alternatives) -> None:
+    Args:
+        alternatives: who else is there.
+        progress: is told whom a step waits for.
+    """
+
+    def __init__(self, alternatives: Alternatives, progress: Progress | None = None) -> None:
         self._alternatives = alternatives
+        self._progress = progress or Progress()
         self._steps: set[Step] = set()
         self._nursery: trio.Nursery | None = None
         self._probations: dict[str, float] = {}
@@ -138,7 +147,7 @@ class SlowWatch:
                 self._nursery = None
 
     def _look(self, step: Step, now: float) -> None:
-        late_at = step.started + max(FLOOR, FACTOR * self._expected(step))
+        late_at = step.started + max(SILENT_FLOOR, FACTOR * self._expected(step))
         if now < late_at:
             step.look_at = min(late_at, now + FLOOR)  # what else is under way may end meanwhile
             return
@@ -161,9 +170,10 @@ class SlowWatch:
     async def _inquire(self, step: Step, late_at: float) -> None:
         """Find out who keeps a step waiting, and go around them if that is possible."""
         lengths: dict[int, int | None] = {}
+        patience = min(late_at - step.started, ANSWER_TIMEOUT)
 
         async def ask(index: int) -> None:
-            lengths[index] = await _length_of(step.session_id, step.stages[index])
+            lengths[index] = await _length_of(step.session_id, step.stages[index], patience)
 
         async with trio.open_nursery() as nursery:
             for index in range(len(step.stages)):
@@ -176,14 +186,20 @@ class SlowWatch:
         if item is None:
             return  # all have done their part: the answer is on its way
         is_there = lengths[step.stages.index(item)] is not None
-        if is_there and now - step.started < FACTOR_IF_THERE * (late_at - step.started):
+        usual = late_at - step.started
+        if is_there and now - step.started < FACTOR_IF_THERE * max(usual, FLOOR):
             return
         layers = range(item.stage.start, item.stage.stop)
-        if not self._alternatives.has_alternative(item.peer_id, layers):
-            logger.debug("%s is slow, and nobody else is ready for its layers", item.name)
-            return
-        waited = f"{now - step.started:.1f} s, where it should take {late_at - step.started:.1f} s at most"
+        waited = f"{now - step.started:.1f} s, where it should take {usual:.1f} s at most"
         state = "computes" if is_there else "does not answer"
+        is_first = not item.times.suspicion
+        item.times.suspicion = "is slow" if is_there else "does not answer"
+        if not self._alternatives.has_alternative(item.peer_id, layers):
+            if is_first:
+                why = f"{state}: a step takes {waited}; nobody else is ready for its layers"
+                logger.warning("%s %s", item.name, why)
+                self._progress.suspected(item.peer_id, why)
+            return
         step.error = NoRouteError(
             f"{item.name} {state}: a step takes {waited}", layers=layers, peer_id=item.peer_id
         )
@@ -195,6 +211,10 @@ class SlowWatch:
             return
         item.times.is_slow = True
         logger.warning("%s; its sessions go elsewhere until it is quick again", reason)
+        self._progress.suspected(
+            item.peer_id,
+            f"{item.times.suspicion}; its sessions go elsewhere until it is quick again",
+        )
         self._alternatives.changed()
         self._nursery.start_soon(self._prove, item, is_there)
 
@@ -211,15 +231,17 @@ class SlowWatch:
                 self._probations.pop(item.peer_id, None)
                 return
             num_proofs = num_proofs + 1 if await _length_of(0, item) is not None else 0
-        item.times.is_slow = False
+        item.times.is_slow, item.times.suspicion = False, ""
         logger.warning("worker %s is quick again", item.peer_id)
         self._alternatives.changed()
 
 
-async def _length_of(session_id: int, item: PipelineStage) -> int | None:
+async def _length_of(
+    session_id: int, item: PipelineStage, timeout: float = ANSWER_TIMEOUT
+) -> int | None:
     """Tokens that a stage has taken of a session, 0 if it does not tell; None if it says nothing at all."""
     try:
-        with trio.fail_after(ANSWER_TIMEOUT):
+        with trio.fail_after(timeout):
             return await item.worker.session_length(session_id)
     except PeerRefusedError:
         return 0

@@ -73,7 +73,7 @@ async def open_coordinator(
                 is_enabled=settings.prefix_reuse and model.traits.takes_chunks,
             )
         )
-        watch = SlowWatch(fleet)
+        watch = SlowWatch(fleet, progress)
         nursery.start_soon(watch.run)
         routing = Routing(protocol, settings.routing, wire_dtype=settings.wire_dtype, watch=watch)
         yield Coordinator(

@@ -9,6 +9,7 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Sequence
 
@@ -114,6 +115,7 @@ async def open_session(
     *,
     max_length: int,
     prior: Prior | None = None,
+    link_patience: float = math.inf,
 ) -> PipelineSession:
     """Open a session of at most `max_length` tokens on every stage, whose owner closes it.
 
@@ -121,6 +123,7 @@ async def open_session(
 
     Args:
         prior: open on the same stages; the new session begins with its first tokens.
+        link_patience: seconds that a worker may take to reach its successor before that link goes through here.
 
     Raises:
         NoRouteError: a stage does not open it; names its layers and its peer.
@@ -131,7 +134,7 @@ async def open_session(
         is_open = False
         try:
             # Each time a link less is left that may turn out to be cut.
-            is_open = await _open(session, routing, max_length, prior)
+            is_open = await _open(session, routing, max_length, prior, link_patience)
         finally:
             if not is_open:
                 await session.aclose()
@@ -143,7 +146,11 @@ async def open_session(
 
 
 async def _open(
-    session: PipelineSession, routing: Routing, max_length: int, prior: Prior | None
+    session: PipelineSession,
+    routing: Routing,
+    max_length: int,
+    prior: Prior | None,
+    link_patience: float,
 ) -> bool:
     """Open a session on all stages at once; False if some links have to be relayed instead."""
     lost: list[NoRouteError] = []
@@ -152,15 +159,19 @@ async def _open(
 
     async def open_on(item: PipelineStage, behind: PipelineStage | None, route: bytes) -> None:
         try:
-            length = await item.worker.open_session(
-                session.session_id,
-                start=item.stage.start,
-                stop=item.stage.stop,
-                max_length=max_length,
-                route=route,
-                wire=routing.wire,
-                prior=prior,
-            )
+            with trio.move_on_after(math.inf if behind is None else link_patience) as scope:
+                length = await item.worker.open_session(
+                    session.session_id,
+                    start=item.stage.start,
+                    stop=item.stage.stop,
+                    max_length=max_length,
+                    route=route,
+                    wire=routing.wire,
+                    prior=prior,
+                )
+            if scope.cancelled_caught and behind is not None:
+                cut.append((item, behind, f"it was not reached within {link_patience:g} s"))
+                return
             if length != (prior.num_tokens if prior else 0):
                 without_prior.append(f"{item.name} began with {length} tokens of it")
         except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:

@@ -226,7 +226,9 @@ class _Attempts:
     def next(self) -> TransferReports:
         """For the next attempt: what has been told by now will be reported as held."""
         self._known = self._told
-        return TransferReports(sent=self._sent, held=self._held, passed_on=self._passed_on)
+        return TransferReports(
+            begun=self._reports.begun, sent=self._sent, held=self._held, passed_on=self._passed_on
+        )
 
     def _sent(self, num_bytes: int) -> None:
         self._told += num_bytes

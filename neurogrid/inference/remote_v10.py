@@ -56,6 +56,7 @@ class RemoteWorkerV10(RemoteWorker):
             await self._require_loaded(layers)
             reports.held(sum(placement.blobs[layer_id].num_bytes for layer_id in layers))
             return
+        reports.begun()
         for layer_id in layers:
             await self._transfer(layer_id, placement.blobs[layer_id], reports.sent)
 

@@ -128,6 +128,7 @@ class RemoteWorkerV11(RemoteWorker):
                 tell = reports.passed_on if sources else reports.held
                 tell(blob.num_bytes - missing_bytes)
 
+        reports.begun()
         await send_blob(
             self.protocol,
             self.peer_id,

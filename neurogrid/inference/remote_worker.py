@@ -72,14 +72,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class TransferReports:
-    """What is told while a worker gets its layers; each is called with a number of bytes.
+    """What is told while a worker gets its layers; each but the first is called with a number of bytes.
 
     Attributes:
+        begun: bytes are about to go, of this layer or that; called before each layer.
         sent: went out to it.
         held: need not be sent, because they are there.
         passed_on: came to it from other workers.
     """
 
+    begun: Callable[[], None]
     sent: Callable[[int], None]
     held: Callable[[int], None]
     passed_on: Callable[[int], None]

@@ -65,6 +65,8 @@ class Health(StrEnum):
     """It gets layers."""
     RESTING = "resting"
     """It has refused, and is left alone for a while."""
+    SUSPECTED = "suspected"
+    """It keeps a step waiting: it does not answer, or is far slower than before."""
     LEAVING = "leaving"
     """It wants to go."""
     LOST = "lost"
@@ -83,6 +85,7 @@ class TransferStatus:
         bytes_per_second: at which they come now.
         remaining_seconds: at that rate; None while it is not known.
         is_done: nothing is missing.
+        stalled_seconds: for how long nothing has come, where that is longer than usual; None while something does.
     """
 
     planned_bytes: int
@@ -92,6 +95,7 @@ class TransferStatus:
     bytes_per_second: float
     remaining_seconds: float | None
     is_done: bool
+    stalled_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class PeerStatus:
         sent_bytes: to it, by the coordinator, in all.
         received_bytes: from it.
         lost_reason: why it is lost; empty if it is not.
+        suspicion: what it does, or does not do, that keeps steps waiting, in words; empty if it does not.
     """
 
     peer_id: str
@@ -151,6 +156,7 @@ class PeerStatus:
     received_bytes: int
     transfer: TransferStatus | None
     lost_reason: str
+    suspicion: str = ""
 
 
 @dataclass(frozen=True)

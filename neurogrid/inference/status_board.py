@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -126,7 +126,34 @@ class StatusBoard(Progress):
         self._workers.came(peer_id, self._clock(), from_workers=num_bytes)
 
     def already_held(self, peer_id: str, num_bytes: int) -> None:
-        self._workers.already_held(peer_id, num_bytes)
+        self._workers.already_held(peer_id, self._clock(), num_bytes)
+
+    def transfer_begun(self, peer_id: str) -> None:
+        self._workers.transfer_begun(peer_id, self._clock())
+
+    def transfer_stalled(self, peer_id: str, seconds: float) -> None:
+        self.events.publish(
+            EventKind.WORKER_STALLED,
+            f"Nothing has come to worker {self._names.of(peer_id)} for {seconds:g} s, and it lacks layers",
+            severity=Severity.WARNING,
+            peer_id=peer_id,
+        )
+
+    def transfer_resumed(self, peer_id: str, seconds: float) -> None:
+        self.events.publish(
+            EventKind.WORKER_STALLED,
+            f"The transfer to worker {self._names.of(peer_id)} goes on after {seconds:.0f} s",
+            severity=Severity.GOOD,
+            peer_id=peer_id,
+        )
+
+    def suspected(self, peer_id: str, why: str) -> None:
+        self.events.publish(
+            EventKind.WORKER_SUSPECTED,
+            f"Worker {self._names.of(peer_id)} {why}",
+            severity=Severity.WARNING,
+            peer_id=peer_id,
+        )
 
     def ready(self) -> None:
         self._phase, self._phase_text = Phase.READY, ""
@@ -185,6 +212,14 @@ class StatusBoard(Progress):
             f"Lost worker {self._names.in_full(peer_id)}{held}: {reason}; {action}",
             severity=Severity.ERROR if recovered_at is None else Severity.WARNING,
             peer_id=peer_id,
+        )
+
+    def local_worker_ended(self, number: int, how: str, restart_in: float | None) -> None:
+        what = "it stays away" if restart_in is None else f"starting it again in {restart_in:g} s"
+        self.events.publish(
+            EventKind.WORKER_LOST,
+            f"Local worker {number} {how}: {what}",
+            severity=Severity.ERROR if restart_in is None else Severity.WARNING,
         )
 
     def mending(self, missing: Sequence[range]) -> None:
@@ -264,7 +299,9 @@ class StatusBoard(Progress):
             model=self._model,
             total_layers=self._num_layers,
             phase=phase,
-            phase_text=self._phase_text if phase is not Phase.READY else "",
+            phase_text=self._phase_text
+            if phase is not Phase.READY
+            else _awaited(stages, peers, self._names),
             workers_found=len(members) or self._found,
             workers_wanted=self._wanted,
             peers={**peers, **{k: v for k, v in self._lost.items() if k not in peers}},
@@ -329,6 +366,18 @@ class StatusBoard(Progress):
     def _forget_lost(self, at: float) -> None:
         for peer_id in [key for key, peer in self._lost.items() if at - peer.since > SHOW_LOST]:
             del self._lost[peer_id]
+
+
+def _awaited(
+    stages: Iterable[StageStatus], peers: Mapping[str, PeerStatus], names: PeerNames
+) -> str:
+    """Who keeps generations waiting and cannot be gone around; empty for nobody."""
+    awaited = [
+        f"{names.of(stage.peer_id)}, which {peers[stage.peer_id].suspicion}"
+        for stage in stages
+        if not stage.replicas and stage.peer_id in peers and peers[stage.peer_id].suspicion
+    ]
+    return f"waiting for {'; '.join(awaited)}" if awaited else ""
 
 
 def _covers(held: range, wanted: range) -> bool:

@@ -55,10 +55,12 @@ class StepTimes:
 
     Attributes:
         is_slow: whether it kept a session waiting so long that this left, and has not proved quick since.
+        suspicion: what it does, or does not do, that keeps a step waiting, in words; empty if it does not.
     """
 
     def __init__(self) -> None:
         self.is_slow = False
+        self.suspicion = ""
         self._decode = _Smoothed()
         self._prefill = _Smoothed()
         self._recent: deque[tuple[int, float]] = deque(maxlen=NUM_RECENT)
@@ -73,6 +75,8 @@ class StepTimes:
             computed: seconds of these in which the worker was at it, as it says: without the way there and back, and
                 without other sessions' turns; None where it does not say.
         """
+        if not self.is_slow:
+            self.suspicion = ""
         each = seconds / (num_tokens * num_layers)
         if num_tokens == 1:
             self._decode.add(each)

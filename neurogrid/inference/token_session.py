@@ -10,6 +10,7 @@ T = tokens, D = hidden size, V = vocabulary.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
@@ -37,6 +38,9 @@ C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
 
+# Seconds for workers that go on for others to reach each other: somebody waits for the next token, and through the
+# coordinator they reach each other at once.
+DETOUR_LINK_PATIENCE = 2.0
 # Seconds until a worker that had no room is asked again, whatever it says itself.
 MIN_RETRY, MAX_RETRY = 0.05, 5.0
 
@@ -94,6 +98,7 @@ class TokenSession:
         self._selection: Selection | None = None
         self._pipeline: PipelineSession | None = None
         self._ahead: tuple[int, int, torch.Tensor] | None = None  # position, token, embedding
+        self._link_patience = math.inf
         self._counted = ExitStack()  # the members of the selection count this session
 
     async def __aenter__(self) -> TokenSession:
@@ -137,6 +142,7 @@ class TokenSession:
                     if self._pipeline is None:
                         await self._open(deadline)
                     value = await self._catch_up(choose)
+                self._link_patience = math.inf
                 if failure is not None:
                     self._on_rerouted(str(failure), trio.current_time() - failed_at)
                 return value
@@ -153,7 +159,7 @@ class TokenSession:
                 if trio.current_time() >= deadline or not self._may_try_again(exc, selection):
                     raise
                 failed_at = failed_at if failure is not None else trio.current_time()
-                failure = exc
+                failure, self._link_patience = exc, DETOUR_LINK_PATIENCE
                 logger.debug("%s; %d tokens go another way", exc, len(self._tokens))
 
     def _may_try_again(self, error: NoRouteError, selection: Selection | None) -> bool:
@@ -230,7 +236,11 @@ class TokenSession:
         told = {"neurogrid.workers": len(stages)}
         with span("inference.open_session", told):
             self._pipeline = await open_session(
-                stages, self._routing, max_length=self._max_length, prior=prior
+                stages,
+                self._routing,
+                max_length=self._max_length,
+                prior=prior,
+                link_patience=self._link_patience,
             )
 
     async def _catch_up(self, choose: Choose[C]) -> C:

@@ -35,6 +35,8 @@ async def watch_workers(fleet: Fleet, progress: Progress, *, interval: float = I
                 memory = await member.worker.memory()
             except NeuroGridError:
                 return
+            if not member.times.is_slow:
+                member.times.suspicion = ""  # it is there, after all
             latency = (trio.current_time() - started) / 2
             if member in fleet.members:
                 free_bytes = max(memory.total_bytes - memory.used_bytes, 0)

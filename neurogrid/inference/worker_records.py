@@ -12,6 +12,7 @@ from typing import Any
 from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import MemberView, WorkerInfo
 from neurogrid.inference.rates import RateWindow
+from neurogrid.inference.stalls import STALLED_AFTER
 from neurogrid.inference.status import Health, PeerStatus, Role, TransferStatus
 from neurogrid.p2p.counters import Direction
 
@@ -27,6 +28,7 @@ class _Transfer:
     sent: int = 0
     cached: int = 0
     from_workers: int = 0
+    moved_at: float | None = None  # when anything was last heard of it
 
     def status(self, now: float) -> TransferStatus:
         rate = self.rate.rate(now)
@@ -39,7 +41,12 @@ class _Transfer:
             bytes_per_second=rate if missing else 0.0,
             remaining_seconds=missing / rate if rate and missing else None if missing else 0.0,
             is_done=not missing,
+            stalled_seconds=self._stalled(now) if missing else None,
         )
+
+    def _stalled(self, now: float) -> float | None:
+        seconds = 0.0 if self.moved_at is None else now - self.moved_at
+        return seconds if seconds >= STALLED_AFTER else None
 
 
 class WorkerRecords:
@@ -58,17 +65,29 @@ class WorkerRecords:
         """A worker is to have so many bytes of weights."""
         self._transfers[peer_id] = _Transfer(num_bytes, RateWindow(seconds=3.0, num_kept=8))
 
+    def transfer_begun(self, peer_id: str, now: float) -> None:
+        """Bytes are about to go."""
+        if transfer := self._transfers.get(peer_id):
+            transfer.moved_at = now
+
     def came(self, peer_id: str, now: float, *, sent: int = 0, from_workers: int = 0) -> None:
         """Bytes of them have come: from the coordinator, from other workers."""
         if transfer := self._transfers.get(peer_id):
             transfer.sent += sent
             transfer.from_workers += from_workers
+            transfer.moved_at = now
             transfer.rate.add(now, sent + from_workers)
 
-    def already_held(self, peer_id: str, num_bytes: int) -> None:
+    def already_held(self, peer_id: str, now: float, num_bytes: int) -> None:
         """Bytes of them need not come."""
         if transfer := self._transfers.get(peer_id):
+            transfer.moved_at = now
             transfer.cached += num_bytes
+
+    def transfer(self, peer_id: str, now: float) -> TransferStatus | None:
+        """How far the weights of a worker are; None if it was given none."""
+        transfer = self._transfers.get(peer_id)
+        return transfer.status(now) if transfer else None
 
     def forget(self, peer_id: str) -> None:
         """A worker is gone."""
@@ -109,7 +128,6 @@ class WorkerRecords:
         replica = plan.replica_of(peer_id)
         planned = stage or replica
         assigned = range(planned.start, planned.stop) if planned else member.assigned
-        transfer = self._transfers.get(peer_id)
         return PeerStatus(
             peer_id=peer_id,
             machine=info.machine,
@@ -138,8 +156,9 @@ class WorkerRecords:
             num_sessions=member.num_sessions,
             sent_bytes=traffic.get((peer_id, Direction.SENT), 0),
             received_bytes=traffic.get((peer_id, Direction.RECEIVED), 0),
-            transfer=transfer.status(now) if transfer else None,
+            transfer=self.transfer(peer_id, now),
             lost_reason="",
+            suspicion=member.times.suspicion,
         )
 
     def _since(self, peer_id: str, health: Health, at: float) -> float:
@@ -157,4 +176,6 @@ def _health_of(member: MemberView) -> Health:
         return Health.RECEIVING
     if member.is_resting:
         return Health.RESTING
+    if member.times.suspicion:
+        return Health.SUSPECTED
     return Health.READY

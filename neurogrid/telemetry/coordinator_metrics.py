@@ -111,7 +111,8 @@ WEIGHTS: Final = MetricSpec(
 WORKERS: Final = MetricSpec(
     "neurogrid_workers",
     "gauge",
-    "Workers that are there: `ready`, `receiving` layers, `resting` after a refusal, `leaving`.",
+    "Workers that are there: `ready`, `receiving` layers, `resting` after a refusal, `suspected` of keeping "
+    "steps waiting, `leaving`.",
     ("health",),
 )
 JOINED: Final = MetricSpec("neurogrid_workers_joined_total", "counter", "Workers that came.")

@@ -12,8 +12,9 @@ from trio.testing import MockClock
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, StreamBrokenError
 from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.hedging import FACTOR_IF_THERE, FLOOR, SlowWatch
+from neurogrid.inference.hedging import FACTOR_IF_THERE, FLOOR, SILENT_FLOOR, SlowWatch
 from neurogrid.inference.planner import PlannedStage
+from neurogrid.inference.progress import Progress
 from neurogrid.inference.step_times import StepTimes
 
 USUAL = 0.1
@@ -69,11 +70,11 @@ def stages(*answers: int | Exception | None, usual: float | None = USUAL) -> lis
 Scene = Callable[[SlowWatch], Awaitable[None]]
 
 
-def watched(others: Others, scene: Scene) -> float:
+def watched(others: Others, scene: Scene, progress: Progress | None = None) -> float:
     """Run a scene under the watch; seconds that it took by the mocked clock."""
 
     async def main() -> float:
-        watch = SlowWatch(others)
+        watch = SlowWatch(others, progress)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             started = trio.current_time()
@@ -98,12 +99,13 @@ def blamed(chain: list[PipelineStage], *, are_there: bool = True) -> tuple[NoRou
 
 
 def test_who_says_nothing_is_gone_around_soon() -> None:
-    chain = stages(POSITION + 1, None, POSITION)
+    chain = stages(POSITION + 1, None, POSITION, usual=0.01)
     error, taken = blamed(chain)
     assert error.peer_id == "1"
     assert error.layers == (2, 3)
     assert "does not answer" in str(error)
-    assert FLOOR <= taken < 2 * FLOOR
+    assert [item.times.suspicion for item in chain] == ["", "does not answer", ""]
+    assert 2 * SILENT_FLOOR <= taken < 3 * SILENT_FLOOR
     assert [item.times.is_slow for item in chain] == [False, True, False]
 
 
@@ -156,6 +158,31 @@ def test_what_goes_through_the_same_worker_at_the_same_time_is_allowed_for() -> 
 
     watched(Others(are_there=True), scene)
     assert not chain[0].times.is_slow
+
+
+class Told(Progress):
+    def __init__(self) -> None:
+        self.suspicions: list[tuple[str, str]] = []
+
+    def suspected(self, peer_id: str, why: str) -> None:
+        self.suspicions.append((peer_id, why))
+
+
+def test_who_keeps_a_step_waiting_is_named_also_where_nobody_else_is_ready() -> None:
+    chain, told = stages(POSITION + 1, None), Told()
+
+    async def scene(watch: SlowWatch) -> None:
+        with watch.step(tuple(chain), 7, POSITION, 1):
+            await trio.sleep(30)
+            assert chain[1].times.suspicion == "does not answer"
+        chain[1].times.observe(1, 2, USUAL)  # as the answer does that comes at last
+        assert not chain[1].times.suspicion
+
+    watched(Others(are_there=False), scene, told)
+    ((peer_id, why),) = told.suspicions  # once, however long it lasts
+    assert peer_id == "1"
+    assert "does not answer" in why
+    assert "nobody else is ready" in why
 
 
 def test_a_slow_worker_is_quick_again_when_it_answers() -> None:

@@ -151,6 +151,27 @@ def test_what_it_says() -> None:
     assert "Reading the model" not in text
 
 
+def test_who_is_waited_for_is_named() -> None:
+    silent = {"health": Health.SUSPECTED, "suspicion": "does not answer"}
+    stalled = TransferStatus(12 * GB, 4 * GB, GB, 0, 0.0, None, is_done=False, stalled_seconds=23.4)
+    status = cluster(
+        phase=Phase.READY,
+        phase_text="waiting for …xAAAAAA1, which does not answer",
+        peers={
+            known.peer_id: known
+            for known in (
+                peer("xAAAAAA1", 1, range(18), **silent),
+                peer("xAAAAAA2", 2, range(18, 36), health=Health.RECEIVING, transfer=stalled),
+            )
+        },
+    )
+    view = coordinator_view(status)
+    assert (view.state, view.state_style) == (status.phase_text, "yellow")
+    first, second = rows(view, width=120)[2:4]
+    assert "does not answer" in first
+    assert "[####......]  42% stalled 23 s" in second
+
+
 def test_what_was_done_is_told_in_full_on_a_narrow_terminal() -> None:
     drawn = rows(coordinator_view(cluster()), width=60)
     told = " ".join(" ".join(row.strip("│╭╮╰╯─ ").split()) for row in drawn)

@@ -129,6 +129,21 @@ def test_roles_stages_and_memory(board: StatusBoard, fleet: FakeFleet) -> None:
     assert status.stages[0].replicas == ("third",)
 
 
+def test_who_keeps_steps_waiting_is_suspected_and_waited_for_where_nobody_else_is(
+    board: StatusBoard, fleet: FakeFleet
+) -> None:
+    fleet.members[0].times.suspicion = "does not answer"
+    status = board.status()
+    assert [peer.health for peer in status.peers.values()][:2] == [Health.SUSPECTED, Health.READY]
+    assert status.peers["first"].suspicion == "does not answer"
+    assert status.phase_text == "waiting for …first, which does not answer"
+    fleet.members[2].layers = range(4)  # who can take over
+    status = board.status()
+    assert (status.peers["first"].health, status.phase_text) == (Health.SUSPECTED, "")
+    fleet.members[0].times.observe(1, 4, 0.1)
+    assert board.status().peers["first"].health is Health.READY
+
+
 def test_a_worker_that_says_anew_what_it_has(board: StatusBoard) -> None:
     board.described(replace(info("first"), free_bytes=GIB, latency=0.5))
     first = board.status().peers["first"]

@@ -44,6 +44,19 @@ def test_lines_on_a_pipe_say_how_fast_and_how_long_yet() -> None:
     assert len(seen.lines) == 4
 
 
+def test_the_rate_is_that_of_the_bytes_and_not_of_what_came_before_them() -> None:
+    seen = Seen(is_terminal=False)
+    seen.view.plan("a", "…one", 6 * MB)
+    seen.now += 9.3  # the worker checks the model's config
+    seen.view.begin("a")
+    seen.now += 0.2
+    seen.view.came("a", 3 * MB)
+    seen.view.begin("a")  # the next layer
+    seen.now += 0.1
+    seen.view.came("a", 3 * MB)
+    assert seen.lines == ["  weights to …one: all of 6.0 MB in 0.3 s, 20.0 MB/s"]
+
+
 def test_what_was_there_is_neither_waited_for_nor_counted() -> None:
     seen = Seen(is_terminal=False)
     seen.view.plan("a", "…one", 1000 * MB)

@@ -35,6 +35,7 @@ HEALTH_STYLES: Final = {
     Health.READY: "green",
     Health.RECEIVING: "cyan",
     Health.RESTING: "yellow",
+    Health.SUSPECTED: "red",
     Health.LEAVING: "yellow",
     Health.LOST: "red",
 }
@@ -72,7 +73,7 @@ def coordinator_view(status: ClusterStatus, *, url: str = "", encoding: str = "u
 
 
 def _state(status: ClusterStatus) -> tuple[str, str]:
-    if status.phase is Phase.READY:
+    if status.phase is Phase.READY and not status.phase_text:
         return "ready", "green"
     style = "red" if status.phase is Phase.MENDING else "yellow"
     return status.phase_text or status.phase.value, style
@@ -115,9 +116,13 @@ def _health(peer: PeerStatus) -> str:
     if transfer is not None and not transfer.is_done:
         done = transfer.sent_bytes + transfer.cached_bytes + transfer.from_workers_bytes
         part = done / transfer.planned_bytes if transfer.planned_bytes else 1.0
+        if transfer.stalled_seconds is not None:
+            return f"{bar(part)} {part:4.0%} stalled {span(transfer.stalled_seconds)}"
         rate = f" {format_bytes(transfer.bytes_per_second)}/s" if transfer.bytes_per_second else ""
         left = transfer.remaining_seconds
         return f"{bar(part)} {part:4.0%}{rate}{f', {span(left)} left' if left else ''}"
+    if peer.health is Health.SUSPECTED:
+        return peer.suspicion
     if peer.health is Health.READY and peer.role is not Role.STAGE:
         return "stands by" if peer.role is Role.REPLICA else "has no layers"
     return {

@@ -8,6 +8,7 @@ const HEALTH = {
   ready: "ready",
   receiving: "getting layers",
   resting: "left alone for a while",
+  suspected: "keeps steps waiting",
   leaving: "about to leave",
   lost: "lost",
 };
