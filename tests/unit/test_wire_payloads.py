@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 import tracemalloc
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from blake3 import blake3
 from neurogrid.errors import ConfigFormatError, LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p import wire
 from neurogrid.p2p.wire import MessageType, TensorMessage
+from neurogrid.p2p.wire.maps import printable_line
 
 TRACE = wire.TraceContext(bytes(range(1, 17)), bytes(8), 1)
 ENVELOPE = wire.TensorEnvelope(1, 0, 0, 1, "F16", (1, 1, 2), b"\1\2\3\4")
@@ -257,3 +259,13 @@ def test_hasher_may_be_asked_in_between() -> None:
 def test_chunks_count_bytes_not_items() -> None:
     chunks = list(wire.iter_weights_chunks(array.array("Q", [0] * (1 << 18))))  # type: ignore[arg-type]
     assert [len(chunk.data) for chunk in chunks] == [1 << 20, 1 << 20]
+
+
+def test_printable_is_what_the_chapter_says() -> None:
+    spaces = {*range(9, 14), *range(0x1C, 0x20), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B)}
+    spaces |= {0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
+    for number in range(0x110000):
+        character = chr(number)
+        is_printable = character == " " or unicodedata.category(character)[0] in "LMNPS"
+        expected = character if is_printable else " " if number in spaces else "\ufffd"
+        assert printable_line(character) == expected, hex(number)
