@@ -111,7 +111,7 @@ async def _with_device(
         )
         device = DeviceInfo.decode(data)
     except (PeerRefusedError, RemoteProtocolError, ResponseTimeout) as exc:
-        logger.info("%s does not say how fast it is: %s", worker.peer_id, exc)
+        logger.info("%s does not say how fast it is: %s", info.label, exc)
         return info
     trips = []
     for _ in range(NUM_ROUND_TRIPS):

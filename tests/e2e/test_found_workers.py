@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("needs_namespaces")
 def test_a_lan_of_four_generates_with_no_address_typed(net: Network, tmp_path: Path) -> None:
     first, *others = net.lan(4).machines
     with ExitStack() as stack:
-        workers = workers_on(stack, others, tmp_path, "--insecure")
+        workers = workers_on(stack, others, tmp_path, "--insecure", "--name", "attic")
         ended = run_in(first, *COORDINATOR, *PROMPT, "--insecure", "--min-peers", "3")
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.strip()
@@ -29,7 +29,9 @@ def test_a_lan_of_four_generates_with_no_address_typed(net: Network, tmp_path: P
         listed = run_in(first, *COORDINATOR, *diagnose)
         assert listed.returncode == 0, listed.stdout + listed.stderr
         assert "3 workers found" in listed.stdout
-        assert all(worker.peer_id in listed.stdout for worker in workers)
+        found = listed.stdout.rpartition("workers found")[2].splitlines()
+        for worker, machine in zip(workers, others, strict=True):
+            assert f"  attic {worker.peer_id} ({machine.address})" in found
 
 
 def test_too_few_are_there_and_why_is_said(net: Network, tmp_path: Path) -> None:

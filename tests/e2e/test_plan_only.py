@@ -70,12 +70,13 @@ def test_layers_that_are_there_need_not_be_sent(tmp_path: Path) -> None:
 def test_why_a_worker_gets_nothing_and_what_is_missing(
     workers: list[WorkerProcess], tmp_path: Path
 ) -> None:
-    with start_worker(tmp_path, "--memory-limit", TIGHT) as tight:
+    with start_worker(tmp_path, "--memory-limit", TIGHT, "--name", "attic") as tight:
         ended = plan(*peers(workers[0], tight))
         assert ended.status == 0, ended.stderr
-        assert rows(ended)[tight.peer_id[-8:]]["stage"] == "-"
+        row = rows(ended)[tight.peer_id[-8:]]
+        assert (row["stage"], row["machine"], row["address"]) == ("-", "attic", "127.0.0.1")
         assert (
-            f"…{tight.peer_id[-8:]}: not needed, and too little memory to stand by: 4.7 MB usable, "
+            f"attic …{tight.peer_id[-8:]}: not needed, and too little memory to stand by: 4.7 MB usable, "
             "and the smallest stage takes " in ended.stdout
         )
         alone = plan(*peers(tight), "--local-layers", "none")
