@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from neurogrid.inference.caching import CacheSettings
 
 __all__ = ["add_cache_options", "cache_of"]
+
+logger = logging.getLogger(__name__)
 
 
 def add_cache_options(
@@ -57,6 +60,10 @@ def cache_of(options: argparse.Namespace) -> CacheSettings | None:
             )
         return None
     directory: Path | None = options.cache_dir
-    return CacheSettings(
-        directory or default_cache_directory(), limit, is_required=directory is not None
-    )
+    if directory is None:
+        try:
+            directory = default_cache_directory()
+        except RuntimeError:  # a service of a user without a home
+            logger.warning("this user has no home directory: there is no cache without --cache-dir")
+            return None
+    return CacheSettings(directory, limit, is_required=options.cache_dir is not None)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
+import os
+import stat
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from neurogrid.cli.trust import identity_file, is_loopback
+from neurogrid.cli.trust import identity_file, is_loopback, to_ask
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,12 +66,6 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     )
     add_ticket_options(group)
     group.add_argument(
-        "--uses",
-        type=number_of_uses,
-        metavar="N",
-        help="how many workers may join by a ticket (default: as many as come before it expires)",
-    )
-    group.add_argument(
         "--revoke",
         action="append",
         default=[],
@@ -101,6 +98,18 @@ def add_ticket_options(group: argparse._ActionsContainer) -> None:
         type=duration,
         metavar="SPAN",
         help="how long tickets are good for: 30m, 24h, 7d (default 24h)",
+    )
+    group.add_argument(
+        "--uses",
+        type=number_of_uses,
+        metavar="N",
+        help="how many workers may join by a ticket (default: as many as come before it expires)",
+    )
+    group.add_argument(
+        "--ticket-file",
+        type=Path,
+        metavar="FILE",
+        help="write the ticket to FILE, which its owner alone can read, and print it nowhere",
     )
 
 
@@ -145,7 +154,7 @@ def manage_cluster(options: argparse.Namespace) -> None:
     elif options.void_tickets:
         version = cluster.revoke().version
         logger.info("all tickets are void that were made until now (list %d)", version)
-        logger.info("another: %s", _another(cluster))
+        logger.info("another: %s", to_ask(cluster.directory))
     else:
         unknown = set(options.reinstate) - cluster.revocations().peer_ids
         if unknown:
@@ -157,6 +166,8 @@ def manage_cluster(options: argparse.Namespace) -> None:
 def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
     from neurogrid.p2p.trust.certificate import format_time
     from neurogrid.p2p.trust.limits import TICKET_LIFETIME
+    from neurogrid.p2p.trust.private_files import write_private
+    from neurogrid.p2p.trust.ticket import to_type
 
     where = _whereabouts(cluster, options)
     ticket = cluster.ticket(
@@ -174,7 +185,24 @@ def _print_ticket(cluster: Cluster, options: argparse.Namespace) -> None:
         f", for {options.uses} workers" if options.uses else "",
         ", ".join(where.dial_addresses),
     )
-    print(f"neurogrid-worker --join {ticket.text()}")
+    if options.ticket_file is not None:
+        write_private(options.ticket_file, f"{ticket.text()}\n".encode())
+        logger.info("the ticket is in %s: neurogrid join @FILE", options.ticket_file)
+        return
+    if _others_read_stdout():
+        logger.warning(
+            "others can read the file that the ticket goes to: chmod 600, or --ticket-file FILE"
+        )
+    print(to_type(ticket.text()))
+
+
+def _others_read_stdout() -> bool:
+    """Whether stdout is a file that others than its owner may read."""
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o077)
 
 
 def _whereabouts(cluster: Cluster, options: argparse.Namespace) -> Whereabouts:
@@ -230,19 +258,15 @@ def _revoke(cluster: Cluster, options: argparse.Namespace) -> None:
     else:
         logger.info(
             "all tickets are void that were made until now, whoever has them; another: %s",
-            _another(cluster),
+            to_ask(cluster.directory),
         )
-
-
-def _another(cluster: Cluster) -> str:
-    """What to type for a ticket."""
-    return f"neurogrid-coordinator --cluster {shlex.quote(str(cluster.directory))} --ticket"
 
 
 def _own_peer_ids(cluster: Cluster, options: argparse.Namespace) -> set[str]:
     from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.trust.private_files import is_there
 
     file = identity_file(options, cluster.directory)
     where = cluster.whereabouts()
     known = {where.peer_id} if where is not None else set()
-    return known | ({Identity.load(file).peer_id} if file is not None and file.exists() else set())
+    return known | ({Identity.load(file).peer_id} if file is not None and is_there(file) else set())

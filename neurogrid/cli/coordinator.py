@@ -6,8 +6,9 @@ stdout gets the completion or the URL, a newline, and nothing else; plan, progre
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -51,7 +52,7 @@ from neurogrid.cli.serving import (
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.threads import prepare_threads
-from neurogrid.cli.trust import Trust, existing_trust, trust_of
+from neurogrid.cli.trust import TICKET_VARIABLE, Trust, existing_trust, trust_of
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """
     prepare_threads(options)
     name = parser.prog
+    os.environ.pop(TICKET_VARIABLE, None)  # is a worker's, and not that of those it starts itself
     try:
         manages_cluster = is_asked(options)
     except ConfigurationError as exc:
@@ -289,6 +291,9 @@ async def _serve(
 def _listening(options: argparse.Namespace) -> Listening:
     where = listening(options, port_flag="--p2p-port")
     trust = existing_trust(options)
+    if trust is not None:
+        with trust.held():
+            pass  # or it says who runs already, before anything that takes long
     if options.alone:
         return where
     if options.min_peers is not None or trust is None or trust.cluster is not None:
@@ -317,16 +322,19 @@ async def _open_coordinator(
     from neurogrid.inference.progress import ProgressTee
 
     trust = existing_trust(options)
-    with exporting_traces(options, NAME):
+    with exporting_traces(options, NAME), ExitStack() as stack:
+        if trust is not None:
+            stack.enter_context(trust.held())
         settings = _settings(options, where, trust or Trust())
         model = await load_model(settings)
         check(model)
         if trust is None:
             # Now that nothing else is known to be wrong.
             trust = trust_of(options, is_worker=False)
+            stack.enter_context(trust.held())
             settings = _settings(options, where, trust)
         if trust.cluster is not None:
-            terminal.ticket_for = trust.ticket
+            terminal.invite = trust.invite
         progress = terminal if also is None else ProgressTee(terminal, also)
         async with open_coordinator(settings, model=model, progress=progress) as coordinator:
             yield coordinator
@@ -339,18 +347,20 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
         trust = trust_of(options, is_worker=False)
         if options.min_peers is not None and not options.alone:
             warn_of_loopback(where, is_chosen=bool(options.listen))
+        with trust.held():
+            pass
         import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.plan_table import Stdout, print_plan
     from neurogrid.cli.show import TerminalProgress
 
-    with TerminalProgress(screen) as progress:
+    with trust.held(), TerminalProgress(screen) as progress:
         progress.working("reading the model")
         from neurogrid.inference.planned_fleet import load_model, open_plan
 
         settings = _settings(options, where, trust)
         model = await load_model(settings)
         if trust.cluster is not None:
-            progress.ticket_for = trust.ticket
+            progress.invite = trust.invite
         ends_seconds = await trio.to_thread.run_sync(model.ends_seconds)
         async with open_plan(settings, model=model, progress=progress) as planned:
             told = planned.explain(max_sessions=settings.max_sessions, ends_seconds=ends_seconds)

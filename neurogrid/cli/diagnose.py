@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from neurogrid.p2p import Protocol
 
 __all__ = ["DIAGNOSE_WAIT", "diagnose"]
+
+logger = logging.getLogger(__name__)
 
 # Those that are there answer at once. Seconds.
 DIAGNOSE_WAIT: Final = 5.0
@@ -41,20 +45,34 @@ async def diagnose(options: argparse.Namespace) -> int:
         from neurogrid.p2p import Identity, Protocol, open_host
         from neurogrid.p2p.discovery.dht import Announcement
         from neurogrid.p2p.machine import machine_name
+        from neurogrid.p2p.trust import DirectoryInUseError
 
-    identity = Identity.load(trust.identity_file) if trust.identity_file else None
-    async with open_host(
-        listen=where.addresses,
-        listen_fallback=where.fallback,
-        identity=identity,
-        admission=trust.admission,
-        keep_alive=how_reached.keep_alive,
-    ) as host:
+    async with AsyncExitStack() as stack:
+        try:
+            stack.enter_context(trust.held())
+            identity = Identity.load(trust.identity_file) if trust.identity_file else None
+            admission = trust.admission
+        except DirectoryInUseError as exc:
+            logger.info(
+                "%s. This looks on under another peer id, and does not see who waits for that coordinator alone",
+                str(exc).partition(". ")[0],
+            )
+            identity = Identity.generate()
+            admission = trust.beside(identity.peer_id)
+        host = await stack.enter_async_context(
+            open_host(
+                listen=where.addresses,
+                listen_fallback=where.fallback,
+                identity=identity,
+                admission=admission,
+                keep_alive=how_reached.keep_alive,
+            )
+        )
         protocol = Protocol(host, role="coordinator", name=machine_name(options.name))
         reach = await open_reach(host, how_reached)
         announcement = Announcement("coordinator")
         async with open_discovery(
-            host, how, announcement=lambda: announcement, admission=trust.admission, reach=reach
+            host, how, announcement=lambda: announcement, admission=admission, reach=reach
         ) as discovery:
             workers = await look_for_workers(
                 protocol,

@@ -37,6 +37,7 @@ from neurogrid.cli.coordinator_options import (
 from neurogrid.cli.entry import leave
 from neurogrid.cli.serving import add_serving_options
 from neurogrid.cli.signals import ending_at_once
+from neurogrid.cli.trust import take_ticket
 
 __all__ = ["COMMANDS", "build_parser", "is_alone", "main", "model_and_text", "parse"]
 
@@ -223,8 +224,11 @@ COMMANDS: Final = (
         "weights come from the coordinator.",
         worker.FIRST,
         (
-            ("join TICKET", "with the line that the coordinator printed"),
-            ("join @ticket.txt --cluster ~/member", "from a file, and remember the cluster"),
+            (
+                "join - --cluster ~/member",
+                "with the ticket, when it is asked for, and remember the cluster",
+            ),
+            ("join @ticket --cluster ~/member", "the same, with the ticket in a file"),
             ("join --cluster ~/member", "the next time"),
         ),
         _add_join,
@@ -235,10 +239,10 @@ COMMANDS: Final = (
         "DIR",
         "print a line by which a machine joins a cluster",
         "Print the line by which a worker joins the cluster that was made in DIR; a coordinator that runs goes on.",
-        ("--expires", "--announce", "--listen", "--relay"),
+        ("--expires", "--uses", "--ticket-file", "--announce", "--listen", "--relay"),
         (
             ("ticket ~/cluster", "good for a day"),
-            ("ticket ~/cluster --expires 7d", "for a week"),
+            ("ticket ~/cluster --expires 7d --uses 3", "for a week, and for three machines"),
         ),
         _add_ticket,
         {"ticket": True},
@@ -353,6 +357,7 @@ def _take_arguments(command: Command, parser: ArgumentParser, options: argparse.
         if options.ticket_argument is not None:
             once("--join", options.join)
             options.join = options.ticket_argument
+        take_ticket(options)
         if not (options.join or options.cluster or options.allow or options.insecure):
             parser.error(
                 "a ticket is needed, which the coordinator prints (neurogrid serve DIR --new-cluster DIR), or "

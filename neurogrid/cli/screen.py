@@ -67,9 +67,14 @@ class Screen:
         return Console(stderr=True)
 
     @property
+    def is_terminal(self) -> bool:
+        """Whether somebody reads stderr where it appears, and it is kept nowhere."""
+        return not self.is_json and sys.stderr.isatty()
+
+    @property
     def is_live(self) -> bool:
         """Whether something that moves can be drawn on stderr."""
-        return not self.is_json and sys.stderr.isatty() and not self.console.is_dumb_terminal
+        return self.is_terminal and not self.console.is_dumb_terminal
 
     def spinner(self, what: str) -> Status:
         """What moves on stderr, where something can, while this takes its time; to be started and stopped."""

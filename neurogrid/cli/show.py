@@ -24,21 +24,23 @@ __all__ = ["JoinLine", "TerminalProgress", "format_bytes"]
 
 
 class JoinLine(Progress):
-    """Says the line by which a worker joins, and nothing else.
+    """Says how a worker joins, and nothing else.
 
     Attributes:
-        ticket_for: makes the ticket of it, given our peer id and addresses; None where there is none to give.
+        invite: gives what to say of it, from our peer id and addresses, and whether the line is for a terminal;
+            None where nobody joins.
     """
 
     def __init__(self, screen: Screen) -> None:
         self._say = screen.say
-        self.ticket_for: Callable[[str, Sequence[str]], str] | None = None
+        self._is_terminal = screen.is_terminal
+        self.invite: Callable[[str, Sequence[str], bool], str] | None = None
 
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
-        if self.ticket_for is not None:
+        if self.invite is not None:
             # As it is to be typed elsewhere: one line, however narrow the terminal.
-            command = f"neurogrid-worker --join {self.ticket_for(peer_id, addresses)}"
-            self._say(command, event="listening", peer_id=peer_id, addresses=list(addresses))
+            line = self.invite(peer_id, addresses, self._is_terminal)
+            self._say(line, event="listening", peer_id=peer_id, addresses=list(addresses))
 
 
 class TerminalProgress(JoinLine):

@@ -7,7 +7,10 @@ the cluster's key.
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,19 +20,24 @@ from multiaddr import Multiaddr
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.p2p.trust import Admission, Cluster
+    from neurogrid.p2p.trust import Admission, Cluster, Whereabouts
 
 __all__ = [
+    "TICKET_VARIABLE",
     "Trust",
     "add_trust_options",
     "existing_trust",
     "identity_file",
     "is_checked",
     "is_loopback",
+    "take_ticket",
+    "to_ask",
     "trust_of",
 ]
 
 IDENTITY_FILE = "identity.key"
+TICKET_FILE = "ticket"
+TICKET_VARIABLE = "NEUROGRID_TICKET"
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class Trust:
         cluster: the cluster, where its key is at hand.
         ticket_lifetime: of the tickets to it, seconds.
         ticket_uses: how many may join by each; 0 for any number.
+        ticket_file: where one is to be written when the coordinator listens; None for nowhere.
+        is_new: whether the cluster was made just now, so that nobody can have joined it.
     """
 
     admission: Admission | None = None
@@ -51,23 +61,70 @@ class Trust:
     cluster: Cluster | None = None
     ticket_lifetime: float | None = None
     ticket_uses: int = 0
+    ticket_file: Path | None = None
+    is_new: bool = False
 
-    def ticket(self, peer_id: str, addresses: Sequence[str]) -> str:
-        """The ticket to this peer, which has the cluster's key; `--ticket` makes more that lead to the same place."""
+    def held(self) -> AbstractContextManager[None]:
+        """Keep the cluster's directory from every other coordinator, where there is one.
+
+        Raises:
+            DirectoryInUseError: another one runs with it.
+            ConfigurationError: it cannot be written to.
+        """
+        return nullcontext() if self.cluster is None else self.cluster.held()
+
+    def beside(self, peer_id: str) -> Admission:
+        """An admission of another coordinator of the cluster, which gives no certificates.
+
+        Raises:
+            ConfigurationError: no certificate can be made for it.
+        """
+        from neurogrid.p2p.trust import COORDINATOR, WORKER, ClusterAdmission
+
+        assert isinstance(self.admission, ClusterAdmission)
+        return ClusterAdmission(self.admission.enrol(peer_id, COORDINATOR), admits={WORKER})
+
+    def invite(self, peer_id: str, addresses: Sequence[str], is_terminal: bool) -> str:
+        """What to say of how workers join this peer, which has the cluster's key.
+
+        A ticket is a secret: it is shown where somebody reads it and nothing keeps it, or written for its owner
+        alone; and made when there is nobody yet, or when it was asked for.
+        """
+        from neurogrid.p2p.trust.private_files import write_private
+        from neurogrid.p2p.trust.ticket import to_type
+
+        assert self.cluster is not None
+        where = self._note_whereabouts(peer_id, addresses)
+        directory = self.cluster.directory
+        if self.ticket_file is None and not self.is_new:
+            return f"for a ticket by which workers join: {to_ask(directory)}"
+        ticket = self._ticket(where)
+        if self.ticket_file is None and is_terminal:
+            return to_type(ticket)
+        file = self.ticket_file or directory / TICKET_FILE
+        write_private(file, f"{ticket}\n".encode())
+        return f"the ticket by which workers join is in {file}: neurogrid join @{file}, where it was copied to"
+
+    def _note_whereabouts(self, peer_id: str, addresses: Sequence[str]) -> Whereabouts:
+        """Leave word in the directory, so that `--ticket` makes more tickets that lead to the same place."""
         from neurogrid.p2p.trust import Whereabouts
-        from neurogrid.p2p.trust.limits import TICKET_LIFETIME
 
         assert self.cluster is not None
         # Elsewhere our loopback is nobody, and it is all there is when nobody else can come.
         reachable = [address for address in addresses if not is_loopback(address)] or addresses
         where = Whereabouts.of(peer_id, reachable)
         self.cluster.note_whereabouts(where)
-        lifetime = self.ticket_lifetime or TICKET_LIFETIME
+        return where
+
+    def _ticket(self, where: Whereabouts) -> str:
+        from neurogrid.p2p.trust.limits import TICKET_LIFETIME
+
+        assert self.cluster is not None
         return self.cluster.ticket(
-            peer_id,
+            where.peer_id,
             where.addresses,
             relays=where.relays,
-            lifetime=lifetime,
+            lifetime=self.ticket_lifetime or TICKET_LIFETIME,
             max_uses=self.ticket_uses,
         ).text()
 
@@ -84,8 +141,9 @@ def add_trust_options(group: argparse._ArgumentGroup, *, is_worker: bool) -> Non
         group.add_argument(
             "--join",
             metavar="TICKET",
-            help="join the cluster of the coordinator that printed this ticket; - reads it from standard "
-            "input, @FILE from a file",
+            help="join the cluster of the coordinator that printed this ticket: @FILE reads it from a file, - from "
+            f"standard input (default: {TICKET_VARIABLE}, if it is set). What stands on the command line every user "
+            "of the machine can read",
         )
     else:
         group.add_argument(
@@ -104,6 +162,17 @@ def add_trust_options(group: argparse._ArgumentGroup, *, is_worker: bool) -> Non
     )
 
 
+def take_ticket(options: argparse.Namespace) -> None:
+    """Let NEUROGRID_TICKET stand for `--join` where that is not given; no process that is started gets to see it."""
+    ticket = os.environ.pop(TICKET_VARIABLE, "")
+    options.join = options.join or ticket or None
+
+
+def to_ask(directory: Path) -> str:
+    """What to type for a ticket to the cluster in a directory."""
+    return f"neurogrid ticket {shlex.quote(str(directory))}"
+
+
 def is_loopback(address: str) -> bool:
     """Whether a multiaddr is reached from this machine alone."""
     multiaddr = Multiaddr(address)
@@ -120,7 +189,7 @@ def is_checked(options: argparse.Namespace) -> bool:
     ways = {
         "--insecure": options.insecure,
         "--allow": bool(options.allow),
-        "--cluster, --new-cluster or --join": bool(
+        f"--cluster, --new-cluster, --join or {TICKET_VARIABLE}": bool(
             options.cluster
             or getattr(options, "new_cluster", None)
             or getattr(options, "join", None)
@@ -134,10 +203,10 @@ def is_checked(options: argparse.Namespace) -> bool:
     new_cluster = getattr(options, "new_cluster", None)
     if options.cluster and new_cluster:
         raise ConfigurationError("give either --cluster or --new-cluster, not both")
-    for name in ("expires", "uses"):
+    for name in ("expires", "uses", "ticket_file"):
         if getattr(options, name, None) and not (options.cluster or new_cluster):
             raise ConfigurationError(
-                f"--{name} is of tickets, and there are none without --cluster DIR"
+                f"--{name.replace('_', '-')} is of tickets, and there are none without --cluster DIR"
             )
     return bool(chosen) and not options.insecure
 
@@ -178,7 +247,10 @@ def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
 
     directory: Path | None = options.cluster
     where: Whereabouts | None
-    ticket = read_ticket(options.join) if options.join else None
+    ticket = None
+    if options.join:
+        # Who is a member needs none: that it has expired since then is no mistake.
+        ticket = read_ticket(options.join, now=0.0 if _is_member(directory) else None)
     if directory is None:
         assert ticket is not None
         membership, where = Membership(ticket.cluster_key), ticket.whereabouts
@@ -192,6 +264,15 @@ def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
         identity_file(options, directory),
         bootstrap=where.dial_addresses if where else (),
     )
+
+
+def _is_member(directory: Path | None) -> bool:
+    from neurogrid.p2p.trust import Membership
+    from neurogrid.p2p.trust.private_files import is_there
+
+    if directory is None or not is_there(directory / "membership"):
+        return False
+    return Membership.load(directory).certificate is not None
 
 
 def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
@@ -211,6 +292,8 @@ def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
         cluster=cluster,
         ticket_lifetime=options.expires,
         ticket_uses=options.uses or 0,
+        ticket_file=options.ticket_file,
+        is_new=bool(options.new_cluster),
     )
 
 

@@ -40,7 +40,7 @@ from neurogrid.cli.telemetry import (
     serving_metrics,
 )
 from neurogrid.cli.threads import prepare_threads
-from neurogrid.cli.trust import is_loopback, trust_of
+from neurogrid.cli.trust import is_loopback, take_ticket, trust_of
 
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run"]
 
@@ -146,6 +146,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser: of the command, for mistakes in how options go together; its name stands before errors.
     """
     prepare_threads(options)
+    take_ticket(options)
     if options.wait_for_assignment and options.model is None:
         parser.error("--wait-for-assignment needs --model")
     if options.gpu is not None and options.gpu < 0:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.e2e.support import DEADLINE, ENVIRONMENT
 
@@ -85,5 +86,8 @@ def start_coordinator(
 
 
 def ticket_of(coordinator: CoordinatorProcess) -> str:
-    """As somebody would copy it."""
-    return coordinator.wait_line("neurogrid-worker --join ").split("--join ")[1].strip()
+    """As somebody would copy it: from the file that the coordinator names, where stderr is no terminal."""
+    line = coordinator.wait_line("the ticket by which workers join is in ")
+    file = Path(line.split(" is in ")[1].partition(": ")[0])
+    assert file.stat().st_mode & 0o777 == 0o600
+    return file.read_text().strip()

@@ -27,7 +27,7 @@ def net() -> Iterator[Network]:
 
 
 def more_tickets(machine: Machine, cluster: Path) -> list[str]:
-    """What has to be typed, as `--ticket` prints it while a coordinator runs: the words of the line."""
+    """By what to join, as `--ticket` prints it while a coordinator runs."""
     ended = subprocess.run(
         machine.command([*COORDINATOR, "--cluster", str(cluster), "--ticket"]),
         capture_output=True,
@@ -36,9 +36,9 @@ def more_tickets(machine: Machine, cluster: Path) -> list[str]:
         env=ENVIRONMENT,
     )
     assert ended.returncode == 0, ended.stderr
-    command, *typed = ended.stdout.split()
-    assert command == "neurogrid-worker"
-    return typed
+    given, *command = ended.stdout.split()
+    assert command == ["neurogrid", "join"]
+    return ["--join", given.removeprefix("NEUROGRID_TICKET=")]
 
 
 def generates(coordinator_of: Machine, *args: str, typed: Sequence[str] = ()) -> str:

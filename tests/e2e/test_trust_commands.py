@@ -69,7 +69,10 @@ def test_tickets_and_revocations_while_a_coordinator_runs(tmp_path: Path) -> Non
     with start_coordinator(*new) as coordinator:
         ticket_of(coordinator)
         status, line, said = coordinator_command(*cluster, "--ticket", "--expires", "7d")
-        assert (status, line[:29]) == (0, "neurogrid-worker --join ngt1a"), said
+        assert (status, line[:21]) == (0, "NEUROGRID_TICKET=ngt1"), said
+        status, _, again = coordinator_command(*cluster, "--prompt", "x", *LOOPBACK)
+        assert status == 2, again
+        assert f"already: process {coordinator.process.pid} on " in again
         assert "listens on loopback only" in said
         (tmp_path / "line").write_text(line)
         join = (*LOOPBACK, "--join", f"@{tmp_path / 'line'}")
@@ -100,12 +103,12 @@ def join_late(line: str) -> subprocess.CompletedProcess[str]:
         [
             *(sys.executable, "-c"),
             f"{behind} from neurogrid.cli.worker import main; raise SystemExit(main())",
-            *(*LOOPBACK, *line.split()[1:]),
+            *LOOPBACK,
         ],
         capture_output=True,
         text=True,
         timeout=DEADLINE,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "NEUROGRID_TICKET": line.split()[0].removeprefix("NEUROGRID_TICKET=")},
     )
 
 

@@ -21,6 +21,7 @@ from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.cluster import Cluster
 from neurogrid.p2p.trust.cluster_admission import ClusterAdmission
 from neurogrid.p2p.trust.gate import OPEN_PROTOCOLS
+from neurogrid.p2p.trust.holding import DirectoryInUseError
 from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.messages import TRUST_PROTOCOL
@@ -33,6 +34,7 @@ from neurogrid.p2p.trust.whereabouts import Whereabouts
 __all__ = [
     # Clusters
     "Cluster",
+    "DirectoryInUseError",
     "Membership",
     "Certificate",
     "RevocationList",

@@ -4,6 +4,8 @@
     DIR/revocations      the newest revocation list, signed
     DIR/token-uses       the certificates that limited tickets gave
     DIR/whereabouts      where the host listens, or listened, that runs with this directory
+    DIR/ticket           one that was made and not shown (`neurogrid.cli.trust`)
+    DIR/running          held by the host that runs with this directory (`holding`)
     DIR/lock             held while one of these is changed
     DIR/membership       what the host that runs with this directory shows (`Membership`)
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.key_files import check_owner_alone
 from neurogrid.p2p.trust.certificate import Certificate
+from neurogrid.p2p.trust.holding import held
 from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.limits import (
     CERTIFICATE_LIFETIME,
@@ -40,6 +44,8 @@ from neurogrid.p2p.trust.limits import (
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.names import WORKER, is_peer_id, is_role
 from neurogrid.p2p.trust.private_files import (
+    check_writable,
+    is_there,
     locked,
     make_private_directory,
     read_private,
@@ -94,13 +100,14 @@ class Cluster:
         """Check that there is no cluster in `directory` yet; makes nothing.
 
         Raises:
-            ConfigurationError: there is one.
+            ConfigurationError: there is one, or none can be made there.
         """
         path = directory / "cluster.key"
-        if path.exists():
+        if is_there(path):
             raise ConfigurationError(
                 f"{path} is there already: use it (--cluster {directory}), or name another directory"
             )
+        check_writable(directory)
 
     @classmethod
     def load(cls, directory: Path) -> Cluster:
@@ -293,6 +300,15 @@ class Cluster:
             ConfigurationError: the file cannot be written.
         """
         whereabouts.write(self.directory)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Run with this directory, and no other host does, until the block is left or the process has ended.
+
+        Raises:
+            DirectoryInUseError: one does; says which process, and since when.
+            ConfigurationError: the directory cannot be written to.
+        """
+        return held(self.directory)
 
     # Revocations
 

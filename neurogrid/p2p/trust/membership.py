@@ -10,7 +10,12 @@ from pathlib import Path
 from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.limits import MAX_CERTIFICATE_BYTES, MAX_REVOCATION_BYTES
-from neurogrid.p2p.trust.private_files import make_private_directory, read_private, write_private
+from neurogrid.p2p.trust.private_files import (
+    is_there,
+    make_private_directory,
+    read_private,
+    write_private,
+)
 from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.signing import KEY_BYTES, cluster_id_of
 from neurogrid.p2p.wire.maps import decode_map, encode_map
@@ -86,7 +91,7 @@ class Membership:
         Raises:
             ConfigurationError: as `load`, or the one there is of another cluster.
         """
-        if not (directory / "membership").exists():
+        if not is_there(directory / "membership"):
             return cls(cluster_key, directory=directory)
         membership = cls.load(directory)
         if membership.cluster_key != cluster_key:

@@ -10,7 +10,15 @@ from pathlib import Path
 
 from neurogrid.errors import ConfigurationError
 
-__all__ = ["locked", "make_private_directory", "read_private", "write_private"]
+__all__ = [
+    "check_writable",
+    "is_there",
+    "locked",
+    "make_private_directory",
+    "open_private",
+    "read_private",
+    "write_private",
+]
 
 
 def make_private_directory(path: Path) -> None:
@@ -25,6 +33,23 @@ def make_private_directory(path: Path) -> None:
         raise ConfigurationError(f"cannot make the directory {path}: {exc.strerror}") from exc
 
 
+def check_writable(directory: Path) -> None:
+    """Check that files can be made in a directory, which may have to be made itself; makes nothing.
+
+    Raises:
+        ConfigurationError: they cannot; names what is in the way.
+    """
+    at = directory
+    while not is_there(at) and at != at.parent:
+        at = at.parent
+    if not at.is_dir():
+        raise ConfigurationError(f"cannot make the directory {directory}: {at} is no directory")
+    if not os.access(at, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"cannot make files in {directory}: {at} may not be written to; name another directory"
+        )
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Write a file (0600) in place of the one that is there.
 
@@ -36,10 +61,7 @@ def write_private(path: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            if os.geteuid() == 0:
-                # Root looks after a service's directory, and the service has to read it.
-                owner = path.parent.stat()
-                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            _give_to_owner(descriptor, path.parent)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -47,6 +69,39 @@ def write_private(path: Path, data: bytes) -> None:
         _sync(path.parent)
     except OSError as exc:
         raise ConfigurationError(f"cannot write {path}: {exc.strerror}") from exc
+
+
+def open_private(path: Path) -> int:
+    """Open a file (0600) to be locked, made if it is not there; returns its descriptor.
+
+    Raises:
+        ConfigurationError: it cannot be had.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _give_to_owner(descriptor, path.parent)
+    except OSError as exc:
+        raise ConfigurationError(f"cannot write {path}: {exc.strerror}") from exc
+    return descriptor
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        ConfigurationError: one may not look.
+    """
+    try:
+        return path.exists()
+    except OSError as exc:
+        raise ConfigurationError(f"cannot look for {path}: {exc.strerror}") from exc
+
+
+def _give_to_owner(descriptor: int, directory: Path) -> None:
+    """Root looks after the directory of a service, and the service has to read what is in it."""
+    if os.geteuid() == 0:
+        owner = directory.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _sync(directory: Path) -> None:
@@ -85,15 +140,12 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: the lock cannot be had.
     """
-    descriptor = -1
+    descriptor = open_private(directory / "lock")
     try:
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as exc:
-        if descriptor >= 0:
-            os.close(descriptor)
-        raise ConfigurationError(f"cannot lock {directory}: {exc.strerror}") from exc
-    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as exc:
+            raise ConfigurationError(f"cannot lock {directory}: {exc.strerror}") from exc
         yield
     finally:
         os.close(descriptor)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from getpass import getpass
 from pathlib import Path
 from typing import Final
 
@@ -38,11 +39,14 @@ from neurogrid.p2p.trust.signing import KEY_BYTES, cluster_id_of
 from neurogrid.p2p.trust.whereabouts import Whereabouts
 from neurogrid.p2p.wire.maps import decode_map, encode_map
 
-__all__ = ["Ticket", "read_ticket"]
+__all__ = ["Ticket", "read_ticket", "to_type"]
 
 PREFIX: Final = "ngt1"
 CHECKSUM_BYTES: Final = 4
-TO_TYPE: Final = "neurogrid-worker --join"
+# What stands before and behind a ticket in a line that is to be typed.
+VARIABLE: Final = "NEUROGRID_TICKET"
+BEFORE: Final = (f"{VARIABLE}=", "neurogrid-worker --join", "neurogrid join")
+BEHIND: Final = "neurogrid join"
 _AGAIN = "copy the whole line that the coordinator printed"
 
 
@@ -134,21 +138,30 @@ class Ticket:
         return cls(key, peer_id, addresses, relays, token)
 
 
-def read_ticket(argument: str) -> Ticket:
+def to_type(ticket: str) -> str:
+    """The line by which a machine joins: the ticket stands in the environment, which no other user can read."""
+    return f"{VARIABLE}={ticket} {BEHIND}"
+
+
+def read_ticket(argument: str, *, now: float | None = None) -> Ticket:
     """The ticket that `--join` names: `-` is standard input, `@FILE` a file, anything else the ticket.
 
-    What is read may be the whole line to be typed, `neurogrid-worker --join TICKET`.
+    What is read may be the whole line that was printed to be typed. A terminal does not show what is typed.
+
+    Args:
+        argument: as above.
+        now: seconds of the Unix epoch; None takes the clock, 0 takes tickets that have expired.
 
     Raises:
         ConfigurationError: the file cannot be read, or as `Ticket.parse`.
     """
     if argument == "-":
-        return Ticket.parse(_argument_of(sys.stdin.read(2 * MAX_TICKET_CHARS)))
+        return Ticket.parse(_argument_of(_read_stdin()), now=now)
     if not argument.startswith("@"):
-        return Ticket.parse(argument)
+        return Ticket.parse(argument, now=now)
     try:
         with Path(argument[1:]).open(encoding="ascii", errors="replace") as file:
-            return Ticket.parse(_argument_of(file.read(2 * MAX_TICKET_CHARS)))
+            return Ticket.parse(_argument_of(file.read(2 * MAX_TICKET_CHARS)), now=now)
     except OSError as exc:
         raise ConfigurationError(
             f"cannot read the ticket in {argument[1:]}: {exc.strerror}"
@@ -157,7 +170,19 @@ def read_ticket(argument: str) -> Ticket:
 
 def _argument_of(text: str) -> str:
     """The ticket of a line that was printed to be typed."""
-    return text.strip().removeprefix(TO_TYPE)
+    text = text.strip()
+    for words in BEFORE:
+        text = text.removeprefix(words)
+    return text.removesuffix(BEHIND)
+
+
+def _read_stdin() -> str:
+    if not sys.stdin.isatty():
+        return sys.stdin.read(2 * MAX_TICKET_CHARS)
+    try:
+        return getpass("ticket: ")
+    except EOFError:
+        return ""
 
 
 def _body_of(text: str) -> bytes:

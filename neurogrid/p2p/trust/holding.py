@@ -1,0 +1,72 @@
+"""Whose a cluster's directory is while it runs: one host at a time may be what the directory says it is.
+
+DIR/running          held, by a lock that ends with its process, by the host that runs with the directory; says which
+                     process that is, and since when
+
+Two hosts with one identity would take each other's connections. What changes files in the directory and ends
+(`locked`) is not kept from it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.trust.certificate import format_time
+from neurogrid.p2p.trust.private_files import open_private
+
+__all__ = ["DirectoryInUseError", "held"]
+
+FILE: Final = "running"
+MAX_FILE_BYTES: Final = 4096
+
+
+class DirectoryInUseError(ConfigurationError):
+    """Another process runs with the directory."""
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Run with a cluster's directory, and nobody else does until the block is left or the process has ended.
+
+    Raises:
+        DirectoryInUseError: somebody does; says who, and since when.
+        ConfigurationError: it cannot be written to.
+    """
+    descriptor = open_private(directory / FILE)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            holder = _read_holder(os.pread(descriptor, MAX_FILE_BYTES, 0))
+            raise DirectoryInUseError(
+                f"a coordinator runs with {directory} already: {holder}. Two would take each other's workers: end that "
+                "one first, or make another cluster (--new-cluster DIR). Tickets and revocations need no end of it"
+            ) from exc
+        except OSError as exc:
+            raise ConfigurationError(f"cannot lock {directory / FILE}: {exc.strerror}") from exc
+        told = {"pid": os.getpid(), "host": platform.node(), "since": int(time.time())}
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(told).encode(), 0)
+        except OSError as exc:
+            raise ConfigurationError(f"cannot write {directory / FILE}: {exc.strerror}") from exc
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read_holder(data: bytes) -> str:
+    try:
+        told = json.loads(data)
+        return f"process {told['pid']} on {told['host']}, since {format_time(float(told['since']))}"
+    except (ValueError, LookupError, TypeError):
+        return "it has not said yet which process it is"
