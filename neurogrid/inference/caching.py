@@ -4,7 +4,7 @@
     ~/.cache/neurogrid/models/     which layer of a model has which content: a hint
     ~/.cache/neurogrid/hashes/     the hashes of a coordinator's files, so that they are not hashed again
 
-Nothing in it is needed, and all of it may be deleted at any time.
+The limit is of layers and hints together. Nothing in it is needed, and all of it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CacheSettings:
 
     Attributes:
         directory: made if need be, for its owner alone.
-        max_bytes: what layers may take; None for a share of what the disk has free.
+        max_bytes: what layers and hints may take; None for a share of what the disk has free.
         is_required: whether it is an error that the directory cannot be used; else it is said, and there is no cache.
     """
 

@@ -10,11 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import mmap
-import os
-import tempfile
 import weakref
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 import trio
@@ -50,11 +47,10 @@ class WorkerBlobs:
 
     def __init__(self, settings: CacheSettings | None) -> None:
         self._cache: BlobCache | None = None
-        self._hints: Path | None = None
         if settings is not None:
-            blobs, self._hints = (open_directory(settings, name) for name in ("blobs", "models"))
+            blobs, models = (open_directory(settings, name) for name in ("blobs", "models"))
             if blobs is not None:
-                self._cache = BlobCache(blobs, max_bytes=settings.max_bytes)
+                self._cache = BlobCache(blobs, max_bytes=settings.max_bytes, notes=models)
         # As long as tensors lie in the pages of a blob, it can be served from there, at no cost.
         self._in_memory: dict[bytes, tuple[BlobInfo, weakref.ref[mmap.mmap]]] = {}
         self._on_disk: dict[bytes, BlobInfo] = {}
@@ -149,7 +145,7 @@ class WorkerBlobs:
 
     async def layers_on_disk(self, model: str) -> frozenset[int]:
         """The layers of a model that were written to disk once and are still there."""
-        if self._cache is None or self._hints is None:
+        if self._cache is None:
             return frozenset()
         return await trio.to_thread.run_sync(self._layers_on_disk, model)
 
@@ -192,22 +188,16 @@ class WorkerBlobs:
         )
 
     def _note_layer(self, model: str, layer_id: int, blob_id: bytes) -> None:
-        if self._hints is None:
-            return
+        assert self._cache is not None
         noted = {**self._noted(model), layer_id: blob_id}
-        try:
-            file, name = tempfile.mkstemp(dir=self._hints, suffix=".tmp")
-            with os.fdopen(file, "w") as writing:
-                json.dump({str(layer): blob.hex() for layer, blob in noted.items()}, writing)
-            os.replace(name, self._hints / f"{model}.json")
-        except OSError as exc:
-            logger.debug("cannot note layer %d: %s", layer_id, exc)
+        table = {str(layer): blob.hex() for layer, blob in noted.items()}
+        self._cache.note(model, json.dumps(table).encode())
 
     def _noted(self, model: str) -> dict[int, bytes]:
-        assert self._hints is not None
+        assert self._cache is not None
         try:
-            table = json.loads((self._hints / f"{model}.json").read_text())
+            table = json.loads(self._cache.noted(model) or b"{}")
             noted = {int(layer): bytes.fromhex(blob) for layer, blob in table.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError):
             return {}  # a hint that cannot be read is none
         return {layer: blob for layer, blob in noted.items() if 0 <= layer < MAX_LAYERS}

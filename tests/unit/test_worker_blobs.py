@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ import trio
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.caching import CacheSettings, default_cache_directory, open_directory
 from neurogrid.inference.worker_blobs import WorkerBlobs
-from neurogrid.p2p.transfer import BlobInfo, BytesSource, MemoryStore, StoredBlob
+from neurogrid.p2p.transfer import BlobCache, BlobInfo, BytesSource, MemoryStore, StoredBlob
 
 MODEL = "ab" * 32
 
@@ -115,6 +116,50 @@ def test_what_the_model_is_made_of_stays_on_disk(tmp_path: Path) -> None:
         assert await blobs.layers_on_disk(MODEL) == {1}
 
     run(settings, main)
+
+
+def test_hints_are_within_the_limit(tmp_path: Path) -> None:
+    """Those of models that nobody has come back to go, and so does their room on the disk."""
+    limit = 20 * 4096
+    notes = tmp_path / "models"
+    notes.mkdir()
+    cache = BlobCache(tmp_path / "blobs", max_bytes=limit, notes=notes)
+    for number in range(200):
+        assert cache.note(f"{number:064x}", b"{}")
+        os.utime(notes / f"{number:064x}.json", (number, number))
+        assert cache.num_bytes <= limit
+    assert {int(file.stem, 16) for file in notes.iterdir()} == set(range(180, 200))
+    # What is used stays, and one that would fill everything is not written.
+    assert cache.noted(f"{180:064x}") == b"{}"
+    assert cache.note("f" * 64, b"{}")
+    assert cache.noted(f"{180:064x}") == b"{}"
+    assert cache.noted(f"{181:064x}") is None
+    assert not cache.note("e" * 64, bytes(limit + 1))
+    assert cache.noted("f" * 64) == b"{}"
+
+
+def test_a_blob_takes_the_room_of_old_hints(tmp_path: Path) -> None:
+    size = blob_of(1).num_bytes
+    settings = CacheSettings(tmp_path, max_bytes=size + 2 * 4096)
+
+    async def main(blobs: WorkerBlobs) -> None:
+        for number in range(8):
+            (tmp_path / "models" / f"{number:064x}.json").write_text("{}")
+        (tmp_path / "models" / "torn.tmp").write_text("{")
+        await blobs.keep(blob_of(1), model=MODEL, layer_id=3)
+        await until_written(blobs, 3)
+        used, most = blobs.disk_use()
+        assert used is not None
+        assert most is not None
+        assert used <= most
+
+    run(settings, main)
+    run(settings, _look)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+async def _look(blobs: WorkerBlobs) -> None:
+    assert await blobs.layers_on_disk(MODEL) == {3}
 
 
 def test_hints_that_are_damaged_are_none(tmp_path: Path) -> None:

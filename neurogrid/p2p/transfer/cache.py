@@ -3,6 +3,8 @@
     9f86d0...b8.blob            a whole blob
     9f86d0...b8-x2k9.tmp        one that is being written
 
+Notes, small files in a directory beside it which say what the blobs are, count like blobs and go like them.
+
 A blob is written beside its place and renamed into it, so nobody sees half of one, and nothing that is read is
 believed before it is hashed: so nothing need be synced, and a file that a crash has torn or a disk has lost is
 dropped, said, and fetched anew. The least recently used goes first, and never one in use: whoever uses a blob holds
@@ -17,7 +19,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -34,6 +36,9 @@ __all__ = ["BlobCache"]
 logger = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"([0-9a-f]{64})\.blob")
+_NOTE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}\.json")
+# Of a disk, in bytes: a note takes whole ones.
+_BLOCK_BYTES: Final = 4096
 # Of a file system's free room, what a cache may take unless told otherwise: a model or two, and the disk is still
 # its owner's.
 DEFAULT_SHARE: Final = 0.2
@@ -48,13 +53,17 @@ class BlobCache:
         path: the directory.
         max_bytes: what all blobs in it may take; None for a fifth of what the file system has free, what the cache
             holds already counted as free.
+        notes: the directory of the notes, which is there; None for none.
 
     Raises:
         ConfigurationError: the directory cannot be made or written to.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, max_bytes: int | None = None, notes: Path | None = None
+    ) -> None:
         self.path = path
+        self._notes = notes
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path = path.resolve()
@@ -75,8 +84,8 @@ class BlobCache:
 
     @property
     def num_bytes(self) -> int:
-        """What all blobs take."""
-        return sum(size for _, size, _ in self._blobs())
+        """What all blobs and notes take."""
+        return sum(size for _, size, _ in self._files())
 
     @property
     def in_use(self) -> set[bytes]:
@@ -137,13 +146,42 @@ class BlobCache:
                     )
                     return False
                 else:
-                    self._write(blob, path)
+                    self._write(path, map(blob.chunk, range(blob.info.num_chunks)))
         except OSError as exc:
             logger.warning(
                 "blob %s cannot be cached in %s: %s", blob.info.short_id, self.path, exc.strerror
             )
             return False
         return True
+
+    def note(self, name: str, data: bytes) -> bool:
+        """Keep a note in place of the one of that name; False, with the reason logged, where it cannot be."""
+        if self._notes is None:
+            return False
+        path = self._notes / f"{name}.json"
+        try:
+            with self._turn():
+                taken = _in_blocks(path.stat().st_size) if path.exists() else 0
+                if not self._make_room(_in_blocks(len(data)) - taken):
+                    logger.debug("no room for the note %s", path.name)
+                    return False
+                self._write(path, [memoryview(data)])
+        except OSError as exc:
+            logger.debug("cannot note %s: %s", path, exc.strerror)
+            return False
+        return True
+
+    def noted(self, name: str) -> bytes | None:
+        """A note, which counts as just used; None if there is none. Anybody may have written it."""
+        if self._notes is None:
+            return None
+        path = self._notes / f"{name}.json"
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        self._touch(path)
+        return data
 
     def use(self, blob_id: bytes) -> None:
         """Keep a blob that is here until `release`, whoever needs the room; nothing if it is not here."""
@@ -191,26 +229,20 @@ class BlobCache:
         except OSError as exc:
             logger.debug("cannot touch %s: %s", path, exc)
 
-    def _blobs(self) -> list[tuple[float, int, Path]]:
-        """When last used, bytes, and path of every blob, the least recently used first."""
-        found = []
-        for entry in os.scandir(self.path):
-            if not _NAME.fullmatch(entry.name):
-                continue
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # another process dropped it
-            if stat.S_ISREG(status.st_mode):
-                found.append((status.st_mtime, status.st_size, Path(entry.path)))
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """When last used, bytes, and path of every blob and note, the least recently used first."""
+        found = [(at, size, path) for at, size, path in _files_in(self.path, _NAME)]
+        if self._notes is not None:
+            notes = _files_in(self._notes, _NOTE)
+            found += [(at, _in_blocks(size), path) for at, size, path in notes]
         return sorted(found)
 
     def _make_room(self, num_bytes: int) -> bool:
         """Drop what was used least recently until `num_bytes` more fit; whether they do."""
-        blobs = self._blobs()
-        excess = sum(size for _, size, _ in blobs) + num_bytes - self.max_bytes
+        files = self._files()
+        excess = sum(size for _, size, _ in files) + num_bytes - self.max_bytes
         chosen = []
-        for _, size, path in blobs if num_bytes <= self.max_bytes else ():
+        for _, size, path in files if num_bytes <= self.max_bytes else ():
             if excess <= 0:
                 break
             if (file := _lock(path)) is not None:
@@ -224,15 +256,12 @@ class BlobCache:
             os.close(file)
         return excess <= 0
 
-    def _write(self, blob: StoredBlob, path: Path) -> None:
-        file, name = tempfile.mkstemp(
-            dir=self.path, prefix=f"{blob.info.blob_id.hex()}-", suffix=".tmp"
-        )
+    def _write(self, path: Path, views: Iterable[memoryview]) -> None:
+        file, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".tmp")
         try:
             # A sign for others that somebody still writes it.
             fcntl.flock(file, fcntl.LOCK_EX)
-            for index in range(blob.info.num_chunks):
-                view = blob.chunk(index)
+            for view in views:
                 while view:
                     view = view[os.write(file, view) :]
             os.replace(name, path)
@@ -253,7 +282,7 @@ class BlobCache:
             os.close(file)
 
     def _drop_unfinished(self) -> None:
-        for path in self.path.glob("*.tmp"):
+        for path in [*self.path.glob("*.tmp"), *(self._notes.glob("*.tmp") if self._notes else ())]:
             if (file := _lock(path)) is not None:
                 path.unlink(missing_ok=True)
                 os.close(file)
@@ -280,6 +309,23 @@ class _FileSource:
     def chunk(self, index: int) -> bytes:
         with self._path.open("rb", buffering=0) as file:
             return os.pread(file.fileno(), self._info.chunk_bytes(index), index * CHUNK_BYTES)
+
+
+def _files_in(directory: Path, name: re.Pattern[str]) -> Iterator[tuple[float, int, Path]]:
+    """When last used, bytes, and path of the files in a directory that have such a name."""
+    for entry in os.scandir(directory):
+        if not name.fullmatch(entry.name):
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # another process dropped it
+        if stat.S_ISREG(status.st_mode):
+            yield status.st_mtime, status.st_size, Path(entry.path)
+
+
+def _in_blocks(num_bytes: int) -> int:
+    return -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _lock(path: Path) -> int | None:
