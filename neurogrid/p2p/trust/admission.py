@@ -116,6 +116,15 @@ class Admission(ABC):
             RefusedError: it is no good, or not the giver's to give.
         """
 
+    def remark(self, reason: int, *, is_ours: bool) -> str:
+        """What else people at this host should know of a refusal; begins with a space, or is empty.
+
+        Args:
+            reason: the `Refusal`.
+            is_ours: whether this host refused, or the peer did.
+        """
+        return ""
+
     def recheck(self, admitted: Admitted) -> None:  # noqa: B027 - by default nothing
         """Check that a peer which was admitted would still be.
 

@@ -17,7 +17,7 @@ from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 from neurogrid.p2p.trust.signing import CERTIFICATE, cluster_id_of
 from neurogrid.p2p.wire.maps import MAX_U64
 
-__all__ = ["Certificate", "format_time"]
+__all__ = ["Certificate", "by_clock", "format_span", "format_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,30 @@ class Certificate:
         if now < self.not_before - clock_skew:
             raise RefusedError(
                 Refusal.NOT_YET_VALID,
-                f"the certificate is valid from {format_time(self.not_before)} on, and here it is "
-                f"{format_time(now)}: check the clocks",
+                f"the certificate is valid from {format_time(self.not_before)} on: "
+                f"{by_clock(now, self.not_before)}",
             )
         if now >= self.not_after + clock_skew:
             raise RefusedError(
-                Refusal.EXPIRED, f"the certificate expired at {format_time(self.not_after)}"
+                Refusal.EXPIRED,
+                f"the certificate expired at {format_time(self.not_after)}: {by_clock(now, self.not_after)}",
             )
+
+
+def by_clock(now: float, moment: float) -> str:
+    """What a clock says of a moment, both seconds of the Unix epoch, for people on either side."""
+    relation = (
+        f"{format_span(now - moment)} ago" if now >= moment else f"in {format_span(moment - now)}"
+    )
+    return f"{relation}, by the clock of the host that says so ({format_time(now)})"
+
+
+def format_span(seconds: float) -> str:
+    """A time span to be read by people, in its largest unit."""
+    for unit, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
 
 
 def format_time(seconds: float) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.admission import Admission, Admitted, check_role, check_said_role
-from neurogrid.p2p.trust.certificate import Certificate, format_time
+from neurogrid.p2p.trust.certificate import Certificate, format_span, format_time
 from neurogrid.p2p.trust.cluster import Cluster
 from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.limits import (
@@ -93,6 +93,13 @@ class ClusterAdmission(Admission):
                 "use the identity that it was made for (--identity)"
             )
         self._peer_id = peer_id
+        if certificate is not None:
+            try:
+                self._check(peer_id, certificate)
+            except RefusedError as exc:
+                logger.warning(
+                    "nobody will admit this host: %s%s", exc, self.remark(exc.reason, is_ours=True)
+                )
 
     def enrol(self, peer_id: str, role: str) -> Membership:
         """The membership of another host that whoever runs this one has started.
@@ -183,6 +190,33 @@ class ClusterAdmission(Admission):
         )
         self._check(admitted.peer_id, certificate)
 
+    def remark(self, reason: int, *, is_ours: bool) -> str:
+        if reason not in (Refusal.NOT_YET_VALID, Refusal.EXPIRED, Refusal.TOKEN_EXPIRED):
+            return ""
+        now, own = self._clock(), self.membership.certificate
+        if own is not None and now < own.not_before - self._clock_skew:
+            # The cluster signed it when that was the time.
+            return (
+                f". This machine's clock ({format_time(now)}) is behind the cluster's by "
+                f"{format_span(own.not_before - now)} or more: set it (timedatectl), or join again by a ticket if the "
+                "cluster's was ahead then"
+            )
+        if own is not None and now >= own.not_after + self._clock_skew:
+            return (
+                f". This machine's clock ({format_time(now)}) ends this host's own certificate, too: set the clock if "
+                "it is ahead (timedatectl), or join again by a ticket"
+            )
+        if is_ours:
+            return ". If this machine's clock is wrong, set it (timedatectl); else that host needs a new ticket"
+        if reason == Refusal.TOKEN_EXPIRED and (
+            self._ticket is None or now >= self._ticket.token.not_after
+        ):
+            return ""
+        return (
+            f". By this machine's clock ({format_time(now)}) it is valid: one of the two clocks is wrong, set it "
+            "(timedatectl)"
+        )
+
     def _check(self, peer_id: str, certificate: Certificate) -> None:
         certificate.check(peer_id, now=self._clock(), clock_skew=self._clock_skew)
         self.membership.revocations.check(certificate)
@@ -244,8 +278,14 @@ class ClusterAdmission(Admission):
                 Refusal.NO_ISSUER,
                 "it sent a certificate for us, and says itself that it gives none",
             )
-        self._check(self._peer_id, certificate)
         is_held_good = held is not None and self._is_good(self._peer_id, held)
+        try:
+            self._check(self._peer_id, certificate)
+        except RefusedError as exc:
+            if exc.reason not in (Refusal.NOT_YET_VALID, Refusal.EXPIRED) or not is_held_good:
+                raise
+            logger.warning("%s sent a certificate that is left: %s", giver.peer_id, exc)
+            return
         wanted = self._ticket.token if self._ticket is not None and not is_held_good else held
         if wanted is not None and certificate.role != wanted.role:
             raise RefusedError(
@@ -282,10 +322,13 @@ class ClusterAdmission(Admission):
             if self.membership.take_revocations(revocations):
                 _log_news(revocations)
         certificate = self.membership.certificate
-        if certificate is None or not self._wants_renewal(certificate):
+        if certificate is None:
             return False
         if self._issuer is None:
-            return True
+            return self._wants_renewal(certificate)
+        # One that begins later was signed while the clock was ahead: nobody takes it until then.
+        if self._clock() >= certificate.not_before and not self._wants_renewal(certificate):
+            return False
         self.membership.take_certificate(
             self._issuer.sign_for(
                 certificate.peer_id, certificate.role, now=self._clock(), lifetime=self._lifetime

@@ -407,9 +407,8 @@ class Gate:
         """
         verdict = Verdict.decode(await read_frame(stream))
         if verdict.reason:
-            raise NotAdmittedError(
-                stream.peer_id, verdict.reason, verdict.text, refused_by_peer=True
-            )
+            text = verdict.text + self._admission.remark(verdict.reason, is_ours=False)
+            raise NotAdmittedError(stream.peer_id, verdict.reason, text, refused_by_peer=True)
         return verdict.issued
 
     # What comes of them
@@ -434,22 +433,23 @@ class Gate:
             logger.info("%s", error)
         elif isinstance(error, RemoteProtocolError):
             refused = _as_refused(error)
+            text = str(refused) + self._admission.remark(refused.reason, is_ours=True)
             if peer_id not in self._tolerated:
-                self._log_refusal(peer_id, refused)
-            error = NotAdmittedError(peer_id, refused.reason, str(refused), refused_by_peer=False)
+                self._log_refusal(peer_id, refused.reason, text)
+            error = NotAdmittedError(peer_id, refused.reason, text, refused_by_peer=False)
         peer.error = error
         if isinstance(error, NotAdmittedError):
             self._refusals[peer_id] = error
             if len(self._refusals) > MAX_REMEMBERED:
                 self._refusals.popitem(last=False)
 
-    def _log_refusal(self, peer_id: str, refused: RefusedError) -> None:
+    def _log_refusal(self, peer_id: str, reason: Refusal, text: str) -> None:
         """Strangers who come for what they are served are no cause for a warning, and those who show nothing none
         for a line."""
         if not self._for_strangers:
-            self._log.refused(peer_id, refused.reason, str(refused))
-        elif refused.reason not in SILENCE:
-            self._log.refused(peer_id, refused.reason, str(refused), level=logging.INFO)
+            self._log.refused(peer_id, reason, text)
+        elif reason not in SILENCE:
+            self._log.refused(peer_id, reason, text, level=logging.INFO)
 
     async def _expect(self, peer_id: str, peer: GatedPeer) -> None:
         """Disconnect a peer that dialled and then shows nothing."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.p2p.trust.certificate import format_time
+from neurogrid.p2p.trust.certificate import by_clock, format_time
 from neurogrid.p2p.trust.limits import MAX_ROLE_CHARS, MAX_TIME, MAX_TOKEN_USES
 from neurogrid.p2p.trust.names import is_role
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
@@ -98,6 +98,6 @@ class JoinToken:
         if now >= self.not_after + clock_skew:
             raise RefusedError(
                 Refusal.TOKEN_EXPIRED,
-                f"the ticket expired at {format_time(self.not_after)}: ask for a new one "
-                "(neurogrid-coordinator --ticket)",
+                f"the ticket expired at {format_time(self.not_after)}: {by_clock(now, self.not_after)}; ask for a "
+                "new one (neurogrid-coordinator --ticket)",
             )

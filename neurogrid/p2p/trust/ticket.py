@@ -134,7 +134,7 @@ class Ticket:
         try:
             token.check(now=time.time() if now is None else now)
         except RemoteProtocolError as exc:
-            raise ConfigurationError(str(exc)) from exc
+            raise ConfigurationError(f"{exc}, or set this machine's clock if it is wrong") from exc
         return cls(key, peer_id, addresses, relays, token)
 
 
