@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from neurogrid.cli.cluster import manage_cluster
 from neurogrid.cli.main import parse
 from neurogrid.cli.trust import Trust, is_checked, take_ticket, trust_of
 from neurogrid.errors import ConfigurationError
+from neurogrid.inference.caching import CacheSettings, open_directory
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.trust import (
     COORDINATOR,
@@ -32,6 +34,7 @@ from neurogrid.p2p.trust import (
     Whereabouts,
     read_ticket,
 )
+from neurogrid.p2p.trust.private_files import write_private
 
 PEER = Identity.generate().peer_id
 ADDRESS = f"/ip4/192.0.2.1/tcp/9000/p2p/{PEER}"
@@ -277,11 +280,9 @@ def unprivileged(tmp_path: Path) -> Iterator[None]:
 COORDINATOR_PATHS = (
     ("--new-cluster",),
     ("--cluster",),
-    ("--identity",),
     ("--ticket", "--cluster"),
     ("--void-tickets", "--cluster"),
 )
-WORKER_PATHS = (("--cluster",), ("--identity",), ("--cache-dir",))
 
 
 @pytest.mark.parametrize("where", ["may not be written", "is a file", "too long"])
@@ -293,20 +294,22 @@ def test_a_coordinators_path_that_cannot_be_used_is_a_users_mistake(
     where: str,
     flags: tuple[str, ...],
 ) -> None:
-    more = ["--diagnose"] if flags == ("--identity",) else ["--plan-only"]
+    more = ["--plan-only"] if len(flags) == 1 else []
     check_path(tmp_path, capfd, where, flags, coordinator.main, more)
 
 
 @pytest.mark.parametrize("where", ["may not be written", "is a file", "too long"])
-@pytest.mark.parametrize("flags", WORKER_PATHS, ids=" ".join)
 def test_a_workers_path_that_cannot_be_used_is_a_users_mistake(
-    tmp_path: Path,
-    unprivileged: None,
-    capfd: pytest.CaptureFixture[str],
-    where: str,
-    flags: tuple[str, ...],
+    tmp_path: Path, unprivileged: None, capfd: pytest.CaptureFixture[str], where: str
 ) -> None:
-    check_path(tmp_path, capfd, where, flags, worker.main, [])
+    check_path(tmp_path, capfd, where, ("--cluster",), worker.main, [])
+    path = path_that(where, tmp_path)
+    with pytest.raises(ConfigurationError, match=re.escape(str(path))):
+        Identity.load(path)
+    with pytest.raises(ConfigurationError, match=re.escape(str(path))):
+        open_directory(CacheSettings(path, is_required=True), "blobs")
+    with pytest.raises(ConfigurationError, match=re.escape(str(path.parent))):
+        write_private(path, b"a ticket")
 
 
 def test_who_has_no_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +322,14 @@ def test_who_has_no_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_of(worker.build_parser().parse_args(["--cache-dir", "x"])) is not None
 
 
+def path_that(where: str, tmp_path: Path) -> Path:
+    return {
+        "may not be written": tmp_path / "mine" / "directory",
+        "is a file": Path(sys.executable) / "directory",
+        "too long": tmp_path / ("x" * 300),
+    }[where]
+
+
 def check_path(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -327,13 +338,7 @@ def check_path(
     main: Callable[[list[str]], int],
     more: list[str],
 ) -> None:
-    path = {
-        "may not be written": tmp_path / "mine" / "directory",
-        "is a file": Path(sys.executable) / "directory",
-        "too long": tmp_path / ("x" * 300),
-    }[where]
-    if len(flags) > 1:  # it manages the cluster
-        more = []
+    path = path_that(where, tmp_path)
     status = main([*more, "--listen", "/ip4/127.0.0.1/tcp/0", *flags, str(path)])
     said = capfd.readouterr().err
     assert status == 2, said
