@@ -88,6 +88,7 @@ class _Plan:
     groups_used: int = 1
     top_k: int = 1
     lengths: dict[int, int] = field(default_factory=dict)
+    whole_lists: frozenset[str] = frozenset()
     stretch: int | None = None
 
     @property
@@ -109,12 +110,13 @@ def miniatures(config: PreTrainedConfig) -> Iterator[Miniature]:
     if text is not config:
         main = text.to_dict()
     lengths = _short_lengths(raw)
+    whole_lists = _whole_lists(text, num_layers)
     seen = []
     for divisors in _divisors(text, main):
         if divisors in seen:
             continue
         seen.append(divisors)
-        plan = _Plan(*divisors, num_layers, kept_layers, lengths=lengths)
+        plan = _Plan(*divisors, num_layers, kept_layers, lengths=lengths, whole_lists=whole_lists)
         _plan_experts(main, plan)
         _plan_positions(raw, plan)
         small = _shrink_mapping(raw, plan, _layers_key(text))
@@ -127,6 +129,24 @@ def miniatures(config: PreTrainedConfig) -> Iterator[Miniature]:
 
 def _layers_key(text: PreTrainedConfig) -> str:
     return text.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+
+
+def _whole_lists(text: PreTrainedConfig, num_layers: int) -> frozenset[str]:
+    """The keys of lists that have an entry for each layer by chance alone.
+
+    So are those that the family's own defaults have in the same length, for another number of layers.
+    """
+    try:
+        defaults = type(text)()
+        if num_decoder_layers(defaults) == num_layers:
+            return frozenset()
+    except Exception:  # noqa: BLE001  a family without defaults that make sense tells nothing
+        return frozenset()
+    return frozenset(
+        key
+        for key, value in defaults.to_dict().items()
+        if isinstance(value, (list, tuple)) and len(value) == num_layers
+    )
 
 
 def _kept_layers(config: PreTrainedConfig, num_layers: int) -> int:
@@ -280,7 +300,7 @@ def _shrink_mapping(raw: Mapping[str, Any], plan: _Plan, layers_key: str) -> dic
 
 def _shrink_list(key: str, values: list[Any], plan: _Plan) -> list[Any]:
     whole_numbers = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    if len(values) == plan.num_layers:
+    if len(values) == plan.num_layers and key not in plan.whole_lists:
         values = values[: plan.kept_layers]
     elif whole_numbers and _INDICES.search(key) and all(0 <= v < plan.num_layers for v in values):
         return [v for v in values if v < plan.kept_layers]

@@ -10,7 +10,7 @@ import transformers as tf
 from stage_families import MAIN_FAMILIES, PHI3_LONGROPE, Checkpoint, Pipeline
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model import miniature, skeleton
+from neurogrid.model import skeleton
 from neurogrid.model.cache import StageCache
 from neurogrid.model.miniature import SplitTraits, check_splittable
 from neurogrid.model.miniature_config import miniatures
@@ -36,6 +36,8 @@ SERVED = {
     "deepseek-v3": tf.DeepseekV3Config(),
     "lfm2": tf.Lfm2Config(layer_types=["conv", "conv", "full_attention", "conv"] * 8),
     "gpt2": tf.GPT2Config(),
+    # As many layers as its SSM has multipliers, in a list that is no list of layers.
+    "falcon-h1-five-layers": tf.FalconH1Config(num_hidden_layers=5),
     "one-layer": tf.LlamaConfig(num_hidden_layers=1),
     "two-layers": tf.LlamaConfig(num_hidden_layers=2),
 }
@@ -61,9 +63,8 @@ ONE_AFTER_ANOTHER = {"llama-dynamic", "llama4"}
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(miniature, "_results", {})
 
 
 @pytest.mark.parametrize("name", SERVED)
