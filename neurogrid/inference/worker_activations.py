@@ -190,9 +190,8 @@ class WorkerActivations:
         """
         receiver = session.successor or session.owner
         hello = self._state.protocol.hello_of(receiver)
-        num_bytes = memoryview(
-            envelope.data
-        ).nbytes  # the result has the same shape and element type
+        # The result has the same shape and element type.
+        num_bytes = memoryview(envelope.data).nbytes
         if hello is None or num_bytes + MAX_MAP_BYTES < hello.max_data:
             return
         head, _ = encode_envelope_parts(

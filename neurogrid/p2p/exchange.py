@@ -399,6 +399,8 @@ class Exchange:
         lost = StreamBrokenError(f"lost the stream to {peer_id}: {reason}")
         lost.__cause__ = reason
         is_current = self._streams.get(peer_id) is stream
+        if stream.hello is None and not is_current and not stream.is_retired:
+            return  # nothing has gone by it
         if other := self._other_stream(stream):
             # What a peer has here is the peer's, not the stream's; what was on its way may be lost.
             if is_current:

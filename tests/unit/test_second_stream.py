@@ -121,6 +121,21 @@ def test_what_is_under_way_fails_when_a_stream_breaks() -> None:
     play(scenario)
 
 
+def test_a_stream_that_never_said_hello_takes_nothing_with_it() -> None:
+    async def scenario(scene: Scene) -> None:
+        client_id = scene.client.host.peer_id
+        third = await scene.client.host.open_stream(scene.server.host.peer_id, [PROTOCOL_V11])
+        assert await third.receive_some()  # the server's Hello
+        with scene.server.expect(client_id, MessageType.GPU_INFO, request_id=9) as waiter:
+            await third.reset()
+            while len(scene.server._running[client_id]) > 2:
+                await trio.lowlevel.checkpoint()
+            assert not waiter.is_done
+        assert scene.lost == scene.broken == []
+
+    play(scenario)
+
+
 def test_a_peer_is_lost_with_its_last_stream() -> None:
     async def scenario(scene: Scene) -> None:
         client_id = scene.client.host.peer_id
