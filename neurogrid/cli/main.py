@@ -47,7 +47,7 @@ EXAMPLES: Final = (
     (f"{NAME} chat DIR", "talk to the model in DIR, on this machine"),
     (f"{NAME} serve DIR", "the page and the API of OpenAI, at http://127.0.0.1:8090"),
     (f"{NAME} serve DIR --new-cluster ~/cluster --min-peers 2", "the same, on two more machines"),
-    (f"{NAME} join TICKET", "type this on those: the line above prints it"),
+    (f"{NAME} join -", "on those, with the ticket that the line above prints"),
 )
 # What somebody asks of whichever of them.
 OTHERS: Final = ("--new-cluster", "--cluster", "--min-peers", "--local-workers", "--peer")

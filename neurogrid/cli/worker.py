@@ -48,8 +48,8 @@ NAME = "neurogrid-worker"
 EXAMPLES = (
     (NAME, "for coordinators on this machine, which dial the address that it prints"),
     (
-        f"{NAME} --join TICKET --cluster ~/member",
-        "join a cluster with the line that its coordinator printed, and remember it",
+        f"{NAME} --join - --cluster ~/member",
+        "join a cluster with the ticket that its coordinator printed, and remember it",
     ),
     (
         f"{NAME} --cluster ~/member --gpu 1 --memory-limit 20GiB",

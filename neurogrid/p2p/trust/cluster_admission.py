@@ -93,7 +93,7 @@ class ClusterAdmission(Admission):
                 "use the identity that it was made for (--identity)"
             )
         self._peer_id = peer_id
-        if certificate is not None:
+        if certificate is not None and self._ticket is None:
             try:
                 self._check(peer_id, certificate)
             except RefusedError as exc:
