@@ -5,6 +5,12 @@
 In each trial a random worker of the plan gets SIGKILL at a random token. Then another worker is started, so that the
 next trial finds what this one found: replicas of every stage, or spare workers without layers. The pause is the longest
 gap between two tokens after the kill.
+
+    python benchmarks/recovery.py --trials 0 --half-precision-trials 0 --spare-trials 0 --stops 50
+
+ends both workers of a coordinator at once, within 5 ms of the end of an answer and of each other, by SIGTERM or by
+SIGSTOP and SIGKILL, and starts them again where they were: the same coordinator has to serve, with the same answer.
+Peers are admitted by lists, so that some are stopped while they are asked who they are.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import argparse
 import multiprocessing
 import random
 import runpy
+import signal
 import socket
 import sys
 import tempfile
@@ -37,6 +44,7 @@ from report import table, write_report
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
 from neurogrid.p2p.counters import Direction
 from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
 from neurogrid.p2p.wire import MessageType
 
 PROMPT_TOKENS = 32
@@ -65,6 +73,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--half-precision-trials", type=int, default=5)
     parser.add_argument("--spare-trials", type=int, default=10)
+    parser.add_argument(
+        "--stops", type=int, default=0, help="times that both workers are ended at once"
+    )
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", choices=SIZES, default="512x8")
@@ -88,7 +99,11 @@ def main() -> None:
         for scenario in scenarios:
             if scenario.trials:
                 trio.run(run, scenario, Path(directory), options.tokens)
+        if options.stops:
+            trio.run(run_stops, options.stops, Path(directory), options.tokens)
     done = [scenario for scenario in scenarios if scenario.trials]
+    if not done:
+        return
     write_report(
         "recovery",
         f"A random worker of {NUM_STAGES} stages is killed at a random one of {options.tokens} tokens, Llama "
@@ -189,6 +204,77 @@ async def _trial(
     scenario.sent.append(sent - sent_before)
 
 
+async def run_stops(num_stops: int, model: Path, num_tokens: int) -> None:
+    """End both workers at once and start them again, so many times, under one coordinator; print how long each took.
+
+    Raises:
+        AssertionError: an answer is another than the first.
+        TooSlowError: it did not serve again in time.
+    """
+    keys = [model / f"stopped-{number}.key" for number in range(NUM_STAGES)]
+    own_key = model / "stops.key"
+    own_id, peer_ids = Identity.load(own_key).peer_id, [Identity.load(key).peer_id for key in keys]
+    places = [f"/ip4/127.0.0.1/tcp/{_free_port()}" for _ in keys]
+    admission = ["--allow", f"{own_id}={COORDINATOR}"]
+    admission += [part for peer in peer_ids for part in ("--allow", f"{peer}={WORKER}")]
+
+    def start() -> list[BaseProcess]:
+        started = []
+        for key, place in zip(keys, places, strict=True):
+            arguments = ["--listen", place, "--identity", str(key), *admission]
+            started.append(FORKSERVER.Process(target=_run_worker_with, args=(arguments,)))
+            started[-1].start()
+        return started
+
+    settings = CoordinatorSettings(
+        model=model,
+        dtype="float32",
+        stages=NUM_STAGES,
+        max_seq_len=256,
+        identity_file=own_key,
+        peers=tuple(f"{place}/p2p/{peer}" for place, peer in zip(places, peer_ids, strict=True)),
+        admission=AllowList(dict.fromkeys(peer_ids, WORKER)),
+        wait=READY_TIMEOUT,
+    )
+    prompt = list(range(2, 2 + PROMPT_TOKENS))
+    seconds: list[float] = []
+    processes = start()
+    try:
+        async with open_coordinator(settings) as coordinator:
+            expected = [t async for t in coordinator.generate(prompt, max_tokens=num_tokens)]
+            for number in range(num_stops):
+                is_gentle = number % 2 == 0
+                await trio.sleep(random.uniform(0, 0.005))
+                for process in random.sample(processes, len(processes)):
+                    os.kill(process.pid or 0, signal.SIGTERM if is_gentle else signal.SIGSTOP)
+                    await trio.sleep(random.uniform(0, 0.005))
+                if not is_gentle:
+                    for process in processes:
+                        process.kill()
+                for process in processes:
+                    await trio.to_thread.run_sync(process.join)
+                processes = start()
+                started = time.perf_counter()
+                with trio.fail_after(2 * READY_TIMEOUT):
+                    while coordinator.why_not_ready is not None:
+                        await trio.sleep(0.05)
+                    tokens = [t async for t in coordinator.generate(prompt, max_tokens=num_tokens)]
+                assert tokens == expected, number
+                seconds.append(time.perf_counter() - started)
+                how = "SIGTERM" if is_gentle else "SIGSTOP, SIGKILL"
+                print(
+                    f"stop {number + 1}, {how}: served again after {seconds[-1]:.1f} s", flush=True
+                )
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    print(
+        f"{len(seconds)} of {num_stops} times both workers were ended at once and the same coordinator served again, "
+        f"with the same answer: after {median(seconds):.1f} s (median), {max(seconds):.1f} s at most"
+    )
+
+
 async def _until_complete(coordinator: Coordinator, scenario: Scenario) -> None:
     """Wait until as many workers are there, and hold as much, as at the beginning."""
     num_holders = scenario.num_workers if scenario.with_replicas else NUM_STAGES
@@ -209,10 +295,13 @@ def start_worker(workers: dict[str, BaseProcess], coordinator: str) -> None:
 
 
 def _run_worker(identity: str, coordinator: str) -> None:
+    _run_worker_with(["--port", "0", "--identity", identity, "--bootstrap", coordinator])
+
+
+def _run_worker_with(arguments: Sequence[str]) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-    sys.argv = ["neurogrid-worker", "--port", "0", "--no-cache", "--log-level", "error"]
-    sys.argv += ["--identity", identity, "--bootstrap", coordinator]
+    sys.argv = ["neurogrid-worker", "--no-cache", "--log-level", "error", *arguments]
     runpy.run_module("neurogrid.cli.worker", run_name="__main__")
 
 
