@@ -112,7 +112,10 @@ class ConfinedProcess:
         self._is_closed = False
 
     def __del__(self) -> None:
-        self._end()
+        own = self._socket
+        # At the end of the interpreter there is nothing left to call but its own methods.
+        if own is not None:
+            own.close()
 
     def call(self, argument: object, *, seconds: float) -> Any:
         """`function(argument)`, within `seconds` once the process is there. Blocks.
