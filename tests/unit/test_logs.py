@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from neurogrid.cli.logs import set_up_logging
+from neurogrid.cli.show import TerminalProgress
+from neurogrid.inference.progress import WorkerInfo
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +155,27 @@ def test_for_debug_all_whatever_is_logged_is_an_object(monkeypatch: pytest.Monke
         "libp2p.host",
         "neurogrid",
     ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_people_see_names_beside_the_peer_ids_that_are_logged(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    stderr = Stderr(monkeypatch, as_json=as_json)
+    peer_id = "12D3KooW" + "A" * 44
+    joined = WorkerInfo(peer_id, "CPU", 10**9, "", True, (), machine="attic", address="192.168.1.7")
+    with TerminalProgress(stderr.screen) as progress:
+        progress.joined(joined)
+        logging.getLogger("neurogrid.p2p").warning("%s is silent", peer_id)
+        progress.lost(peer_id, range(4), "it is silent")
+    if as_json:
+        # Programs have the name in a field of its own, and the message as it is.
+        first, silent, _ = stderr.objects
+        assert (first["peer_id"], first["machine"]) == (peer_id, "attic")
+        assert silent["message"] == f"{peer_id} is silent"
+    else:
+        assert stderr.stream.getvalue().splitlines() == [
+            "worker attic …AAAAAAAA (192.168.1.7) joined: CPU, 1.0 GB free",
+            f"W {peer_id} (attic) is silent",
+            "lost worker attic …AAAAAAAA (192.168.1.7) with layers 0 to 3: it is silent",
+        ]
