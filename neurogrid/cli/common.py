@@ -69,6 +69,8 @@ _UNITS = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
     **{prefix: 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
+# Below it, a number without a unit lacks one.
+MIN_BARE_BYTES = 1024
 # What the wire has room for; and what nobody asks for who has not mistyped.
 MAX_BYTES = 2**63 - 1
 MAX_COUNT = 2**31 - 1
@@ -123,6 +125,8 @@ def size_in_bytes(text: str) -> int:
         ) from exc
     if not 0 < value <= MAX_BYTES:
         raise argparse.ArgumentTypeError(f"{text} is not above zero and below 2^63 bytes")
+    if not unit and value < MIN_BARE_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} is {text} bytes: {text}G is meant, or {text}M")
     return value
 
 

@@ -289,6 +289,8 @@ async def _serve(
 
 
 def _listening(options: argparse.Namespace) -> Listening:
+    """Where to listen; judges what else can be judged without torch first."""
+    _judge_model(options)
     where = listening(options, port_flag="--p2p-port")
     trust = existing_trust(options)
     if trust is not None:
@@ -300,6 +302,13 @@ def _listening(options: argparse.Namespace) -> Listening:
         # Somebody is to come, who may be elsewhere.
         warn_of_loopback(where, is_chosen=bool(options.listen))
     return where
+
+
+def _judge_model(options: argparse.Namespace) -> None:
+    if options.model is not None:
+        from neurogrid.model.checkpoint_files import judge_checkpoint
+
+        judge_checkpoint(options.model)
 
 
 @asynccontextmanager
@@ -343,6 +352,7 @@ async def _open_coordinator(
 async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     """Print the plan to stdout; that the layers do not fit is an error that says what is missing."""
     with ending_at_once():
+        _judge_model(options)
         where = listening(options, port_flag="--p2p-port")
         trust = trust_of(options, is_worker=False)
         if options.min_peers is not None and not options.alone:

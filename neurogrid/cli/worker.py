@@ -193,7 +193,9 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             serving_metrics(options, worker),
             AsyncExitStack() as stack,
         ):
-            farewells.append(worker.drain)
+            # Who started it as a child ends it when nothing is to go on elsewhere.
+            if not options.stop_on_stdin_eof:
+                farewells.append(worker.drain)
             screen.with_names = worker.board.names.beside_ids
             for address in worker.addresses:
                 screen.print(address)

@@ -7,21 +7,25 @@ mapped into memory; nothing here makes a model or knows where the bytes go.
 
 from __future__ import annotations
 
-import json
 import mmap
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.errors import CheckpointError
 from neurogrid.model.blob import LayerBlob
+from neurogrid.model.checkpoint_files import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    read_json,
+    read_model_config,
+    weight_files,
+)
 from neurogrid.model.config import build_config
 from neurogrid.model.naming import is_end_tensor, layer_of
 from neurogrid.model.safetensors_header import (
@@ -34,16 +38,6 @@ from neurogrid.model.safetensors_header import (
 
 __all__ = ["Checkpoint"]
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_ADAPTER = "adapter_model.safetensors"
-# Mistral ships its weights twice, this file in a layout of its own.
-_OTHER_LAYOUT = "consolidated"
-_SHARD_OF = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
-_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack")
-
-# Bytes of a JSON file of the directory: the index of a model of 100,000 tensors has 10 MB.
-_MAX_JSON_BYTES = 64 * 1024 * 1024
 # Tensors in one file; DeepSeek-V3 has 91,000 in all of its 163.
 _MAX_TENSORS = 1_000_000
 
@@ -116,23 +110,11 @@ class Checkpoint:
             UnsupportedModelError: quantised weights, or a config that `build_config` refuses.
         """
         folder = Path(path)
-        try:
-            is_folder, exists = folder.is_dir(), folder.exists()
-        except OSError as exc:  # a directory above it may not be entered
-            raise ConfigurationError(
-                f"the model directory {folder} cannot be read: {exc.strerror}"
-            ) from exc
-        if not is_folder:
-            fault = "is a file, not a directory" if exists else "does not exist"
-            raise ConfigurationError(
-                f"the model directory {folder} {fault}; give the directory that has config.json"
-            )
-        config = _read_json(folder / "config.json", "it describes the model")
-        _refuse_quantised(config)
+        config = read_model_config(folder)
         num_layers: int = build_config(config).num_hidden_layers
         generation_config: dict[str, object] = {}
         if (folder / "generation_config.json").exists():
-            generation_config = _read_json(folder / "generation_config.json", "")
+            generation_config = read_json(folder / "generation_config.json", "")
         places, absent = _find_tensors(folder, partial=partial)
         checkpoint = cls(
             folder,
@@ -208,56 +190,16 @@ class Checkpoint:
         return {layer_id: tuple(sorted(found)) for layer_id, found in names.items()}
 
 
-def _refuse_quantised(config: Mapping[str, object]) -> None:
-    text_config = config.get("text_config")
-    parts = (config, text_config) if isinstance(text_config, dict) else (config,)
-    for part in parts:
-        for key in ("quantization_config", "compression_config"):
-            entry = part.get(key)
-            if not isinstance(entry, dict) or not entry:
-                continue
-            # bitsandbytes writes its entry also where it quantises nothing.
-            if entry.get("load_in_4bit") is False and entry.get("load_in_8bit") is False:
-                continue
-            method = entry.get("quant_method", "an unnamed method")
-            raise UnsupportedModelError(
-                f"the weights are quantised ({str(method)[:32]!r}): quantised checkpoints are not "
-                "supported yet; use the float16, bfloat16 or float32 checkpoint"
-            )
-
-
 def _find_tensors(folder: Path, *, partial: bool) -> tuple[dict[str, _Place], dict[str, str]]:
     """Every tensor that is here, and for every one that is not the name of its file."""
-    if (folder / _SINGLE).exists():
-        return _read_files([folder / _SINGLE]), {}
-    if (folder / _INDEX).exists():
+    if (folder / INDEX_FILE).exists() and not (folder / SINGLE_FILE).exists():
         return _read_indexed(folder, partial=partial)
-    files = sorted(folder.glob("*.safetensors"))
-    weights = [file for file in files if file.name != _ADAPTER]
-    if len(weights) > 1:
-        weights = [file for file in weights if not file.name.startswith(_OTHER_LAYOUT)]
-    if weights:
-        _refuse_incomplete_shards(folder, weights)
-        return _read_files(weights), {}
-    if files:
-        raise CheckpointError(
-            f"{files[0]}: an adapter without its model; merge it into its base model first "
-            "(merge_and_unload of peft) and save that"
-        )
-    for pattern in _OTHER_WEIGHTS:
-        for file in sorted(folder.glob(pattern)):
-            raise CheckpointError(
-                f"{file}: only safetensors weights are read; convert it with transformers: "
-                "from_pretrained(...).save_pretrained(...)"
-            )
-    raise CheckpointError(
-        f"{folder}: no weights; {_SINGLE} (or {_INDEX} and its shards) must be there"
-    )
+    return _read_files(weight_files(folder)), {}
 
 
 def _read_indexed(folder: Path, *, partial: bool) -> tuple[dict[str, _Place], dict[str, str]]:
-    index = folder / _INDEX
-    weight_map = _read_json(index, "").get("weight_map")
+    index = folder / INDEX_FILE
+    weight_map = read_json(index, "").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map; fetch the file again")
     for name, shard in weight_map.items():
@@ -268,7 +210,7 @@ def _read_indexed(folder: Path, *, partial: bool) -> tuple[dict[str, _Place], di
     if len(here) < len(shards) and not partial:
         lost = next(shard for shard in shards if not (folder / shard).exists())
         raise CheckpointError(
-            f"{folder / lost}: missing, and {_INDEX} names it ({len(shards) - len(here)} of "
+            f"{folder / lost}: missing, and {INDEX_FILE} names it ({len(shards) - len(here)} of "
             f"{len(shards)} shards are missing); fetch it"
         )
     places = _read_files(here)
@@ -277,21 +219,11 @@ def _read_indexed(folder: Path, *, partial: bool) -> tuple[dict[str, _Place], di
         if name not in places:
             if (folder / shard).exists():
                 raise CheckpointError(
-                    f"{folder / shard}: lacks {name[:80]!r}, which {_INDEX} places there; "
+                    f"{folder / shard}: lacks {name[:80]!r}, which {INDEX_FILE} places there; "
                     "fetch both again"
                 )
             absent[name] = shard
     return places, absent
-
-
-def _refuse_incomplete_shards(folder: Path, files: list[Path]) -> None:
-    found = [match for file in files if (match := _SHARD_OF.search(file.name))]
-    total = max((int(match[2]) for match in found), default=0)
-    if len(found) < total:
-        raise CheckpointError(
-            f"{folder}: {len(found)} of {total} shards are here and {_INDEX} is not, so nobody can "
-            "say which layers are whole; fetch the index"
-        )
 
 
 def _read_files(files: list[Path]) -> dict[str, _Place]:
@@ -324,25 +256,3 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         where=str(file),
         max_tensors=_MAX_TENSORS,
     )
-
-
-def _read_json(file: Path, purpose: str) -> dict[str, Any]:
-    try:
-        with file.open("rb") as handle:
-            data = handle.read(_MAX_JSON_BYTES + 1)
-    except FileNotFoundError as exc:
-        because = f" ({purpose})" if purpose else ""
-        raise CheckpointError(
-            f"{file}: missing{because}; is {file.parent} the directory of a model?"
-        ) from exc
-    except OSError as exc:
-        raise CheckpointError(f"{file}: cannot be read: {exc.strerror}") from exc
-    if len(data) > _MAX_JSON_BYTES:
-        raise CheckpointError(f"{file}: longer than {_MAX_JSON_BYTES} bytes")
-    try:
-        table = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise CheckpointError(f"{file}: not valid JSON; fetch the file again") from exc
-    if not isinstance(table, dict):
-        raise CheckpointError(f"{file}: not a JSON object; fetch the file again")
-    return table

@@ -159,3 +159,8 @@ def test_alone_it_says_what_can_be_typed_next(capsys: pytest.CaptureFixture[str]
         assert f"    {command.name} " in written
     assert 'neurogrid run "' in written
     assert "neurogrid join -" in written
+
+
+def test_a_size_that_lacks_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "8 is 8 bytes: 8G is meant" in refused(capsys, "join", "x", "--memory-limit", "8")
+    assert parsed("join", "x", "--memory-limit", "8G").memory_limit == 8 * 1024**3

@@ -1,0 +1,160 @@
+"""What of a checkpoint directory can be judged without torch: whether it is one, what its config says, which files
+hold its weights.
+
+What is wrong is told in a line that names the file and what to do. No weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+
+__all__ = [
+    "INDEX_FILE",
+    "SINGLE_FILE",
+    "judge_checkpoint",
+    "read_json",
+    "read_model_config",
+    "weight_files",
+]
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_ADAPTER = "adapter_model.safetensors"
+# Mistral ships its weights twice, this file in a layout of its own.
+_OTHER_LAYOUT = "consolidated"
+_SHARD_OF = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack")
+
+# Bytes of a JSON file of the directory: the index of a model of 100,000 tensors has 10 MB.
+_MAX_JSON_BYTES = 64 * 1024 * 1024
+# What a model is called on a hub.
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def judge_checkpoint(path: Path) -> None:
+    """Refuse what cannot be a checkpoint, in a moment.
+
+    Raises:
+        ConfigurationError: there is no such directory.
+        CheckpointError: a file is missing or of another format.
+        UnsupportedModelError: quantised weights.
+    """
+    read_model_config(path)
+    weight_files(path)
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """config.json of a directory.
+
+    Raises:
+        ConfigurationError: there is no such directory.
+        CheckpointError: it has no config.json, or one that is no JSON object.
+        UnsupportedModelError: it says that the weights are quantised.
+    """
+    try:
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except OSError as exc:  # a directory above it may not be entered
+        raise ConfigurationError(
+            f"the model directory {folder} cannot be read: {exc.strerror}"
+        ) from exc
+    if not is_folder:
+        fault = "is a file, not a directory" if exists else "does not exist"
+        if exists and folder.suffix == ".gguf":
+            fault = "is GGUF, which is not read"
+        hint = ""
+        if not exists and _HUB_NAME.fullmatch(str(folder)):
+            hint = f". Nothing is downloaded here: fetch it first (hf download {folder} --local-dir DIR)"
+        raise ConfigurationError(
+            f"the model directory {folder} {fault}; give the directory that has config.json{hint}"
+        )
+    config = read_json(folder / "config.json", "it describes the model")
+    refuse_quantised(config)
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a directory: the index, where they are listed there.
+
+    Raises:
+        CheckpointError: there are none, or not all.
+    """
+    for name in (SINGLE_FILE, INDEX_FILE):
+        if (folder / name).exists():
+            return [folder / name]
+    files = sorted(folder.glob("*.safetensors"))
+    weights = [file for file in files if file.name != _ADAPTER]
+    if len(weights) > 1:
+        weights = [file for file in weights if not file.name.startswith(_OTHER_LAYOUT)]
+    if weights:
+        _refuse_incomplete_shards(folder, weights)
+        return weights
+    if files:
+        raise CheckpointError(
+            f"{files[0]}: an adapter without its model; merge it into its base model first "
+            "(merge_and_unload of peft) and save that"
+        )
+    for pattern in _OTHER_WEIGHTS:
+        for file in sorted(folder.glob(pattern)):
+            raise CheckpointError(
+                f"{file}: only safetensors weights are read; convert it with transformers: "
+                "from_pretrained(...).save_pretrained(...)"
+            )
+    raise CheckpointError(
+        f"{folder}: no weights; {SINGLE_FILE} (or {INDEX_FILE} and its shards) must be there"
+    )
+
+
+def refuse_quantised(config: Mapping[str, object]) -> None:
+    text_config = config.get("text_config")
+    parts = (config, text_config) if isinstance(text_config, dict) else (config,)
+    for part in parts:
+        for key in ("quantization_config", "compression_config"):
+            entry = part.get(key)
+            if not isinstance(entry, dict) or not entry:
+                continue
+            # bitsandbytes writes its entry also where it quantises nothing.
+            if entry.get("load_in_4bit") is False and entry.get("load_in_8bit") is False:
+                continue
+            method = entry.get("quant_method", "an unnamed method")
+            raise UnsupportedModelError(
+                f"the weights are quantised ({str(method)[:32]!r}): quantised checkpoints are not "
+                "supported yet; use the float16, bfloat16 or float32 checkpoint"
+            )
+
+
+def _refuse_incomplete_shards(folder: Path, files: list[Path]) -> None:
+    found = [match for file in files if (match := _SHARD_OF.search(file.name))]
+    total = max((int(match[2]) for match in found), default=0)
+    if len(found) < total:
+        raise CheckpointError(
+            f"{folder}: {len(found)} of {total} shards are here and {INDEX_FILE} is not, so nobody can "
+            "say which layers are whole; fetch the index"
+        )
+
+
+def read_json(file: Path, purpose: str) -> dict[str, Any]:
+    try:
+        with file.open("rb") as handle:
+            data = handle.read(_MAX_JSON_BYTES + 1)
+    except FileNotFoundError as exc:
+        because = f" ({purpose})" if purpose else ""
+        raise CheckpointError(
+            f"{file}: missing{because}; is {file.parent} the directory of a model?"
+        ) from exc
+    except OSError as exc:
+        raise CheckpointError(f"{file}: cannot be read: {exc.strerror}") from exc
+    if len(data) > _MAX_JSON_BYTES:
+        raise CheckpointError(f"{file}: longer than {_MAX_JSON_BYTES} bytes")
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise CheckpointError(f"{file}: not valid JSON; fetch the file again") from exc
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{file}: not a JSON object; fetch the file again")
+    return table

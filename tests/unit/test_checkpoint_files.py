@@ -1,0 +1,70 @@
+"""What cannot be a checkpoint is refused before torch is imported, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.model.checkpoint_files import judge_checkpoint
+from neurogrid.model.embedded import embedded_model_path
+
+
+def test_a_checkpoint_passes() -> None:
+    judge_checkpoint(embedded_model_path())
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "says"),
+    [
+        ({}, CheckpointError, "config.json: missing"),
+        ({"config.json": "{"}, CheckpointError, "not valid JSON"),
+        ({"config.json": "{}"}, CheckpointError, "no weights; model.safetensors"),
+        ({"config.json": "{}", "m.gguf": ""}, CheckpointError, "only safetensors weights are read"),
+        ({"config.json": "{}", "adapter_model.safetensors": ""}, CheckpointError, "an adapter"),
+        (
+            {"config.json": "{}", "model-00001-of-00002.safetensors": ""},
+            CheckpointError,
+            "1 of 2 shards are here",
+        ),
+        (
+            {"config.json": json.dumps({"quantization_config": {"quant_method": "awq"}})},
+            UnsupportedModelError,
+            "the weights are quantised ('awq')",
+        ),
+    ],
+)
+def test_what_is_none(
+    files: dict[str, str], error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(error) as told:
+        judge_checkpoint(tmp_path)
+    assert says in str(told.value)
+
+
+def test_what_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for path, says in {
+        tmp_path / "nowhere": "does not exist; give the directory that has config.json",
+        tmp_path / "model.gguf": "is GGUF, which is not read",
+        Path("Org/Model-8B"): "hf download Org/Model-8B",
+    }.items():
+        with pytest.raises(ConfigurationError) as told:
+            judge_checkpoint(path)
+        assert says in str(told.value)
+
+
+def test_the_command_says_so_without_torch() -> None:
+    program = (
+        "import sys\nfrom neurogrid.cli.main import main\n"
+        "status = main(['chat', 'Org/Model-8B'])\nprint(status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "2 False\n"
+    assert done.stderr.startswith("neurogrid chat: the model directory Org/Model-8B does not exist")
