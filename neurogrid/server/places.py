@@ -6,12 +6,12 @@ comes, the oldest first. So a client that takes places and says nothing displace
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from neurogrid.errors import NeuroGridError
+from neurogrid.p2p.shares import client_address, share_of
 
 __all__ = ["NoPlaceError", "Places", "client_address", "share_of"]
 
@@ -20,28 +20,6 @@ Holder = TypeVar("Holder")
 
 class NoPlaceError(NeuroGridError):
     """Every place is taken, or every one that this address may have, and nobody gives way."""
-
-
-def share_of(total: int) -> int:
-    """How many of `total` places one address may have: three quarters.
-
-    All users of a reverse proxy have its address, and all of one machine have loopback, so that it is most of them; the
-    last quarter is for other addresses alone.
-    """
-    return max(total * 3 // 4, 1)
-
-
-def client_address(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the 64 bits of IPv6 within which a machine chooses freely."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
 
 
 class Places(Generic[Holder]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -266,6 +266,75 @@ def test_circuits_that_are_being_asked_for_count() -> None:
             await until(lambda: len(asked) == 2)
             await send_message(asked[1], StopMessage(type=StopMessage.STATUS, status=Status.OK))
             assert await answer(second) == Status.OK
+
+    play(scene)
+
+
+async def ask_relay(host: Libp2pHost, scene: Scene, request: HopMessage) -> tuple[Stream, int]:
+    """The stream on which a host asked the relay, and the status that it was answered with."""
+    stream = await host.open_stream(scene.relay.peer_id, [HOP_PROTOCOL])
+    await send_message(stream, request)
+    return stream, (await receive_message(stream, HopMessage)).status
+
+
+def test_requests_that_one_peer_never_finishes_keep_nobody_away() -> None:
+    async def scene(scene: Scene) -> None:
+        RelayService(scene.relay)
+        for host in (scene.client, scene.server):
+            await host.connect(scene.relay.addresses[0])
+        silent = [
+            await scene.client.open_stream(scene.relay.peer_id, [HOP_PROTOCOL])
+            for _ in range(RelayLimits().max_requests)
+        ]
+        # Those beyond its share are reset, so all were looked at by now.
+        with pytest.raises(StreamBrokenError):
+            await silent[-1].receive_some()
+        _, status = await ask_relay(scene.server, scene, HopMessage(type=HopMessage.RESERVE))
+        assert status == Status.OK
+
+    play(scene)
+
+
+def test_no_peer_takes_all_circuits_of_another() -> None:
+    async def scene(scene: Scene) -> None:
+        limits = RelayLimits(max_circuits_per_peer=2, max_circuits_per_pair=1)
+        service = RelayService(scene.relay, limits=limits)
+        await scene.reserve()
+        await scene.client.connect(scene.relay.addresses[0])
+        wanted = PeerId(id=ID.from_base58(scene.server.peer_id).to_bytes())
+        request = HopMessage(type=HopMessage.CONNECT, peer=wanted)
+        held, status = await ask_relay(scene.client, scene, request)
+        assert status == Status.OK
+        _, status = await ask_relay(scene.client, scene, request)
+        assert status == Status.RESOURCE_LIMIT_EXCEEDED
+        async with open_host() as third:
+            assert await RelayClient(third).connect(scene.address) == scene.server.peer_id
+        await held.reset()
+        await until(lambda: not service.state.circuits)
+
+    play(scene)
+
+
+def test_one_address_does_not_get_all_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(scene: Scene) -> None:
+        service = RelayService(scene.relay, limits=RelayLimits(max_reservations=4))
+        request = HopMessage(type=HopMessage.RESERVE)
+        addresses = {scene.server.peer_id: "192.0.2.7"}
+        monkeypatch.setattr(
+            scene.relay, "remote_ip", lambda peer: addresses.get(peer, "2001:db8::1")
+        )
+        async with AsyncExitStack() as stack:
+            many = [await stack.enter_async_context(open_host()) for _ in range(4)]
+            for number, host in enumerate(many):
+                addresses[host.peer_id] = f"2001:db8::{number}"
+            for host in (*many, scene.server):
+                await host.connect(scene.relay.addresses[0])
+            told = [(await ask_relay(host, scene, request))[1] for host in many]
+            assert told == [Status.OK] * 3 + [Status.RESERVATION_REFUSED]
+            assert (await ask_relay(scene.server, scene, request))[1] == Status.OK
+            # Who has a slot renews it, whatever others have.
+            assert (await ask_relay(many[0], scene, request))[1] == Status.OK
+            assert len(service.state.reservations) == 4
 
     play(scene)
 

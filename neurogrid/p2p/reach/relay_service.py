@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.relayed import is_relayed
 from neurogrid.p2p.reach.vouchers import make_voucher
+from neurogrid.p2p.shares import client_address, share_of
 from neurogrid.p2p.stream import Stream
 
 __all__ = [
@@ -70,24 +72,29 @@ class RelayLimits:
     """What the relay gives. Times in seconds.
 
     Attributes:
-        max_reservations: peers with a slot: a cluster is some dozens.
+        max_reservations: peers with a slot: a cluster is some dozens. Those of one address have three quarters.
         reservation_time: of one reservation; its peer renews it before.
         max_circuits: at a time in all. Each holds at most two windows of its streams.
         max_circuits_per_peer: at a time, to or from one peer.
+        max_circuits_per_pair: of these, between the same two: one is enough, and a few are lost without our knowing.
+            So no peer takes all the circuits of another.
         circuit_time: after which a circuit is cut. Peers whose NATs let nothing else through work over it, so hours.
         circuit_bytes: in each direction, after which it is cut: a model's weights pass several times.
         request_timeout: for a peer to say what it wants, and for the other to accept.
         max_requests: that are being read or answered at a time.
+        max_requests_per_peer: of these, one peer's: a coordinator dials all of its workers at once.
     """
 
     max_reservations: int = 128
     reservation_time: int = 3600
     max_circuits: int = 256
     max_circuits_per_peer: int = 16
+    max_circuits_per_pair: int = 4
     circuit_time: int = 6 * 3600
     circuit_bytes: int = 64 * 1024 * MIB
     request_timeout: float = 15.0
     max_requests: int = 64
+    max_requests_per_peer: int = 16
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,7 @@ class RelayService:
         self._circuits: list[tuple[str, str]] = []
         # Of circuits, and of those that are being asked for.
         self._places: list[tuple[str, str]] = []
-        self._num_requests = 0
+        self._requests: Counter[str] = Counter()  # by the peer that asks
         self._relayed_bytes = 0
         host.set_stream_handler(HOP_PROTOCOL, self._serve)
         host.on_disconnected(self._lost)
@@ -149,7 +156,11 @@ class RelayService:
 
     async def _serve(self, stream: Stream) -> None:
         """One request: a reservation, or a circuit, which stays until it ends."""
-        if self._num_requests >= self._limits.max_requests:
+        limits, num_asked = self._limits, self._requests[stream.peer_id]
+        if (
+            self._requests.total() >= limits.max_requests
+            or num_asked >= limits.max_requests_per_peer
+        ):
             await stream.reset()
             return
         with ExitStack() as place:
@@ -165,7 +176,7 @@ class RelayService:
 
     async def _take_request(self, stream: Stream, place: ExitStack) -> Stream | None:
         """Read a request and answer it, in time; returns the other end of a circuit."""
-        self._num_requests += 1
+        self._requests[stream.peer_id] += 1
         try:
             with trio.fail_after(self._limits.request_timeout):
                 request = await receive_message(stream, HopMessage)
@@ -178,7 +189,9 @@ class RelayService:
                     await send_message(stream, answer)
                     return None
         finally:
-            self._num_requests -= 1
+            self._requests[stream.peer_id] -= 1
+            if not self._requests[stream.peer_id]:
+                del self._requests[stream.peer_id]
 
     async def _answer(self, stream: Stream, request: HopMessage, place: ExitStack) -> Stream | None:
         """Do what was asked for, and say so; returns the other end of a circuit, which has its place until `place`
@@ -210,6 +223,10 @@ class RelayService:
         if peer_id not in self._reservations:
             if len(self._reservations) >= limits.max_reservations:
                 raise _Refused(Status.RESERVATION_REFUSED, "all slots are reserved")
+            if self._num_slots_beside(peer_id) >= share_of(limits.max_reservations):
+                raise _Refused(
+                    Status.RESERVATION_REFUSED, "all slots that its address may have are reserved"
+                )
             logger.info("relay: %s has a slot", peer_id)
         self._reservations[peer_id] = trio.current_time() + limits.reservation_time
         expires = int(time.time()) + limits.reservation_time
@@ -223,6 +240,12 @@ class RelayService:
                 voucher=make_voucher(self._host.identity, peer_id, expires),
             ),
         )
+
+    def _num_slots_beside(self, peer_id: str) -> int:
+        """Slots of peers at the same address as this one."""
+        address = client_address(self._host.remote_ip(peer_id))
+        others = (client_address(self._host.remote_ip(other)) for other in self._reservations)
+        return sum(address == other for other in others)
 
     def _own_addresses(self) -> list[str]:
         """Where others can reach us: not through a relay, since a way leads through one relay only."""
@@ -248,12 +271,16 @@ class RelayService:
     def _place(self, source_id: str, target_id: str) -> Iterator[None]:
         """One of the circuits that there may be, taken before the other peer is asked: many may ask at once."""
         limits = self._limits
-        for peer_id in (source_id, target_id):
+        pair = (source_id, target_id)
+        if sum(set(pair) == set(other) for other in self._places) >= limits.max_circuits_per_pair:
+            raise _Refused(
+                Status.RESOURCE_LIMIT_EXCEEDED, f"it has too many circuits to {target_id}"
+            )
+        for peer_id in pair:
             if sum(peer_id in pair for pair in self._places) >= limits.max_circuits_per_peer:
                 raise _Refused(Status.RESOURCE_LIMIT_EXCEEDED, f"{peer_id} has too many circuits")
         if len(self._places) >= limits.max_circuits:
             raise _Refused(Status.RESOURCE_LIMIT_EXCEEDED, "there are too many circuits")
-        pair = (source_id, target_id)
         self._places.append(pair)
         try:
             yield
