@@ -38,7 +38,8 @@ class Bounds:
     # round trip 20 MB are under way; the next power of two, doubled for a handler that takes as long.
     credit_window: int = 64 * MIB
     # Data of messages that are being received or served, of one peer and of all: what handlers may hold by their
-    # credit (a window and one of the largest messages), and two of the largest answers beside it.
+    # credit (a window and one of the largest messages), and two of the largest answers beside it. No peer holds more
+    # than what is left to others (`ByteBudget`).
     max_bytes_per_peer: int = 1024 * MIB
     max_bytes: int = 4096 * MIB
     # Below this a message is not worth counting: one read brings it whole.

@@ -1,7 +1,9 @@
 """A budget of bytes, for each peer and in total: what arrives has to find room before it is read.
 
-A reservation larger than the whole budget of a peer is granted when nothing else of that peer is there, so that
-no message is too large to be ever received. Knows neither messages nor streams.
+What a peer holds may not be more than what is left to others: whoever holds nothing finds room, be there one greedy
+peer or several, for each halves at most what the ones before it have left. A reservation larger than that is granted
+when nobody holds anything, and one larger than the budget of a peer when that peer does not, so that no message is too
+large to be ever received. Knows neither messages nor streams.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class ByteBudget:
         self._parking_lot.unpark_all()
 
     def _fits(self, peer_id: str, num_bytes: int) -> bool:
+        # Dynamic thresholds, as switches share the memory of their queues (Choudhury and Hahne, 1998).
         mine, all_peers = self._held[peer_id], self._held.total()
         return (not mine or mine + num_bytes <= self._per_peer) and (
-            not all_peers or all_peers + num_bytes <= self._total
+            not all_peers or mine + num_bytes <= self._total - all_peers - num_bytes
         )

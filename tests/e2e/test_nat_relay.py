@@ -282,13 +282,8 @@ def test_requests_that_one_peer_never_finishes_keep_nobody_away() -> None:
         RelayService(scene.relay)
         for host in (scene.client, scene.server):
             await host.connect(scene.relay.addresses[0])
-        silent = [
+        for _ in range(RelayLimits().max_requests):
             await scene.client.open_stream(scene.relay.peer_id, [HOP_PROTOCOL])
-            for _ in range(RelayLimits().max_requests)
-        ]
-        # Those beyond its share are reset, so all were looked at by now.
-        with pytest.raises(StreamBrokenError):
-            await silent[-1].receive_some()
         _, status = await ask_relay(scene.server, scene, HopMessage(type=HopMessage.RESERVE))
         assert status == Status.OK
 

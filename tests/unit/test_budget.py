@@ -21,7 +21,7 @@ def run(test: Test) -> None:
 
 def test_there_is_room() -> None:
     async def test() -> None:
-        budget = ByteBudget(per_peer=100, total=150)
+        budget = ByteBudget(per_peer=100, total=200)
         assert await budget.wait_room("a", 100, timeout=0)
         budget.add("a", 100)
         assert await budget.wait_room("b", 50, timeout=0)
@@ -48,7 +48,7 @@ def test_what_is_larger_than_all_is_alone() -> None:
 
 def test_who_waits_goes_on_when_there_is_room() -> None:
     async def test() -> None:
-        budget = ByteBudget(per_peer=100, total=100)
+        budget = ByteBudget(per_peer=100, total=150)
         budget.add("a", 100)
         got: list[tuple[str, float]] = []
 
@@ -97,6 +97,18 @@ def test_hold_gives_back_also_after_an_error() -> None:
     assert budget.held_bytes == 0
 
 
+def test_greedy_peers_leave_room_for_who_holds_nothing() -> None:
+    mib, budget = 2**20, ByteBudget(per_peer=1024 * 2**20, total=4096 * 2**20)
+    left = []
+    for number in range(9):  # each takes all that it gets, in the largest messages and then smaller ones
+        for num_bytes in (256 * mib, 64 * mib, 8 * mib, mib):
+            while budget.try_add(f"greedy {number}", num_bytes):
+                pass
+        left.append(4096 * mib - budget.held_bytes)
+    assert left[:4] == [3072 * mib, 2048 * mib, 1024 * mib, 512 * mib]
+    assert budget.try_add("honest", 8 * mib)
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 120), st.integers(0, 3)), max_size=40)
 )
@@ -113,7 +125,7 @@ def test_no_more_is_held_than_may_be(messages: list[tuple[str, int, int]]) -> No
             assert await budget.wait_room(peer_id, num_bytes, timeout=100_000)
             others = held.total()
             assert not held[peer_id] or held[peer_id] + num_bytes <= 50
-            assert not others or others + num_bytes <= 100
+            assert not others or held[peer_id] + num_bytes <= 100 - others - num_bytes
             with budget.hold(peer_id, num_bytes):
                 held[peer_id] += num_bytes
                 assert budget.held_bytes == held.total()

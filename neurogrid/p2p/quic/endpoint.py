@@ -2,14 +2,17 @@
 
 What cannot be told apart from noise is ignored without an answer. A stranger's first datagram costs us a handshake,
 so only so many may be in progress; from a certain number on, whoever begins one has to show first, by a Retry, that
-it receives at the address that it claims.
+it receives at the address that it claims. Of those that did, each address has a share: who has shown nothing is not
+counted by an address that may be another's.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -22,6 +25,7 @@ from neurogrid.p2p.quic.core import CID_LENGTH, Configurations, Datagram
 from neurogrid.p2p.quic.limits import WindowPool
 from neurogrid.p2p.quic.retry import RetryTokens
 from neurogrid.p2p.quic.udp import Address, UdpSocket
+from neurogrid.p2p.shares import client_address
 
 __all__ = ["UdpEndpoint"]
 
@@ -60,6 +64,9 @@ class UdpEndpoint:
         self._by_cid: dict[bytes, QuicMuxedConn] = {}
         self._connections: set[QuicMuxedConn] = set()
         self._num_handshakes = 0
+        self._proven: Counter[str] = (
+            Counter()
+        )  # handshakes in progress, by the address that was shown
         self._waiting: set[QuicMuxedConn] = set()
         self._touched: set[QuicMuxedConn] = set()
         self._blocked = trio.Event()
@@ -186,14 +193,17 @@ class UdpEndpoint:
         if cid in self._by_cid:
             self._give(self._by_cid[cid], [datagram], address)
             return
-        original_cid, retry_cid = cid, None
+        original_cid, retry_cid, proven = cid, None, ""
         if token or self._num_handshakes >= limits.free_handshakes:
             cids = self._tokens.take(token, address, trio.current_time())
             if cids is None or cids[1] != cid:
                 self._ask_for_token(address, cid, source_cid)
                 return
             original_cid, retry_cid = cids
-        self._begin(datagram, address, cid, original_cid, retry_cid)
+            proven = client_address(address[0])
+            if self._proven[proven] >= limits.max_handshakes_per_address:
+                return
+        self._begin(datagram, address, cid, original_cid, retry_cid, proven)
 
     def _ask_for_token(self, address: Address, cid: bytes, source_cid: bytes) -> None:
         retry_cid = os.urandom(CID_LENGTH)
@@ -214,6 +224,7 @@ class UdpEndpoint:
         cid: bytes,
         original_cid: bytes,
         retry_cid: bytes | None,
+        proven: str,
     ) -> None:
         connection = QuicMuxedConn(
             self,
@@ -227,7 +238,8 @@ class UdpEndpoint:
         self._num_handshakes += (
             1  # here and not in its task: the next datagram of this train must see it
         )
-        self._start(connection, self._serve)
+        self._proven[proven] += bool(proven)
+        self._start(connection, partial(self._serve, proven=proven))
         self._give(connection, [datagram], address)
 
     def _give(self, connection: QuicMuxedConn, datagrams: list[bytes], address: Address) -> None:
@@ -264,20 +276,23 @@ class UdpEndpoint:
             self._connections.discard(connection)
             self._scope.cancel()
 
-    async def _serve(self, connection: QuicMuxedConn) -> None:
+    async def _serve(self, connection: QuicMuxedConn, *, proven: str) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._hand_over, connection)
+                nursery.start_soon(self._hand_over, connection, proven)
                 await connection.drive()
                 nursery.cancel_scope.cancel()
         finally:
             self._connections.discard(connection)
 
-    async def _hand_over(self, connection: QuicMuxedConn) -> None:
+    async def _hand_over(self, connection: QuicMuxedConn, proven: str) -> None:
         try:
             await connection.handshake_over.wait()
         finally:
             self._num_handshakes -= 1
+            self._proven[proven] -= bool(proven)
+            if not self._proven[proven]:
+                del self._proven[proven]
         if not connection.is_established:
             logger.debug(
                 "no connection from %s: %s", connection.get_remote_address(), connection.reason

@@ -26,6 +26,8 @@ class QuicLimits:
         max_connections: connections of a listener, handshakes included. Above the swarm's own bound.
         max_handshakes: handshakes in progress at a listener. Datagrams that would begin another are ignored.
         free_handshakes: of these, as many need not prove their address first; then a Retry makes them.
+        max_handshakes_per_address: of those that did, so many from one IPv4 address, or /64 of IPv6: machines behind
+            one NAT that start together begin again within a second.
         handshake_timeout: for one handshake, and how long a Retry's token is good.
         idle_timeout: a peer that is silent for so long is gone. Peers may ask for less.
         ping_interval: after so many seconds without a datagram from the peer it is asked for one. Often enough to
@@ -45,6 +47,7 @@ class QuicLimits:
     max_connections: int = 512
     max_handshakes: int = 128
     free_handshakes: int = 32
+    max_handshakes_per_address: int = 32
     handshake_timeout: float = 10.0
     idle_timeout: float = 30.0
     ping_interval: float = 10.0

@@ -200,6 +200,44 @@ def test_handshakes_that_nobody_completes_are_bounded_and_forgotten(
     run(scenario)
 
 
+def test_one_address_takes_not_all_handshakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = replace(
+        QuicLimits(), free_handshakes=0, max_handshakes=4, max_handshakes_per_address=2
+    )
+    limits_of_hosts(monkeypatch, limits)
+
+    async def scenario() -> None:
+        async with open_host(listen=[QUIC]) as one, open_host(listen=[QUIC]) as other:
+            host, port = udp_address_of(other)
+            connections = endpoint_of(other)._connections
+            configurations = Configurations(Identity.generate().key_pair, limits)
+            # Who proves its address and goes no further, as often as there are places for all.
+            with udp_socket() as stranger:
+                await stranger.bind(("127.0.0.2", 0))
+                for _ in range(limits.max_handshakes):
+                    core = Core(
+                        configurations.get(is_client=True, address=host),
+                        limits,
+                        forget=lambda number: None,
+                    )
+                    core.connect((host, port), 0.0)
+                    for datagram, _ in core.produce(0.0):
+                        await stranger.sendto(datagram, (host, port))
+                    is_retry = False
+                    while not is_retry:  # the answers to those before come as well
+                        answer, _ = await stranger.recvfrom(2000)
+                        is_retry = pull_quic_header(answer, 0, 8)[1] == QuicPacketType.RETRY
+                    core.take([answer], (host, port), 0.1)
+                    for datagram, _ in core.produce(0.2):
+                        await stranger.sendto(datagram, (host, port))
+                while len(connections) < 2:
+                    await trio.sleep(0.01)
+                await one.connect(other.addresses[0])
+                assert len(connections) == 3
+
+    run(scenario)
+
+
 def test_noise_is_ignored_without_an_answer() -> None:
     def datagrams() -> Iterator[bytes]:
         for first in (0x00, 0x40, 0xC0, 0xFF):
