@@ -100,7 +100,9 @@ def test_hold_gives_back_also_after_an_error() -> None:
 def test_greedy_peers_leave_room_for_who_holds_nothing() -> None:
     mib, budget = 2**20, ByteBudget(per_peer=1024 * 2**20, total=4096 * 2**20)
     left = []
-    for number in range(9):  # each takes all that it gets, in the largest messages and then smaller ones
+    for number in range(
+        9
+    ):  # each takes all that it gets, in the largest messages and then smaller ones
         for num_bytes in (256 * mib, 64 * mib, 8 * mib, mib):
             while budget.try_add(f"greedy {number}", num_bytes):
                 pass
