@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import trio
@@ -20,6 +21,8 @@ from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
 from neurogrid.p2p.discovery.dht_kademlia import (
+    MAX_HEARSAY,
+    MAX_PEER_ADDRESSES,
     MAX_PROVIDER_RECORDS,
     MAX_PROVIDERS_PER_KEY,
     Kademlia,
@@ -114,6 +117,27 @@ def test_a_server_that_has_moved_is_known_where_it_is(make: Make) -> None:
         known = dht.routing_table.get_peer_info(peer(1))
         assert known is not None
         assert str(known.addrs[0]) == "/ip4/127.0.0.1/tcp/4002"
+
+    trio.run(main)
+
+
+def test_what_others_say_takes_the_place_of_nothing_that_is_known() -> None:
+    async def main() -> None:
+        dht = ours(a_host())
+        book = cast(KademliaNetwork, dht.host).get_peerstore()
+        await add(dht, 1, "/ip4/127.0.0.1/tcp/4001")
+        # A hostile server names two thousand peers that are not there, and where the known one is not.
+        for number in range(2, 2002):
+            book.hear(peer(number), [Multiaddr("/ip4/192.0.2.1/tcp/80")])
+        book.hear(peer(1), [Multiaddr(f"/ip4/192.0.2.1/tcp/{port}") for port in range(1, 40)])
+        assert len(book.peer_ids()) == MAX_HEARSAY + 1
+        assert str(book.addrs(peer(1))[0]) == "/ip4/127.0.0.1/tcp/4001"
+        assert len(book.addrs(peer(1))) == MAX_PEER_ADDRESSES
+        # Who answers is there, and stays.
+        await add(dht, 2001, "/ip4/127.0.0.1/tcp/4002")
+        for number in range(2002, 4002):
+            book.hear(peer(number), [Multiaddr("/ip4/192.0.2.1/tcp/80")])
+        assert str(book.addrs(peer(2001))[0]) == "/ip4/127.0.0.1/tcp/4002"
 
     trio.run(main)
 

@@ -8,6 +8,8 @@ stock behaviour too:
   deadline: here peers have a share each, and a stream ends that has been idle for a minute.
 - whoever sends a question enters the routing table, clients too: here a peer enters once it has answered one.
 - a peer in the table keeps the addresses that it came with: here the newest count.
+- of a thousand peers with addresses the ones known longest give way to any that an answer names: here hearsay has room
+  of its own, and changes nothing that is known.
 - at most two peers of an IPv4 /24 enter a bucket, so a data centre's worth of members hardly know each other. Our
   bootstrap peers are named by hand, so that bound is off.
 - at most twenty providers are kept under a key, the first for 48 hours, and any number of keys: here the oldest give
@@ -57,6 +59,9 @@ MAX_PROVIDER_RECORDS: Final = 16 * 1024
 MAX_PEER_ADDRESSES: Final = 16
 """Addresses kept of a peer."""
 
+MAX_HEARSAY: Final = 512
+"""Peers whose addresses are kept because another named them: one answer may name as many, honest ones name 20."""
+
 STREAM_IDLE_TIMEOUT: Final = 60.0
 """Seconds that a stream of questions may be silent: what go-libp2p gives."""
 
@@ -70,6 +75,9 @@ MAX_SERVED_STREAMS_PER_PEER: Final = 8
 class AddressBook(PeerStore):
     """Where servers are dialled, for the DHT alone: what strangers say of others stays out of the host's own book.
 
+    What one peer says of another neither takes the place of what is known of that one, nor of other peers that are:
+    the stock book drops those that it has had longest, which are the bootstrap peers.
+
     Args:
         identified: the host's own, which has what peers say of themselves by the identify protocol.
     """
@@ -77,8 +85,29 @@ class AddressBook(PeerStore):
     def __init__(self, identified: IPeerStore) -> None:
         super().__init__()
         self._identified = identified
+        self._heard: OrderedDict[ID, None] = (
+            OrderedDict()
+        )  # known by hearsay alone, the latest last
+
+    def hear(self, peer_id: ID, addrs: Sequence[Multiaddr]) -> None:
+        """Keep what another peer says of this one, behind what is known of it."""
+        known = self.peer_data_map.get(peer_id)
+        if known is not None and peer_id not in self._heard:
+            self.add_addrs(peer_id, [*known.get_addrs(), *addrs])
+            return
+        self.add_addrs(peer_id, addrs)
+        self._heard[peer_id] = None
+        while len(self._heard) > MAX_HEARSAY:
+            oldest, _ = self._heard.popitem(last=False)
+            if oldest in self.peer_data_map:
+                self.clear_peerdata(oldest)
+
+    def believe(self, peer_id: ID) -> None:
+        """What is known of a peer is more than hearsay: it is there."""
+        self._heard.pop(peer_id, None)
 
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
+        self.believe(peer_id)
         known = self.peer_data_map.get(peer_id)
         newest = list(dict.fromkeys([*addrs, *(known.get_addrs() if known else ())]))
         if known is not None:
@@ -192,8 +221,8 @@ class ProviderTable(ProviderStore):
         under_key[peer] = ProviderRecord(
             PeerInfo(provider.peer_id, provider.addrs[:MAX_PEER_ADDRESSES])
         )
-        # It names itself, so this is also where it can be asked, should it be a server.
-        self._book.add_addrs(provider.peer_id, provider.addrs)
+        # Where it can be asked, should it be a server.
+        self._book.hear(provider.peer_id, provider.addrs)
         self._oldest_first[key, peer] = None
         self._oldest_first.move_to_end((key, peer))
         while len(self._oldest_first) > MAX_PROVIDER_RECORDS:
@@ -257,9 +286,11 @@ class Kademlia(KadDHT):
     async def add_server(self, peer_id: ID, addresses: Sequence[str]) -> None:
         """Put a peer that has answered a question into the table, as the one seen last."""
         multiaddrs = [Multiaddr(address) for address in addresses]
+        book = self._network.get_peerstore()
+        book.believe(peer_id)
         if multiaddrs:
-            self._network.get_peerstore().add_addrs(peer_id, multiaddrs)
-        newest = self._network.get_peerstore().addrs(peer_id)
+            book.add_addrs(peer_id, multiaddrs)
+        newest = book.addrs(peer_id)
         self.routing_table.remove_peer(peer_id)
         await self.routing_table.add_peer(PeerInfo(peer_id, newest), skip_server_mode_check=True)
 

@@ -100,8 +100,10 @@ class Servers:
 
     def note_bootstrap(self, peer_id: str, addresses: Sequence[str]) -> None:
         """The peer is one to begin with, at these addresses, whatever else is known."""
-        self._bootstrap.append(ID.from_base58(peer_id))
-        self._remember(self._bootstrap[-1], addresses)
+        server = ID.from_base58(peer_id)
+        self._bootstrap.append(server)
+        if addresses and server != self._own_id:
+            self._book.add_addrs(server, [Multiaddr(address) for address in addresses])
 
     def note_connected(self, peer_id: str) -> None:
         """The peer is here again, so whatever made it fail may be over."""
@@ -220,8 +222,9 @@ class Servers:
             return None
 
     def _remember(self, server: ID, addresses: Sequence[str]) -> None:
+        """Keep what another server says of this one."""
         if addresses and server != self._own_id and not self._table.peer_in_table(server):
-            self._book.add_addrs(server, [Multiaddr(address) for address in addresses])
+            self._book.hear(server, [Multiaddr(address) for address in addresses])
 
     def _avoid(self, peer: ID) -> None:
         self._avoided.pop(peer, None)
