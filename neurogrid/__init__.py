@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from neurogrid.inference.opening import open_coordinator
     from neurogrid.inference.reaching import ReachSettings
     from neurogrid.inference.remote_worker import Timeouts
-    from neurogrid.inference.sampling import GeneratedToken, SamplingParams
+    from neurogrid.inference.sampling import GeneratedToken
+    from neurogrid.inference.sampling_params import SamplingParams
     from neurogrid.inference.status import ClusterStatus
     from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 
@@ -54,7 +55,7 @@ _HOMES = {
     "ReachSettings": "neurogrid.inference.reaching",
     "Timeouts": "neurogrid.inference.remote_worker",
     "GeneratedToken": "neurogrid.inference.sampling",
-    "SamplingParams": "neurogrid.inference.sampling",
+    "SamplingParams": "neurogrid.inference.sampling_params",
     "Worker": "neurogrid.inference.worker",
     "WorkerSettings": "neurogrid.inference.worker",
     "open_worker": "neurogrid.inference.worker",

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.loaded_model import LoadedModel
     from neurogrid.inference.progress import Progress
-    from neurogrid.inference.sampling import SamplingParams
+    from neurogrid.inference.sampling_params import SamplingParams
 
 __all__ = ["add_coordinator_options", "build_parser", "main", "run"]
 
@@ -185,6 +185,7 @@ async def _manage(options: argparse.Namespace) -> int:
 
 async def _generate(options: argparse.Namespace, screen: Screen) -> int:
     with ending_at_once():
+        sampling = _sampling(options)
         prompt = read_prompt(options)
         where = _listening(options)
         # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
@@ -193,7 +194,6 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
 
     with TerminalProgress(screen) as progress:
         progress.working("reading the model")
-        sampling = _sampling(options)
         token_ids: list[int] = []
 
         def check(model: LoadedModel) -> None:
@@ -215,6 +215,7 @@ async def _chat(
     options: argparse.Namespace, screen: Screen, interrupts: list[Callable[[], bool]]
 ) -> int:
     with ending_at_once():
+        sampling = _sampling(options)
         where = _listening(options)
         import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.chat import Chat
@@ -223,7 +224,6 @@ async def _chat(
 
     with TerminalProgress(screen) as progress:
         progress.working("reading the model")
-        sampling = _sampling(options)
         async with _open_coordinator(options, where, progress) as coordinator:
             with open_lines(screen) as lines:
                 chat = Chat(
@@ -240,7 +240,7 @@ async def _chat(
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:
-    from neurogrid.inference.sampling import SamplingParams
+    from neurogrid.inference.sampling_params import SamplingParams
 
     return SamplingParams(
         temperature=options.temperature,

@@ -68,3 +68,13 @@ def test_the_command_says_so_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "2 False\n"
     assert done.stderr.startswith("neurogrid chat: the model directory Org/Model-8B does not exist")
+
+
+def test_a_number_out_of_its_bounds_is_told_without_torch() -> None:
+    program = (
+        "import sys\nfrom neurogrid.cli.main import main\n"
+        "status = main(['run', 'x', '--temperature', '-1'])\nprint(status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "2 False\n"
+    assert done.stderr.startswith("neurogrid run: --temperature must be a number from 0")

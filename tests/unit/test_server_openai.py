@@ -19,7 +19,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.sampling import MAX_SEED, GeneratedToken, SamplingParams, derived_seed
+from neurogrid.inference.sampling import GeneratedToken, derived_seed
+from neurogrid.inference.sampling_params import MAX_SEED, SamplingParams
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.server.answer_shapes import ChatShape
 from neurogrid.server.app import make_app
