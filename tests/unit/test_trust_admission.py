@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from neurogrid.p2p.trust import (
 from neurogrid.p2p.trust.limits import MAX_LOG_LINES
 from neurogrid.p2p.trust.messages import Credentials
 from neurogrid.p2p.trust.refusal_log import RefusalLog
+from tests.unit.full_disk import full_disk
 from tests.unit.test_trust_formats import OTHER, PEER
 
 NOTHING = Credentials()
@@ -219,6 +221,73 @@ def test_a_list_of_revocations_is_learned_from_members_and_never_older(cluster: 
     assert changes == ["changed"]
     stranger = Credentials(revocations=first.data)
     assert reason_of(policy, PEER, stranger) is Refusal.CERTIFICATE_REQUIRED
+
+
+def test_on_a_full_disk_nobody_joins_by_a_counted_ticket(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = Credentials(token=cluster.ticket(OTHER, [], max_uses=1, now=NOW).token.data)
+    policy = policy_of(cluster, issuer=cluster)
+    with full_disk():
+        assert reason_of(policy, PEER, shown) is Refusal.NO_ISSUER
+    assert "cannot write" in caplog.text
+    # It was neither given nor counted.
+    assert policy.judge(PEER, shown).issued
+    assert reason_of(policy, OTHER, shown) is Refusal.TOKEN_USED_UP
+
+
+def test_a_revocation_that_cannot_be_written_is_in_force_and_written_later(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(cluster.directory, tmp_path / "copy")
+    copy = Cluster.load(tmp_path / "copy")
+    policy = ClusterAdmission(
+        copy.enrol(OTHER, COORDINATOR, now=NOW), admits=[WORKER], issuer=copy, clock=lambda: NOW
+    )
+    revoked = Credentials(certificate=cluster.issue(PEER, WORKER, now=NOW).data)
+    bearer = cluster.issue(OTHER, WORKER, now=NOW).data
+    news = Credentials(certificate=bearer, revocations=cluster.revoke([PEER]).data)
+    with full_disk():
+        assert policy.judge(OTHER, news).role == WORKER
+        assert reason_of(policy, PEER, revoked) is Refusal.REVOKED
+        policy.refresh()
+        assert reason_of(policy, PEER, revoked) is Refusal.REVOKED
+    assert "the revocations will be lost when this host ends" in caplog.text
+    assert not copy.revocations().version
+    policy.refresh()
+    assert copy.revocations().peer_ids == {PEER}
+    assert Membership.load(copy.directory).revocations.peer_ids == {PEER}
+
+
+def test_a_certificate_that_cannot_be_written_is_used_and_written_later(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticket = cluster.ticket(OTHER, [], now=NOW)
+    membership = Membership(cluster.public_key, directory=tmp_path)
+    policy = ClusterAdmission(membership, admits=[COORDINATOR], ticket=ticket, clock=lambda: NOW)
+    policy.bind(PEER)
+    given = cluster.issue(PEER, WORKER, now=NOW)
+    with full_disk():
+        policy.take_issued(given.data, ISSUER)
+        policy.refresh()
+    assert membership.certificate == given
+    assert "the certificate will be lost when this host ends" in caplog.text
+    policy.refresh()
+    assert Membership.load(tmp_path).certificate == given
+
+
+def test_a_clock_that_was_ahead_leaves_no_certificate_of_the_future(cluster: Cluster) -> None:
+    now = NOW
+    policy = policy_of(cluster, issuer=cluster, clock=lambda: now)
+    now = NOW + 40 * 86_400
+    policy.refresh()
+    ahead = policy.membership.certificate
+    assert ahead is not None and ahead.not_before == int(now)
+    now = NOW
+    policy.refresh()
+    own = policy.membership.certificate
+    assert own is not None
+    own.check(OTHER, now=NOW, clock_skew=0.0)
 
 
 def test_a_refusal_is_logged_once_and_a_flood_is_counted(

@@ -25,6 +25,7 @@ from neurogrid.p2p.trust import (
     RefusedError,
     RevocationList,
 )
+from tests.unit.full_disk import full_disk
 from tests.unit.test_trust_formats import OTHER, PEER
 
 NOW = 1_800_000_000.0
@@ -262,6 +263,14 @@ def test_however_many_join_at_once_no_more_than_are_meant_to_do(
     assert len(admitted) == max_uses
     for peer_id, told in results:  # both times the same
         assert told == admitted.get(peer_id, Refusal.TOKEN_USED_UP)
+
+
+def test_on_a_full_disk_nothing_is_revoked_and_that_is_said(cluster: Cluster) -> None:
+    before = cluster.revoke([PEER])
+    with full_disk(), pytest.raises(ConfigurationError, match=r"cannot write .*revocations"):
+        cluster.revoke([OTHER])
+    assert cluster.revocations() == before
+    assert cluster.revoke([OTHER]).peer_ids == {PEER, OTHER}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root writes for somebody else")

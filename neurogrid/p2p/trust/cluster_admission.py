@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.admission import Admission, Admitted, check_role, check_said_role
@@ -295,7 +296,8 @@ class ClusterAdmission(Admission):
         if is_held_good and held is not None and certificate.not_after <= held.not_after:
             logger.debug("%s sent a certificate that is not valid longer", giver.peer_id)
             return
-        self.membership.take_certificate(certificate)
+        with _tried_again("the certificate"):
+            self.membership.take_certificate(certificate)
         logger.info(
             "certificate as %s until %s", certificate.role, format_time(certificate.not_after)
         )
@@ -309,6 +311,7 @@ class ClusterAdmission(Admission):
         complaint, asks_renewal = "", False
         try:
             asks_renewal = self._refresh()
+            self.membership.save_again()
         except (ConfigurationError, RefusedError) as exc:
             complaint = str(exc)
             if complaint != self._complaint:
@@ -321,6 +324,8 @@ class ClusterAdmission(Admission):
             revocations = self._issuer.revocations()
             if self.membership.take_revocations(revocations):
                 _log_news(revocations)
+            elif revocations.version < self.membership.revocations.version:
+                self._issuer.learn(self.membership.revocations)
         certificate = self.membership.certificate
         if certificate is None:
             return False
@@ -337,16 +342,32 @@ class ClusterAdmission(Admission):
         return False
 
     def _wants_renewal(self, certificate: Certificate) -> bool:
-        return self._clock() >= (certificate.not_before + certificate.not_after) / 2
+        """Whether half of its life is over, or it was made by a clock that was ahead: others refuse it then."""
+        now = self._clock()
+        is_early = now < certificate.not_before - self._clock_skew
+        return is_early or now >= (certificate.not_before + certificate.not_after) / 2
 
     def _learn(self, data: bytes) -> None:
         """Take a list of revocations that a peer showed, if it is newer."""
         revocations = RevocationList.decode(data, self.membership.cluster_key)
-        if self.membership.take_revocations(revocations):
-            if self._issuer is not None:
+        if revocations.version <= self.membership.revocations.version:
+            return
+        with _tried_again("the revocations"):
+            self.membership.take_revocations(revocations)
+        if self._issuer is not None:
+            with _tried_again("the revocations"):
                 self._issuer.learn(revocations)
-            _log_news(revocations)
-            self._changed()
+        _log_news(revocations)
+        self._changed()
+
+
+@contextmanager
+def _tried_again(what: str) -> Iterator[None]:
+    """Go on with what counts already, although it cannot be written: `refresh` tries that again."""
+    try:
+        yield
+    except ConfigurationError as exc:
+        logger.error("%s will be lost when this host ends: %s; it is tried again", what, exc)
 
 
 def _log_news(revocations: RevocationList) -> None:

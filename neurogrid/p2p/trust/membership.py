@@ -49,6 +49,7 @@ class Membership:
         self.certificate = certificate
         self.revocations = revocations or RevocationList()
         self._directory = directory
+        self._is_unsaved = False
 
     @classmethod
     def load(cls, directory: Path) -> Membership:
@@ -109,6 +110,7 @@ class Membership:
         """
         if self._directory is None:
             return
+        self._is_unsaved = True
         make_private_directory(self._directory)
         entries: dict[str, object] = {"key": self.cluster_key}
         if self.certificate is not None:
@@ -116,6 +118,12 @@ class Membership:
         if self.revocations.version:
             entries["revocations"] = self.revocations.data
         write_private(self._directory / "membership", encode_map(entries))
+        self._is_unsaved = False
+
+    def save_again(self) -> None:
+        """Write it if that failed the last time; as `save`."""
+        if self._is_unsaved:
+            self.save()
 
     def save_to(self, directory: Path) -> None:
         """Write it to another directory (0700), and every change from now on.
@@ -130,7 +138,7 @@ class Membership:
         """Use a certificate that the cluster gave to this host.
 
         Raises:
-            ConfigurationError: it cannot be written.
+            ConfigurationError: it cannot be written; it is used all the same.
         """
         self.certificate = certificate
         self.save()
@@ -139,7 +147,7 @@ class Membership:
         """Use a list if it is newer than the one here; whether it was.
 
         Raises:
-            ConfigurationError: it cannot be written.
+            ConfigurationError: it cannot be written; it is in force all the same.
         """
         if revocations.version <= self.revocations.version:
             return False
