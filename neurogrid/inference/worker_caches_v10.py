@@ -47,6 +47,12 @@ class WorkerCachesV10:
             RequestRefusedError: it is not held, has no room for a cache, or could not compute.
         """
         model = self._state.require_coordinator(message.from_peer)
+        if not self._state.protocol.is_v10(sender_of(message)):
+            # Its caches are those that its assignment has agreed on: these would take as much again.
+            raise RequestRefusedError(
+                "an activation of 1.0.0 came from a peer that speaks 1.1.0: it has sessions",
+                code=ErrorCode.PROTOCOL_VIOLATION,
+            )
         layer_id, position = message.layer_id, message.seq_id
         if layer_id not in model.held:
             raise RequestRefusedError(

@@ -219,6 +219,14 @@ class LayerService:
     async def _load_requested(self, model: ServedModel, wanted: tuple[int, ...]) -> None:
         """A non-empty LayerRequest: load those layers from the worker's own model."""
         state = self._state
+        if state.assignment is not None:
+            surplus = [layer_id for layer_id in wanted if layer_id not in state.assignment]
+            if surplus:
+                # The memory beside what was assigned is its sessions'.
+                raise RequestRefusedError(
+                    f"{name_layers(surplus)}: not assigned to this worker",
+                    code=ErrorCode.LAYER_NOT_HELD,
+                )
         try:
             for layer_id in sorted(set(wanted) - set(model.held)):
                 if layer_id < model.num_layers:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from neurogrid.p2p import PROTOCOL_V10, MessageType
+from neurogrid.errors import PeerRefusedError
+from neurogrid.p2p import PROTOCOL_V10, MessageType, TensorMessage
 from neurogrid.p2p.wire import (
     ErrorCode,
+    LayerIds,
     iter_weights_chunks,
     serialize_config,
 )
@@ -63,6 +65,28 @@ def test_an_activation_that_is_not_the_next(
         answered = await peer.activate(hidden(good))
         size = 4 * 3 * good.model.hidden_size
         assert bytes(answered.data)[-size:] == bytes(undisturbed.data)[-size:]
+
+    with_peer(worker, scenario)
+
+
+def test_what_1_1_0_has_agreed_on_is_not_had_again_over_1_0_0(
+    worker: WorkerProcess, good: Good
+) -> None:
+    async def scenario(peer: BadPeer) -> None:
+        await peer.place(good.model)
+        await peer.open_session(1, 0, 2)
+        chunk = next(iter(iter_weights_chunks(good.model.layers[0]))).encode()
+        row = bytes(2 * good.model.hidden_size)
+        for msg_type, data in ((MessageType.ACTIVATION, row), (MessageType.WEIGHTS, chunk)):
+            message = TensorMessage(msg_type=msg_type, layer_id=0, request_id=0, data=data)
+            with pytest.raises(PeerRefusedError):
+                await peer.protocol._oneshot.send(peer.worker_id, message)
+        # Nor a layer beside those that were assigned.
+        await peer.assign(0, 1)
+        data = LayerIds((1,)).encode()
+        with refused(ErrorCode.LAYER_NOT_HELD, "layer 1: not assigned to this worker"):
+            await peer.ask(MessageType.LAYER_REQUEST, data, MessageType.LAYER_STATUS)
+        await peer.assign(0, 2)
 
     with_peer(worker, scenario)
 
