@@ -85,9 +85,13 @@ class HashCache:
         files = {path: now[path] for path in sorted(good)}
         try:
             handle, name = tempfile.mkstemp(dir=self._file.parent, suffix=".tmp")
-            with os.fdopen(handle, "w") as file:
-                json.dump({"version": _VERSION, "files": files, "layers": layers}, file)
-            os.replace(name, self._file)
+            try:
+                with os.fdopen(handle, "w") as file:
+                    json.dump({"version": _VERSION, "files": files, "layers": layers}, file)
+                os.replace(name, self._file)
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+                raise
         except OSError as exc:
             logger.warning("the hashes of the model cannot be kept: %s", exc)
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.hash_cache import HashCache
+from tests.unit.full_disk import full_disk
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -144,6 +145,20 @@ def test_a_damaged_file_is_said_and_written_anew(
     file.write_text(text)
     hash_all(kept, model)
     assert "is of no use" in caplog.text
+    assert is_hashed(open_both(kept, model)[1]) == [True, True]
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(
+    kept: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, checkpoint = open_both(kept, model)
+    for layer in range(2):
+        checkpoint.layer_blob(layer).digests()
+    with full_disk():
+        cache.save()
+    assert "the hashes of the model cannot be kept" in caplog.text
+    assert list(kept.iterdir()) == []
+    cache.save()
     assert is_hashed(open_both(kept, model)[1]) == [True, True]
 
 

@@ -15,6 +15,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.inference.caching import CacheSettings, default_cache_directory, open_directory
 from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BytesSource, MemoryStore, StoredBlob
+from tests.unit.full_disk import full_disk
 
 MODEL = "ab" * 32
 
@@ -160,6 +161,30 @@ def test_a_blob_takes_the_room_of_old_hints(tmp_path: Path) -> None:
 
 async def _look(blobs: WorkerBlobs) -> None:
     assert await blobs.layers_on_disk(MODEL) == {3}
+
+
+def test_on_a_full_disk_layers_are_served_from_memory_and_leave_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = blob_of(1)
+
+    async def main(blobs: WorkerBlobs) -> None:
+        with full_disk():
+            await blobs.keep(stored, model=MODEL, layer_id=0)
+            await blobs.flush()
+            assert blobs.source(stored.info.blob_id) is not None
+            assert not await blobs.layers_on_disk(MODEL)
+            # The last bytes of a disk may have been a blob's, with none left for the hint.
+            blobs._note_layer(MODEL, 0, stored.info.blob_id)
+        left = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in left) == 0
+        assert not [path for path in left if path.suffix == ".tmp"]
+        # And the next one is kept, when there is room again.
+        await blobs.keep(stored, model=MODEL, layer_id=0)
+        await until_written(blobs, 0)
+
+    run(CacheSettings(tmp_path), main)
+    assert "File too large" in caplog.text
 
 
 def test_hints_that_are_damaged_are_none(tmp_path: Path) -> None:
