@@ -101,6 +101,13 @@ def test_a_plan_has_as_many_stages_as_were_asked_for(
     assert len(stages) == count
 
 
+def test_a_stage_may_have_to_end_before_what_its_worker_could_take() -> None:
+    layers, peers = layers_of(2, 0, 2, 0, 2, 1, 1), peers_of(0, 5, 0, 5, 4, 5)
+    stages = plan_stages(layers, peers, num_stages=6)
+    check(stages, layers, peers)
+    assert len(stages) == 6
+
+
 @given(layers=LAYERS, peers=PEERS)
 @settings(max_examples=100, deadline=None)
 def test_the_order_of_the_workers_makes_no_difference(

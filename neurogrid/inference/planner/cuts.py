@@ -40,7 +40,7 @@ def slowest_seconds(problem: Problem, order: Order, cuts: Cuts) -> float:
 
 
 def fastest_cuts(
-    problem: Problem, order: Order, *, limit: float = INFINITE
+    problem: Problem, order: Order, limit: float = INFINITE
 ) -> tuple[float, Cuts] | None:
     """The least possible slowest stage in this order, and its cuts; None if none is within `limit`."""
     cuts = cover(problem, order, limit)

@@ -6,7 +6,8 @@ one question for each limit: is there an order in which the layers are covered?
 - Layers all the same and no links: the peers that reach farthest, one after another. Exact.
 - Few kinds of peers: dynamic programming over the sets of peers used ("how far do they reach?"); peers that
   are alike count as one kind, so that twelve different peers or hundreds of two kinds are searched. Exact.
-- More stages than need be, and few orders: all of them, each with its best cuts. Exact.
+- More stages than need be: all orders, each with its best cuts, if they are few; else the same dynamic programming over
+  the sets of peers and every layer that they can reach, for there the farthest is not the best. Exact.
 - Otherwise the farthest reach, the roomiest first and last, and a bounded local search. It may miss an order,
   and take a stage more than need be.
 """
@@ -33,6 +34,7 @@ __all__ = ["MAX_ORDERS", "Found", "best_order", "neighbours"]
 # Slowest stage in seconds, the peers, and the cuts.
 Found = tuple[float, Order, Cuts]
 Oracle = Callable[[float], Order | None]
+Cutter = Callable[[Problem, Order, float], tuple[float, Cuts] | None]
 
 # The bisection over orders ends here: plans that differ by less count as equally fast.
 PRECISION = 1e-3
@@ -55,12 +57,17 @@ def best_order(problem: Problem, num_stages: int, *, is_fewest: bool) -> Found |
         return _bisect(problem, lambda limit: _farthest(problem, num_stages, limit))
     if not is_fewest and perm(len(problem.peers), num_stages) <= MAX_ORDERS:
         return _try_all(problem, num_stages)
-    if _num_states(problem, kinds) <= MAX_STATES:
+    num_states = _num_states(problem, kinds)
+    if not is_fewest and num_states * problem.num_layers <= MAX_STATES:
+        return _bisect(
+            problem, lambda limit: _exact_anywhere(problem, num_stages, limit, kinds), even_cuts
+        )
+    if num_states <= MAX_STATES:
         return _bisect(problem, lambda limit: _exact(problem, num_stages, limit, kinds))
     found = _bisect(problem, lambda limit: _farthest(problem, num_stages, limit))
     roomiest = tuple(range(num_stages))
     for order in (roomiest, roomiest[::-1]):
-        better = fastest_cuts(problem, order, limit=found[0] if found else INFINITE)
+        better = fastest_cuts(problem, order, found[0] if found else INFINITE)
         if better and (found is None or better[0] < found[0]):
             found = (better[0], order, better[1])
     return found and _improve(problem, found)
@@ -94,12 +101,12 @@ def _try_all(problem: Problem, num_stages: int) -> Found | None:
     return best
 
 
-def _bisect(problem: Problem, oracle: Oracle) -> Found | None:
-    """The least limit for which `oracle` knows an order, to `PRECISION`."""
+def _bisect(problem: Problem, oracle: Oracle, cuts: Cutter = fastest_cuts) -> Found | None:
+    """The least limit for which `oracle` knows an order, to `PRECISION`; `cuts` finds the best cuts in it."""
     order = oracle(INFINITE)
     if order is None:
         return None
-    found = _cut(problem, order, INFINITE)
+    found = _cut(problem, order, INFINITE, cuts)
     too_fast = 0.0
     while found[0] - too_fast > PRECISION * found[0]:
         limit = (found[0] + too_fast) / 2
@@ -107,12 +114,12 @@ def _bisect(problem: Problem, oracle: Oracle) -> Found | None:
         if order is None:
             too_fast = limit
         else:
-            found = _cut(problem, order, limit)
+            found = _cut(problem, order, limit, cuts)
     return found
 
 
-def _cut(problem: Problem, order: Order, limit: float) -> Found:
-    cut = fastest_cuts(problem, order, limit=limit)
+def _cut(problem: Problem, order: Order, limit: float, cuts: Cutter = fastest_cuts) -> Found:
+    cut = cuts(problem, order, limit)
     assert cut is not None  # the oracle has covered the layers in this order
     return min(cut[0], limit), order, cut[1]
 
@@ -138,6 +145,12 @@ def _farthest(problem: Problem, num_stages: int, limit: float) -> Order | None:
     return tuple(order) if start == problem.num_layers else None
 
 
+def _alike(kinds: list[int]) -> list[int]:
+    """For each peer, as bits: those of its kind before it."""
+    peers = range(len(kinds))
+    return [sum(1 << j for j in peers if j < i and kinds[j] == kinds[i]) for i in peers]
+
+
 def _exact(problem: Problem, num_stages: int, limit: float, kinds: list[int]) -> Order | None:
     """An order that covers the layers, if there is one.
 
@@ -145,7 +158,7 @@ def _exact(problem: Problem, num_stages: int, limit: float, kinds: list[int]) ->
     that they reach in any order, and that order.
     """
     peers = range(len(problem.peers))
-    alike = [sum(1 << j for j in peers if j < i and kinds[j] == kinds[i]) for i in peers]
+    alike = _alike(kinds)
     states: dict[tuple[int, int | None], tuple[int, Order]] = {(0, None): (0, ())}
     latest = problem.num_layers - num_stages
     for _ in range(num_stages):
@@ -165,6 +178,32 @@ def _exact(problem: Problem, num_stages: int, limit: float, kinds: list[int]) ->
                     following[key] = (reached, (*order, peer))
         states = following
     return next((o for reached, o in states.values() if reached == problem.num_layers), None)
+
+
+def _exact_anywhere(
+    problem: Problem, num_stages: int, limit: float, kinds: list[int]
+) -> Order | None:
+    """What `_exact` gives, where each stage may end before the farthest layer that it reaches, too.
+
+    `states`: a set of used peers, the last of them where links count, and where it ends, to an order.
+    """
+    alike = _alike(kinds)
+    states: dict[tuple[int, int | None, int], Order] = {(0, None, 0): ()}
+    latest = problem.num_layers - num_stages
+    for _ in range(num_stages):
+        latest += 1
+        following: dict[tuple[int, int | None, int], Order] = {}
+        for (used, _last, start), order in states.items():
+            previous = order[-1] if order else None
+            for peer in range(len(kinds)):
+                if used >> peer & 1 or alike[peer] & ~used:
+                    continue
+                reached = min(problem.reach(previous, peer, start, limit), latest)
+                last = peer if problem.has_links else None
+                for stop in range(start + 1, reached + 1):
+                    following.setdefault((used | 1 << peer, last, stop), (*order, peer))
+        states = following
+    return next((o for (_, _, stop), o in states.items() if stop == problem.num_layers), None)
 
 
 def _kinds(problem: Problem) -> list[int]:
