@@ -86,8 +86,8 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
         logging.getLogger("libp2p").addHandler(handler)
     else:
         last_resort = logging.NullHandler()
-        for name in _LIBRARIES:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in _LIBRARIES:
+        logging.getLogger(name).setLevel(logging.NOTSET if with_libraries else logging.CRITICAL)
     logging.lastResort = last_resort
     return screen
 
