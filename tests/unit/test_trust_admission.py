@@ -276,21 +276,6 @@ def test_a_certificate_that_cannot_be_written_is_used_and_written_later(
     assert Membership.load(tmp_path).certificate == given
 
 
-def test_a_clock_that_was_ahead_leaves_no_certificate_of_the_future(cluster: Cluster) -> None:
-    now = NOW
-    policy = policy_of(cluster, issuer=cluster, clock=lambda: now)
-    now = NOW + 40 * 86_400
-    policy.refresh()
-    ahead = policy.membership.certificate
-    assert ahead is not None
-    assert ahead.not_before == int(now)
-    now = NOW
-    policy.refresh()
-    own = policy.membership.certificate
-    assert own is not None
-    own.check(OTHER, now=NOW, clock_skew=0.0)
-
-
 def test_a_refusal_is_logged_once_and_a_flood_is_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

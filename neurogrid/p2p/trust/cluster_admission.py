@@ -342,10 +342,7 @@ class ClusterAdmission(Admission):
         return False
 
     def _wants_renewal(self, certificate: Certificate) -> bool:
-        """Whether half of its life is over, or it was made by a clock that was ahead: others refuse it then."""
-        now = self._clock()
-        is_early = now < certificate.not_before - self._clock_skew
-        return is_early or now >= (certificate.not_before + certificate.not_after) / 2
+        return self._clock() >= (certificate.not_before + certificate.not_after) / 2
 
     def _learn(self, data: bytes) -> None:
         """Take a list of revocations that a peer showed, if it is newer."""
