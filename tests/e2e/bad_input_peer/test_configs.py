@@ -64,9 +64,6 @@ def test_a_config_that_is_none(worker: WorkerProcess, data: bytes, says: str, ve
         ({"model_type": "no-such-type"}, "'no-such-type' is unknown to transformers"),
         ({"model_type": None}, "has no model_type"),
         ({"head_dim": "many"}, "is refused"),
-        # Families whose tables a config may blow up, up to 4 TiB each.
-        ({"model_type": "xglm", "max_position_embeddings": 2**24, "d_model": 2**16}, ""),
-        ({"model_type": "gpt_neox", "rotary_pct": 1e9}, ""),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -75,6 +72,25 @@ def test_a_config_that_makes_no_model(
 ) -> None:
     async def scenario(peer: BadPeer) -> None:
         with refused(ErrorCode.MODEL_UNSUPPORTED, says):
+            await peer.configure(good.model.config_with(**change))
+
+    with_peer(worker, scenario)
+
+
+# Families whose tables a config may blow up, up to 4 TiB each.
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "xglm", "max_position_embeddings": 2**24, "d_model": 2**16},
+        {"model_type": "gpt_neox", "rotary_pct": 1e9},
+    ],
+    ids=lambda change: change["model_type"],
+)
+def test_a_config_whose_trial_takes_too_much(
+    worker: WorkerProcess, good: Good, change: dict[str, Any]
+) -> None:
+    async def scenario(peer: BadPeer) -> None:
+        with refused(ErrorCode.LIMIT_EXCEEDED, "its trial was given up: it takes more than"):
             await peer.configure(good.model.config_with(**change))
 
     with_peer(worker, scenario)
