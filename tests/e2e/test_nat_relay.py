@@ -282,10 +282,14 @@ def test_requests_that_one_peer_never_finishes_keep_nobody_away() -> None:
         RelayService(scene.relay)
         for host in (scene.client, scene.server):
             await host.connect(scene.relay.addresses[0])
-        for _ in range(RelayLimits().max_requests):
+        silent = [
             await scene.client.open_stream(scene.relay.peer_id, [HOP_PROTOCOL])
+            for _ in range(RelayLimits().max_requests)
+        ]
         _, status = await ask_relay(scene.server, scene, HopMessage(type=HopMessage.RESERVE))
         assert status == Status.OK
+        for stream in silent:
+            await stream.reset()
 
     play(scene)
 
