@@ -41,6 +41,8 @@ class _TrustPayload(ControlPayload):
 
     __slots__ = ()
 
+    _max_bytes: ClassVar[int] = MAX_MESSAGE_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Credentials(_TrustPayload):
@@ -62,7 +64,6 @@ class Credentials(_TrustPayload):
 
     _name = "Credentials"
     _keys = frozenset({"certificate", "token", "revocations", "issuer", "renew"})
-    _max_bytes: ClassVar[int] = MAX_MESSAGE_BYTES
     _max_binary: ClassVar[int] = MAX_REVOCATION_BYTES
 
     def _entries(self) -> dict[str, object]:
@@ -103,7 +104,6 @@ class Verdict(_TrustPayload):
 
     _name = "Verdict"
     _keys = frozenset({"reason", "text", "issued"})
-    _max_bytes: ClassVar[int] = MAX_CERTIFICATE_BYTES + 4 * MAX_TEXT_CHARS + 64
 
     def _entries(self) -> dict[str, object]:
         text = printable_line(self.text)[:MAX_TEXT_CHARS]

@@ -126,9 +126,12 @@ class Ticket:
             token = JoinToken.decode(fields.binary_up_to("token", MAX_TOKEN_BYTES), key)
             addresses = _unpack(
                 fields.binary_up_to("addrs", MAX_ADDRESSES * (MAX_ADDRESS_BYTES + 1)),
+                MAX_ADDRESSES,
                 suffix=f"/p2p/{peer_id}",
             )
-            relays = _unpack(fields.binary_up_to("relays", MAX_RELAYS * (MAX_ADDRESS_BYTES + 1)))
+            relays = _unpack(
+                fields.binary_up_to("relays", MAX_RELAYS * (MAX_ADDRESS_BYTES + 1)), MAX_RELAYS
+            )
         except (RemoteProtocolError, ValueError) as exc:
             raise ConfigurationError(f"the ticket makes no sense: {exc}") from exc
         try:
@@ -248,9 +251,12 @@ def _pack(addresses: Iterable[str], max_items: int, *, omit: str = "") -> bytes:
     return bytes(packed)
 
 
-def _unpack(packed: bytes, *, suffix: str = "") -> tuple[str, ...]:
-    addresses, at = [], 0
+def _unpack(packed: bytes, max_items: int, *, suffix: str = "") -> tuple[str, ...]:
+    addresses: list[str] = []
+    at = 0
     while at < len(packed):
+        if len(addresses) == max_items:
+            raise RemoteProtocolError(f"it names more than {max_items} addresses of a kind")
         end = at + 1 + packed[at]
         if end > len(packed) or end == at + 1:
             raise RemoteProtocolError("an address in it is cut short")

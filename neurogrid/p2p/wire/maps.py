@@ -31,7 +31,7 @@ __all__ = [
 MAX_U32: Final = 2**32 - 1
 MAX_U64: Final = 2**64 - 1
 
-# Entries of one map: today's largest has seven.
+# Entries of one map: today's largest has ten.
 _MAX_ENTRIES: Final = 64
 # Characters of a key: today's longest has twelve.
 _MAX_KEY_CHARS: Final = 64
