@@ -1,7 +1,8 @@
 """Where a command writes: the completion to stdout, all that is said to stderr, so that neither tears the other.
 
 Where both are one terminal, what is said while a completion stands half written on the row of the cursor takes that
-row, and the row is written again below. On a pipe stdout gets the text and nothing else.
+row, and the row is written again below. A terminal gets line breaks between words where its rows end; on a pipe stdout
+gets the text and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from neurogrid.cli.queued_stream import QueuedStream
 from neurogrid.cli.text_rows import in_encoding, last_row, num_cells, printable
+from neurogrid.cli.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +46,7 @@ class Screen:
     def __init__(self, formatter: logging.Formatter | None = None) -> None:
         self._formatter = formatter
         self._lock = threading.RLock()
-        self._row = ""
+        self._wrap = WordWrap()
         self._typed: Callable[[], str] | None = None
         self.with_names: Callable[[str], str] = str
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
@@ -91,18 +93,18 @@ class Screen:
         except OSError:
             return False
 
+    @cached_property
+    def _wraps(self) -> bool:
+        """Whether somebody reads stdout where it appears."""
+        return sys.stdout.isatty()
+
     def write(self, text: str) -> None:
-        """Write some more of the completion to stdout."""
-        if not self.is_shared:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            return
-        text = printable(text)
+        """Write some more of the completion to stdout; on a terminal the last word waits for its end."""
         with self._lock:
+            if self._wraps:
+                text = self._wrap.push(printable(text), _width(sys.stdout))
             sys.stdout.write(text)
             sys.stdout.flush()
-            _, newline, rest = text.rpartition("\n")
-            self._row = last_row(rest if newline else self._row + rest, _width(sys.stdout))
 
     def print(self, text: str) -> None:
         """Write a line to stdout, of a command that writes no completion."""
@@ -176,7 +178,7 @@ class Screen:
     def end_line(self) -> None:
         """Move the cursor of the terminal to the beginning of a row, if the completion has not."""
         with self._lock:
-            if self._row:
+            if not self._wrap.is_clean:
                 self.write("\n")
 
     @contextmanager
@@ -200,13 +202,13 @@ class Screen:
         """Make the row of the cursor empty; returns what is to be written there again."""
         width = _width(sys.stdout)
         typed = self._typed
-        row = self._row if typed is None else last_row(typed().rpartition("\n")[2], width)
+        row = self._wrap.row if typed is None else last_row(typed().rpartition("\n")[2], width)
         taken = num_cells(row, width)
         if not taken:
             return ""
         if taken >= width:  # it is full, and the next character would begin another
             sys.stdout.write("\n")
-            self._row = row = ""
+            self._wrap.row = row = ""
         else:
             sys.stdout.write(f"\r{' ' * taken}\r")
         sys.stdout.flush()

@@ -85,24 +85,31 @@ def test_what_is_said_takes_a_row_of_its_own(terminal: Terminal) -> None:
     assert terminal.rows() == ["lost worker", "The quick brown fox", "4 tokens/s", ""]
 
 
+def test_rows_end_between_words(terminal: Terminal) -> None:
+    screen = terminal.screen()
+    for piece in ("A function object is", " a wrap", "per of code\n"):
+        screen.write(piece)
+    assert terminal.rows() == ["A function object", "is a wrapper of", "code", ""]
+
+
 def test_a_line_of_several_rows_goes_on_where_it_was(terminal: Terminal) -> None:
     screen = terminal.screen()
-    for word in ("0123456789 ", "0123456789 ", "abc"):
+    for word in ("0123456789" * 3, " ", "abc"):
         screen.write(word)
     screen.say("a line that is itself longer than a row")
-    screen.write("def")
+    screen.write("def\n")
     rows = terminal.rows()
-    assert rows[0] == "0123456789 012345678"
+    assert rows[0] == "01234567890123456789"
     assert rows[1:3] == ["a line that is itsel", "f longer than a row"]
-    assert rows[3] == "9 abcdef"
+    assert rows[3] == "0123456789 abcdef"
 
 
 def test_a_full_row_stays(terminal: Terminal) -> None:
     screen = terminal.screen()
-    screen.write("x" * WIDTH)
+    screen.write("x" * 2 * WIDTH)
     screen.say("said")
     screen.write("y")
-    assert terminal.rows() == ["x" * WIDTH, "said", "y"]
+    assert terminal.rows() == ["x" * WIDTH, "x" * WIDTH, "said", "y"]
 
 
 def test_what_is_typed_is_kept(terminal: Terminal) -> None:
@@ -129,7 +136,7 @@ def test_an_unfinished_line_is_ended(terminal: Terminal) -> None:
 
 def test_a_model_does_not_steer_the_terminal(terminal: Terminal) -> None:
     screen = terminal.screen()
-    screen.write("a\x1b[2Jb\r")
+    screen.write("a\x1b[2Jb\r ")
     screen.say("c\x9b2Jd")
     assert terminal.rows() == ["c\\x9b2Jd", "a\\x1b[2Jb\\x0d"]
 
