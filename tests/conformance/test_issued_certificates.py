@@ -5,6 +5,7 @@ Old certificates of a member are known to whoever was shown them, and their sign
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from neurogrid.p2p.trust import (
 )
 from neurogrid.p2p.trust.messages import Credentials, Verdict, read_frame, write_frames
 from tests.conformance.admission import DAY, Scene, open_host, pair
-from tests.conformance.networks import Network, Runner
+from tests.conformance.networks import Network, Runner, until
 from tests.conformance.streams import serve_echo
 
 MEMORY = Runner("memory")
@@ -177,3 +178,33 @@ def test_a_certificate_that_is_good_replaces_one_that_is_not(
     assert kept is not None
     assert kept.serial != held.serial
     assert kept.not_before == int(scene.clock.now)
+
+
+def test_a_member_that_asks_for_renewal_is_served_though_the_issuer_cannot_read_its_list(
+    scene: Scene, ours: Identity, theirs: Identity, tmp_path: Path
+) -> None:
+    """Whoever of the two dials."""
+    scene.clock.now += 16 * DAY
+    issuer, now = scene.issuer(ours), scene.clock.now
+    scene.clock.now -= 16 * DAY
+    held = scene.certificate(theirs, WORKER)
+    scene.clock.now = now
+    (scene.cluster.directory / "revocations").write_bytes(b"\xc1")
+    policy = victim(scene, held, tmp_path / "victim")
+
+    def is_worker(coordinator: Host) -> bool:
+        return coordinator.role_of(theirs.peer_id) == WORKER
+
+    async def scenario(network: Network) -> None:
+        for worker_dials in (True, False):
+            async with (
+                open_host(network, ours, issuer) as coordinator,
+                open_host(network, theirs, policy) as worker,
+            ):
+                serve_echo(coordinator)
+                hosts = (worker, coordinator) if worker_dials else (coordinator, worker)
+                await network.connect(*hosts)
+                await until(partial(is_worker, coordinator))
+
+    MEMORY.run(scenario)
+    assert Membership.load(tmp_path / "victim").certificate == held

@@ -207,6 +207,37 @@ def test_only_what_is_half_used_up_is_renewed(cluster: Cluster) -> None:
         assert not not_asked.issued
 
 
+@pytest.mark.parametrize("is_damaged", [True, False], ids=["damaged", "unreadable"])
+def test_a_list_of_revocations_that_cannot_be_read_renews_nothing_and_ends_nothing(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, is_damaged: bool
+) -> None:
+    half_used, gone = (cluster.issue(peer, WORKER, now=NOW - 15 * 86_400) for peer in (PEER, OTHER))
+    asking, revoked = (
+        Credentials(certificate=certificate.data, asks_renewal=True)
+        for certificate in (half_used, gone)
+    )
+    issuer = policy_of(cluster, issuer=cluster)
+    cluster.revoke([OTHER])
+    issuer.refresh()
+    path = cluster.directory / "revocations"
+    kept = path.read_bytes()
+    path.unlink()
+    if is_damaged:
+        path.write_bytes(kept[:-1])
+    else:
+        path.mkdir()
+    for _ in range(3):
+        admitted = issuer.judge(PEER, asking)
+        assert (admitted.serial, admitted.issued) == (half_used.serial, b"")
+        assert reason_of(issuer, OTHER, revoked) is Refusal.REVOKED
+        assert not issuer.refresh()
+    assert caplog.text.count("cannot tell who was revoked") == 1
+    path.unlink() if is_damaged else path.rmdir()
+    path.write_bytes(kept)
+    issuer.refresh()
+    assert issuer.judge(PEER, asking).issued
+
+
 def test_a_list_of_revocations_is_learned_from_members_and_never_older(cluster: Cluster) -> None:
     first, second = cluster.revoke([PEER]), cluster.reinstate([PEER])
     policy = policy_of(cluster)

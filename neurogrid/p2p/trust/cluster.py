@@ -319,13 +319,15 @@ class Cluster:
             ConfigurationError: the file cannot be read, or is not this cluster's.
         """
         path = self.directory / "revocations"
-        data = read_private(path, MAX_REVOCATION_BYTES)
-        if data is None:
-            return RevocationList()
         try:
-            return RevocationList.decode(data, self.public_key)
+            data = read_private(path, MAX_REVOCATION_BYTES)
+            return (
+                RevocationList() if data is None else RevocationList.decode(data, self.public_key)
+            )
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"cannot tell who was revoked: {exc}") from exc
         except RefusedError as exc:
-            raise ConfigurationError(f"{path}: {exc}") from exc
+            raise ConfigurationError(f"cannot tell who was revoked: {path}: {exc}") from exc
 
     def revoke(
         self,

@@ -157,13 +157,29 @@ class ClusterAdmission(Admission):
             self._learn(shown.revocations)
         self._check(peer_id, certificate)
         check_role(certificate.role, self._admits)
-        if self._issuer is None or not shown.asks_renewal or not self._wants_renewal(certificate):
+        renewed = self._renew(certificate) if shown.asks_renewal else None
+        if renewed is None:
             return _admitted(certificate, is_issuer=shown.is_issuer)
-        renewed = self._issuer.sign_for(
-            peer_id, certificate.role, now=self._clock(), lifetime=self._lifetime
-        )
-        logger.info("renewed the certificate of %s (%s)", peer_id, certificate.role)
         return _admitted(renewed, is_issuer=shown.is_issuer, is_new=True)
+
+    def _renew(self, certificate: Certificate) -> Certificate | None:
+        """The certificate after one that is good; None if it is none of our business, too early, or cannot be made.
+
+        Raises:
+            RefusedError: REVOKED, by a list that another process made a moment ago.
+        """
+        if self._issuer is None or not self._wants_renewal(certificate):
+            return None
+        try:
+            renewed = self._issuer.sign_for(
+                certificate.peer_id, certificate.role, now=self._clock(), lifetime=self._lifetime
+            )
+        except ConfigurationError as exc:
+            # The one that it has is good by what is known here; it asks again.
+            self._complain(str(exc))
+            return None
+        logger.info("renewed the certificate of %s (%s)", certificate.peer_id, certificate.role)
+        return renewed
 
     def verify(self, peer_id: str, role: str, certificate: bytes) -> None:
         if not certificate:
@@ -314,10 +330,14 @@ class ClusterAdmission(Admission):
             self.membership.save_again()
         except (ConfigurationError, RefusedError) as exc:
             complaint = str(exc)
-            if complaint != self._complaint:
-                logger.warning("cannot keep up this host's membership: %s", complaint)
-        self._complaint = complaint
+        self._complain(complaint)
         return asks_renewal
+
+    def _complain(self, text: str) -> None:
+        """Say what is wrong with the files of the membership, once; nothing is the end of it."""
+        if text and text != self._complaint:
+            logger.warning("cannot keep up the membership: %s", text)
+        self._complaint = text
 
     def _refresh(self) -> bool:
         if self._issuer is not None:
