@@ -28,6 +28,7 @@ from neurogrid.cli.common import (
     warn_of_loopback,
 )
 from neurogrid.cli.coordinator_options import (
+    CLUSTER_WAIT,
     MAX_ANSWER_TOKENS,
     MAX_TOKENS,
     WAIT,
@@ -384,6 +385,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
     bootstrap = bootstrap_peers(options)
     how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
     serves = options.prompt is None and options.prompt_file is None
+    is_for_members = serves and (options.cluster or options.new_cluster)
     return CoordinatorSettings(
         model=options.model,
         model_name=options.model_name,
@@ -398,7 +400,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         num_threads=options.threads,
         local_layers=options.local_layers,
         stages=options.stages,
-        wait=options.wait or WAIT,
+        wait=options.wait or (CLUSTER_WAIT if is_for_members else WAIT),
         listen=where.addresses,
         listen_fallback=where.fallback,
         identity_file=trust.identity_file,

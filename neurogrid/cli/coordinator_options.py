@@ -14,6 +14,7 @@ from neurogrid.cli.serving import SERVING_SESSIONS
 __all__ = [
     "MAX_ANSWER_TOKENS",
     "MAX_TOKENS",
+    "CLUSTER_WAIT",
     "WAIT",
     "add_generation_options",
     "add_model_options",
@@ -26,6 +27,8 @@ MAX_TOKENS: Final = 128
 MAX_ANSWER_TOKENS: Final = 1024
 # Seconds to wait for workers: they may still be importing torch.
 WAIT: Final = 60.0
+# The same where a cluster is served: somebody carries a ticket to each of them.
+CLUSTER_WAIT: Final = 1800.0
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +110,8 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         "--wait",
         type=positive_float,
         metavar="SECONDS",
-        help=f"how long to wait for them (default {WAIT:g}; to --diagnose {DIAGNOSE_WAIT:g})",
+        help=f"how long to wait for them (default {WAIT:g}; to serve a cluster {CLUSTER_WAIT:g}; to --diagnose "
+        f"{DIAGNOSE_WAIT:g})",
     )
     workers.add_argument(
         "--stages",

@@ -199,7 +199,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             screen.with_names = worker.board.names.beside_ids
             for address in worker.addresses:
                 screen.print(address)
-            if not options.stop_on_stdin_eof and all(map(is_loopback, worker.addresses)):
+            is_known = options.join or options.cluster or options.allow or options.stop_on_stdin_eof
+            if not is_known and all(map(is_loopback, worker.addresses)):
                 screen.say(f"next, on this machine: neurogrid serve --peer {worker.addresses[0]}")
             if screen.is_live:
                 from neurogrid.cli.panel.live import open_panel

@@ -149,7 +149,8 @@ class Gathering:
             reasons = "".join(f"; {reason}" for reason in self.failures.values())
             raise NoRouteError(
                 f"{len(found)} of {min_peers} workers were there after {wait:g} s{reasons}. Start "
-                "neurogrid-worker on the other machines and name its address with --peer"
+                "neurogrid-worker on the other machines and name its address with --peer, or have them join the "
+                "cluster by its ticket; --wait waits longer"
             )
         order = {peer_id: index for index, peer_id in enumerate(self._named)}
         return sorted(found.values(), key=lambda worker: order.get(worker.peer_id, len(order)))
