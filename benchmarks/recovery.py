@@ -222,7 +222,7 @@ async def run_stops(num_stops: int, model: Path, num_tokens: int) -> None:
         started = []
         for key, place in zip(keys, places, strict=True):
             arguments = ["--listen", place, "--identity", str(key), *admission]
-            started.append(FORKSERVER.Process(target=_run_worker_with, args=(arguments,)))
+            started.append(FORKSERVER.Process(target=run_worker_with, args=(arguments,)))
             started[-1].start()
         return started
 
@@ -295,10 +295,10 @@ def start_worker(workers: dict[str, BaseProcess], coordinator: str) -> None:
 
 
 def _run_worker(identity: str, coordinator: str) -> None:
-    _run_worker_with(["--port", "0", "--identity", identity, "--bootstrap", coordinator])
+    run_worker_with(["--port", "0", "--identity", identity, "--bootstrap", coordinator])
 
 
-def _run_worker_with(arguments: Sequence[str]) -> None:
+def run_worker_with(arguments: Sequence[str]) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     sys.argv = ["neurogrid-worker", "--no-cache", "--log-level", "error", *arguments]

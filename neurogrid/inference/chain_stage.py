@@ -18,11 +18,13 @@ class PipelineStage:
 
     Attributes:
         times: what the worker took for its steps so far, of whichever session.
+        latency: seconds that a message takes to the worker, as far as that was measured.
     """
 
     stage: PlannedStage
     worker: RemoteWorker
     times: StepTimes = field(default_factory=StepTimes)
+    latency: float = 0.0
 
     @property
     def peer_id(self) -> str:

@@ -6,7 +6,7 @@ session leaves for them, and the slow one gets no new session until it has prove
 on, as long as the deadline of a stage allows.
 
 What is late follows from what the workers took so far (`step_times`), with all that goes through them at this moment.
-The step itself pays for an entry in a set; everything else happens here, ten times a second, for those that are late.
+The step itself pays for an entry in a set; everything else happens here, 20 times a second, for those that are late.
 
 Source: protocol_spec/sessions.md, "How long it took".
 """
@@ -30,12 +30,16 @@ __all__ = ["Alternatives", "SlowWatch"]
 logger = logging.getLogger(__name__)
 
 # Seconds between looks at what is under way.
-INTERVAL: Final = 0.1
+INTERVAL: Final = 0.05
 # A step is late after so many times what it should take, and not before a floor. Who is asked then and says nothing for
-# as long again has lost its link, or its process stands still: others go on at the price of a detour. Who answers gets
-# the larger floor: on a busy machine a process that is fine may not get to compute for a second. Seconds.
+# as long again has lost its link, or its process stands still: others go on at the price of a detour. Twice the floor
+# is more than TCP takes to send a lost packet once more (0.2 s, RFC 6298 as Linux has it); less would leave a worker
+# for each. Who answers gets the larger floor: on a busy machine a process that is fine may not get to compute for a
+# second. Seconds.
 FACTOR: Final = 4.0
-SILENT_FLOOR: Final = 0.4
+SILENT_FLOOR: Final = 0.2
+# Round trips, as they were measured when the worker joined, that an answer may take on top of that.
+NUM_ROUND_TRIPS: Final = 4
 FLOOR: Final = 2.0
 # Who is there, and computes, is given so many times more.
 FACTOR_IF_THERE: Final = 3.0
@@ -170,23 +174,32 @@ class SlowWatch:
     async def _inquire(self, step: Step, late_at: float) -> None:
         """Find out who keeps a step waiting, and go around them if that is possible."""
         lengths: dict[int, int | None] = {}
-        patience = min(late_at - step.started, ANSWER_TIMEOUT)
+        usual = late_at - step.started
+        farthest = max(item.latency for item in step.stages)
+        patience = min(usual, ANSWER_TIMEOUT) + 2 * NUM_ROUND_TRIPS * farthest
 
         async def ask(index: int) -> None:
-            lengths[index] = await _length_of(step.session_id, step.stages[index], patience)
+            lengths[index] = await _length_of(step.session_id, step.stages[index], math.inf)
 
         async with trio.open_nursery() as nursery:
             for index in range(len(step.stages)):
                 nursery.start_soon(ask, index)
+            # Bit by bit: time in which this process did not run is nobody else's silence, and counts as one bit.
+            for _ in range(math.ceil(patience / INTERVAL)):
+                await trio.sleep(INTERVAL)
+                if len(lengths) == len(step.stages):
+                    break
+            nursery.cancel_scope.cancel()
         if step not in self._steps:
             return
         now = trio.current_time()
         step.look_at = now + FLOOR
-        item = next((s for i, s in enumerate(step.stages) if (lengths[i] or 0) < step.length), None)
+        item = next(
+            (s for i, s in enumerate(step.stages) if (lengths.get(i) or 0) < step.length), None
+        )
         if item is None:
             return  # all have done their part: the answer is on its way
-        is_there = lengths[step.stages.index(item)] is not None
-        usual = late_at - step.started
+        is_there = lengths.get(step.stages.index(item)) is not None
         if is_there and now - step.started < FACTOR_IF_THERE * max(usual, FLOOR):
             return
         layers = range(item.stage.start, item.stage.stop)

@@ -92,7 +92,12 @@ class Selection:
     def __init__(self, chosen: Sequence[tuple[Member, PlannedStage]]) -> None:
         self.hops = tuple((member, range(stage.start, stage.stop)) for member, stage in chosen)
         self.stages = tuple(
-            PipelineStage(replace(stage, peer_id=member.peer_id), member.worker, member.times)
+            PipelineStage(
+                replace(stage, peer_id=member.peer_id),
+                member.worker,
+                member.times,
+                member.info.latency or 0.0,
+            )
             for member, stage in chosen
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,14 @@ from trio.testing import MockClock
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, StreamBrokenError
 from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.hedging import FACTOR_IF_THERE, FLOOR, SILENT_FLOOR, SlowWatch
+from neurogrid.inference.hedging import (
+    FACTOR_IF_THERE,
+    FLOOR,
+    INTERVAL,
+    NUM_ROUND_TRIPS,
+    SILENT_FLOOR,
+    SlowWatch,
+)
 from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import Progress
 from neurogrid.inference.step_times import StepTimes
@@ -105,8 +113,16 @@ def test_who_says_nothing_is_gone_around_soon() -> None:
     assert error.layers == (2, 3)
     assert "does not answer" in str(error)
     assert [item.times.suspicion for item in chain] == ["", "does not answer", ""]
-    assert 2 * SILENT_FLOOR <= taken < 3 * SILENT_FLOOR
+    assert taken == pytest.approx(2 * SILENT_FLOOR, abs=2 * INTERVAL)
     assert [item.times.is_slow for item in chain] == [False, True, False]
+
+
+def test_who_is_far_away_may_answer_later() -> None:
+    """A round trip of 0.6 s: silence says nothing before an answer can have come."""
+    near, far = stages(POSITION + 1, None, usual=0.01)
+    error, taken = blamed([near, replace(far, latency=0.3)])
+    assert error.peer_id == "1"
+    assert taken > 2 * NUM_ROUND_TRIPS * 0.3
 
 
 def test_who_is_not_done_is_given_more_time() -> None:
