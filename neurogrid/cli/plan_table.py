@@ -1,6 +1,6 @@
 """The plan as `--plan-only` prints it: a table on a terminal, the same in plain columns on a pipe.
 
-Where a terminal is too narrow for all columns, the devices are told in lines below.
+Where a terminal is too narrow for all columns, the last that anybody looks for are told in lines below.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ COLUMNS = (
 # The columns of numbers.
 RIGHT = frozenset({"weights", "caches", "left", "to send", "tokens/s"})
 GAP = "  "
+# What a narrow terminal's table goes without, in this order.
+FIRST_TO_GO = ("device", "address", "caches", "left", "machine", "weights")
 
 
 class Stdout(Console):
@@ -50,21 +52,16 @@ def print_plan(
     by_peer = {worker.peer_id: worker for worker in workers}
     rows = [_row(report, by_peer[report.peer_id]) for report in told.peers]
     if console.is_terminal:
-        table = _table(COLUMNS, rows)
-        if (
-            console.measure(table, options=console.options.update(max_width=1000)).maximum
-            > console.width
-        ):
-            table = _table(COLUMNS[:-1], [row[:-1] for row in rows])
-            devices = [
-                (_name(by_peer[report.peer_id]), row[-1])
-                for report, row in zip(told.peers, rows, strict=True)
-            ]
-        else:
-            devices = []
+        table, below = _fitting(console, rows)
         console.print(table)
-        for worker, device in devices:
-            _say(console, f"{worker}: {device}")
+        for report, row in zip(told.peers, rows, strict=True):
+            cells = dict(zip(COLUMNS, row, strict=True))
+            rest = [f"{column} {cells[column]}" for column in below if column != "device"]
+            if below:
+                _say(
+                    console,
+                    f"{_name(by_peer[report.peer_id])}: {', '.join([cells['device'], *rest])}",
+                )
     else:
         for line in _plain(rows):
             _say(console, line)
@@ -97,6 +94,20 @@ def _row(report: PeerReport, worker: WorkerInfo) -> tuple[str, ...]:
 
 def _name(worker: WorkerInfo) -> str:
     return named_peer(worker.peer_id, worker.machine)
+
+
+def _fitting(console: Console, rows: Sequence[tuple[str, ...]]) -> tuple[Table, tuple[str, ...]]:
+    """The table with as many columns as the terminal has room for, and the names of the others."""
+    unbounded = console.options.update(max_width=1000)
+    for num_gone in range(len(FIRST_TO_GO) + 1):
+        gone = FIRST_TO_GO[:num_gone]
+        shown = [index for index, column in enumerate(COLUMNS) if column not in gone]
+        table = _table(
+            [COLUMNS[index] for index in shown], [[row[index] for index in shown] for row in rows]
+        )
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
+    return table, tuple(column for column in COLUMNS if column in gone and column != "machine")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -135,4 +146,5 @@ def _expectation(told: Explanation, by_peer: dict[str, WorkerInfo]) -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    # A terminal's lines end between words; what reads a pipe has lines of any length.
+    console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)

@@ -1,0 +1,75 @@
+"""The plan as a table: whole at any width of a terminal, and plain columns on a pipe."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from neurogrid.cli.plan_table import COLUMNS, print_plan
+from neurogrid.inference.planner import Explanation, PeerReport, PeerSpeed
+from neurogrid.inference.progress import WorkerInfo
+
+GB = 10**9
+PEERS = ("12D3KooWAAAAAAAAfirst111", "12D3KooWBBBBBBBBsecond22", "12D3KooWCCCCCCCCthird333")
+WORKERS = [
+    WorkerInfo(
+        peer_id=peer_id,
+        name="NVIDIA GeForce RTX 4090",
+        free_bytes=23 * GB,
+        protocol_id="/neurogrid/tensor/1.1.0",
+        memory_known=True,
+        held_layers=(),
+        speed=PeerSpeed(2e9, 1e-6),
+        latency=0.002,
+        total_bytes=24 * GB,
+        device_kind="cuda",
+        flops=10**13,
+        machine=machine,
+        address="192.168.178.123",
+    )
+    for peer_id, machine in zip(PEERS, ("attic", "a-machine-of-a-long-name", ""), strict=True)
+]
+TOLD = Explanation(
+    (
+        PeerReport(PEERS[0], 1, (0, 18), 9 * GB, GB, GB, 12 * GB, 9 * GB, 0.021, ""),
+        PeerReport(PEERS[1], 2, (18, 36), 9 * GB, GB, GB, 12 * GB, 0, 0.034, ""),
+        PeerReport(PEERS[2], None, None, 0, 0, 0, 23 * GB, 0, None, "two stages are enough"),
+    ),
+    18.2,
+    29.4,
+)
+
+
+def printed(*, width: int, is_terminal: bool = True) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None
+    )
+    print_plan(console, TOLD, WORKERS, note="a note")
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [48, 60, 80, 100, 120, 160, 200])
+def test_it_is_whole_at_any_width(width: int) -> None:
+    lines = printed(width=width)
+    assert max(map(len, lines)) <= width
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    assert not re.search(r"\w…", text)  # as rich cuts a cell
+    for told in ("0-17", "18-35", "47.6", "29.4", "192.168.178.123", "a-machine-of-a-long-name"):
+        assert told in text
+    assert text.count("NVIDIA GeForce RTX 4090, 23.0 GB free") == 3
+    assert text.count("12.0 GB") == 2
+    assert "two stages are enough" in text
+
+
+def test_a_wide_terminal_has_every_column() -> None:
+    head = printed(width=200)[0]
+    assert all(column in head for column in COLUMNS)
+
+
+def test_a_pipe_has_a_line_for_each_worker() -> None:
+    lines = printed(width=40, is_terminal=False)
+    assert lines[0].split()[:3] == ["stage", "layers", "worker"]
+    assert len([line for line in lines if "192.168.178.123" in line]) == 3
