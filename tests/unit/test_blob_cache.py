@@ -15,6 +15,7 @@ import pytest
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BytesSource, StoredBlob
 from neurogrid.p2p.wire import CHUNK_BYTES
+from tests.unit.full_disk import full_disk
 
 SIZE = 2 * CHUNK_BYTES + 77
 
@@ -205,6 +206,19 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert not cache.store(ONE)
     assert "No space left" in caplog.text
     assert names(cache) == set()
+
+
+def test_that_blobs_cannot_be_written_is_said_once_until_one_can_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = BlobCache(tmp_path)
+    for _ in range(2):
+        with full_disk():
+            assert not cache.store(ONE)
+            assert not cache.store(TWO)
+        assert cache.store(TWO)
+        (tmp_path / cache._file(TWO.info.blob_id)).unlink()
+    assert caplog.text.count("cannot be cached") == 2
 
 
 def test_a_directory_that_cannot_be_had(tmp_path: Path) -> None:

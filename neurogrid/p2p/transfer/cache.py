@@ -77,6 +77,7 @@ class BlobCache:
                 "--cache-dir, or --no-cache"
             ) from exc
         self._in_use: dict[bytes, int] = {}
+        self._said: int | None = None  # why the last blob could not be written
 
     def __contains__(self, blob_id: bytes) -> bool:
         """Whether there is a file for the blob. What is in it, `load` tells."""
@@ -130,7 +131,7 @@ class BlobCache:
         return None
 
     def store(self, blob: StoredBlob) -> bool:
-        """Keep a verified blob; False, with the reason logged, where there is no room for it."""
+        """Keep a verified blob; False where there is no room for it; why is logged, once while it stays so."""
         path = self._file(blob.info.blob_id)
         try:
             with self._turn():
@@ -148,10 +149,17 @@ class BlobCache:
                 else:
                     self._write(path, map(blob.chunk, range(blob.info.num_chunks)))
         except OSError as exc:
-            logger.warning(
-                "blob %s cannot be cached in %s: %s", blob.info.short_id, self.path, exc.strerror
+            # A model has dozens of layers, and one full disk.
+            is_news, self._said = exc.errno != self._said, exc.errno
+            logger.log(
+                logging.WARNING if is_news else logging.DEBUG,
+                "blob %s cannot be cached in %s: %s",
+                blob.info.short_id,
+                self.path,
+                exc.strerror,
             )
             return False
+        self._said = None
         return True
 
     def note(self, name: str, data: bytes) -> bool:

@@ -7,19 +7,21 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from neurogrid.p2p import PROTOCOL_V11, MessageType
+from neurogrid.errors import PeerRefusedError
+from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, MessageType, TensorMessage
 from neurogrid.p2p.wire import (
     Assign,
     ErrorCode,
     ErrorPayload,
     LayerIds,
     Ready,
+    SessionClose,
     SessionOpen,
     TransferOffer,
     iter_weights_chunks,
     serialize_config,
 )
-from tests.e2e.bad_input_peer.peer import BadPeer, refused
+from tests.e2e.bad_input_peer.peer import BadPeer, connect, refused
 from tests.e2e.bad_input_peer.scenarios import VERSIONS, Good, hidden, with_peer
 from tests.e2e.support import (
     WorkerProcess,
@@ -136,5 +138,42 @@ def test_sessions_beyond_what_was_agreed(worker: WorkerProcess, good: Good) -> N
         await peer.open_session(2, 0, 2)
         with refused(ErrorCode.SESSION_LIMIT, "2 sessions are open"):
             await peer.open_session(3, 0, 2)
+
+    with_peer(worker, scenario)
+
+
+@pytest.mark.parametrize(
+    ("msg_type", "data"),
+    [
+        (MessageType.ASSIGN, Assign(0, 2, 64, 1, "F32").encode()),
+        (
+            MessageType.TRANSFER_OFFER,
+            TransferOffer(0, 100, blake3(bytes(32)).digest(), bytes(32)).encode(),
+        ),
+        (MessageType.SESSION_OPEN, SessionOpen(1, 0, 2, 8).encode()),
+        (MessageType.SESSION_CLOSE, SessionClose(1).encode()),
+        (MessageType.ERROR, ErrorPayload(code=9, text="no").encode()),
+    ],
+    ids=lambda value: value.name if isinstance(value, MessageType) else "",
+)
+def test_what_1_1_0_alone_has_is_not_taken_over_1_0_0(
+    worker: WorkerProcess, good: Good, msg_type: MessageType, data: bytes
+) -> None:
+    """On a stream of its own, beside the 1.1.0 of the same peer or of another coordinator: nothing comes of it."""
+
+    async def scenario(peer: BadPeer) -> None:
+        await peer.place(good.model)
+        await peer.open_session(1, 0, 2)
+        message = TensorMessage(msg_type=msg_type, layer_id=0, request_id=0, data=data)
+        async with connect(worker.address, PROTOCOL_V10) as another:
+            for sender in (peer, another):
+                with pytest.raises(PeerRefusedError):
+                    await sender.protocol._oneshot.send(sender.worker_id, message)
+            for msg_type_v10 in (MessageType.ACTIVATION, MessageType.WEIGHTS):
+                with pytest.raises(PeerRefusedError):
+                    await another.send(msg_type_v10, bytes(512))
+        # The session is there, and is the only one.
+        await peer.activate(hidden(good))
+        await peer.open_session(2, 0, 2)
 
     with_peer(worker, scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import trio
 from neurogrid import CoordinatorSettings, WorkerSettings, open_coordinator, open_worker
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.caching import CacheSettings
+from tests.e2e.bad_input_peer.scenarios import Good
 from tests.e2e.support import (
     DEADLINE,
     Outcome,
@@ -98,6 +100,34 @@ def test_a_damaged_file_is_said_and_fetched_anew(
         assert 0 < weight_bytes(outcome) < 2 * len(data)
         wait_for_blobs(filled, 6)
         assert damaged.read_bytes() != data
+
+
+def _small_files() -> None:
+    """In the child, before it runs: no file of its grows beyond this, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+
+
+def test_a_disk_that_is_full_while_layers_come_is_said_and_serves_all_the_same(
+    tmp_path: Path,
+) -> None:
+    good, cache = Good(tmp_path / "model", seed=7), tmp_path / "cache"
+    assert min(map(len, good.model.layers)) > 2**20
+    with start_worker(tmp_path, "--cache-dir", str(cache), preexec=_small_files) as worker:
+        for _ in range(2):
+            good.check_on(worker.address)
+        wait_for_words(worker, "File too large")
+        assert worker.is_alive()
+        assert "Traceback" not in worker.log
+        assert worker.log.count("File too large") == 1
+    assert not list(cache.rglob("*.tmp"))
+    assert not list(cache.rglob("*.blob"))
+
+
+def wait_for_words(worker: WorkerProcess, words: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while words not in worker.log:
+        assert time.monotonic() < deadline, worker.log
+        time.sleep(0.05)
 
 
 def test_a_small_limit_is_kept_and_serves_all_the_same(
