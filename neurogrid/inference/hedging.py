@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 INTERVAL: Final = 0.05
 # A step is late after so many times what it should take, and not before a floor. Who is asked then and says nothing for
 # as long again has lost its link, or its process stands still: others go on at the price of a detour. Twice the floor
-# is more than TCP takes to send a lost packet once more (0.2 s, RFC 6298 as Linux has it); less would leave a worker
-# for each. Who answers gets the larger floor: on a busy machine a process that is fine may not get to compute for a
-# second. Seconds.
+# is more than TCP takes to send a lost packet twice more (0.2 and 0.4 s, RFC 6298 as Linux has it); half of it would
+# leave workers that a busy machine keeps from answering. Who answers gets the larger floor: on a busy machine a process
+# that is fine may not get to compute for a second. Seconds.
 FACTOR: Final = 4.0
-SILENT_FLOOR: Final = 0.2
+SILENT_FLOOR: Final = 0.4
 # Round trips, as they were measured when the worker joined, that an answer may take on top of that.
 NUM_ROUND_TRIPS: Final = 4
 FLOOR: Final = 2.0
