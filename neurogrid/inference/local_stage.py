@@ -119,6 +119,7 @@ async def open_local_worker(
         max_seq_len=model.max_seq_len,
         max_sessions=max(max_sessions, WorkerSettings.max_sessions),
         session_ttl=float("inf"),  # who opened them is in the same process
+        says_at=logging.DEBUG,  # to whom it belongs the coordinator says what is to be known
     )
     with TorchThread() as torch_thread:
         async with (

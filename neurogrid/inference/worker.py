@@ -167,7 +167,11 @@ class Worker:
         self._transfers.forget(peer_id)
         self._layers.forget(peer_id)
         if self._state.coordinator == peer_id:
-            logger.info("the coordinator %s is gone; its layers are kept", peer_id)
+            logger.log(
+                self._state.settings.says_at,
+                "the coordinator %s is gone; its layers are kept",
+                peer_id,
+            )
             self._state.release()
 
 

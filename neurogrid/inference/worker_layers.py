@@ -120,7 +120,11 @@ class LayerService:
             if is_new and state.coordinator == peer_id:
                 state.release()
             raise RequestRefusedError(f"model config: {exc}", code=exc.code) from exc
-        logger.info("%s serves %s: %d layers", peer_id, config.model_name, model.num_layers)
+        logger.log(
+            state.settings.says_at,
+            "%s serves %s: %d layers",
+            *(peer_id, config.model_name, model.num_layers),
+        )
         if not state.protocol.is_v10(peer_id):
             ack = ConfigAck(fingerprint=config_fingerprint(message.data))
             await state.answer(message, MessageType.CONFIG_ACK, ack.encode())

@@ -5,6 +5,7 @@ No handlers here, and no messages: `worker_layers` brings layers in, `worker_ses
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -70,6 +71,7 @@ class WorkerSettings:
         cache: where layers that came are kept on disk; None for nowhere.
         session_ttl: seconds without an activation after which a session is closed.
         protocol_versions: protocol ids to speak; None for all.
+        says_at: the level of `logging` for whom it serves, and what it is ready for.
     """
 
     name: str | None = None
@@ -91,6 +93,7 @@ class WorkerSettings:
     cache: CacheSettings | None = None
     session_ttl: float = 600.0
     protocol_versions: tuple[str, ...] | None = None
+    says_at: int = logging.INFO
 
 
 class WeightSource(StrEnum):

@@ -319,7 +319,11 @@ class TransferService(TransferPolicy):
             return
         assignment.is_announced = True
         assert state.coordinator is not None
-        logger.info("layers %d to %d are ready", assignment.start, assignment.stop - 1)
+        logger.log(
+            state.settings.says_at,
+            "layers %d to %d are ready",
+            *(assignment.start, assignment.stop - 1),
+        )
         await state.protocol.send(
             state.coordinator,
             TensorMessage(
