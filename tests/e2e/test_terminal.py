@@ -97,7 +97,10 @@ def test_a_panel_while_it_serves(tmp_path: Path) -> None:
         terminal.wait("stands by")
         drawn = terminal.wait("╰─ http://127.0.0.1:")
         children = subprocess.run(
-            ["pgrep", "-P", str(terminal.process.pid)], capture_output=True, text=True, check=True
+            ["pgrep", "-P", str(terminal.process.pid), "-f", "neurogrid.cli.worker"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
         terminal.wait("lost: the stream to …")
