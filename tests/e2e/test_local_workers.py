@@ -30,9 +30,9 @@ class Told(Progress):
 
 
 def children() -> list[int]:
-    """Workers that this process has started."""
+    """Local workers that this process has started; a test's other workers are its children, too."""
     own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(pid) for pid in own if b"neurogrid.cli.worker" in cmdline(pid)]
+    return [int(pid) for pid in own if b"--stop-on-stdin-eof" in cmdline(pid)]
 
 
 def cmdline(pid: str) -> bytes:

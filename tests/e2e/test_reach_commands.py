@@ -5,6 +5,7 @@ Behind NATs: through a relay of ours, then directly where the NATs let them. And
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -184,12 +185,12 @@ def test_a_generation_goes_on_while_its_way_becomes_direct(scene: Scene, tmp_pat
         coordinator = scene.coordinator.popen(
             [*COORDINATOR, *LONG_TEXT, *flags], stdout=stdout, stderr=stderr, env=ENVIRONMENT
         )
-    is_direct = f"the connection to {friendly.peer_id} is direct now"
+    direct = re.compile(rf"the connection to {friendly.peer_id}( \(.*\))? is direct now")
     with running(coordinator):
         wait_until(lambda: bool(written.read_text()), coordinator, said)
-        assert is_direct not in said.read_text()
+        assert not direct.search(said.read_text())
         scene.coordinator.run(["nft", "delete", "table", "ip", "cut"])
-        wait_until(lambda: is_direct in said.read_text(), coordinator, said)
+        wait_until(lambda: bool(direct.search(said.read_text())), coordinator, said)
         before = written.read_text()
         assert coordinator.wait(DEADLINE) == 0, said.read_text()
     alone = scene.run(*LONG_TEXT, "--local-workers", "1")
@@ -229,4 +230,5 @@ def test_a_worker_comes_back_after_a_partition_of_30_s(scene: Scene, tmp_path: P
         text, _ = parted.coordinator.communicate(timeout=DEADLINE)
     assert parted.coordinator.returncode == 0, parted.log_file.read_text()
     assert text.strip()
-    assert parted.worker.log.count("connected to the coordinator") == 2
+    # Once more where the coordinator gave up a worker whose connection then lived on.
+    assert parted.worker.log.count("connected to the coordinator") in (2, 3)
