@@ -72,8 +72,9 @@ async def write_completion(
     screen.write(text.finish() + "\n")
     sent = coordinator.counters.total(Direction.SENT).num_bytes
     counted = f" ({len(token_ids)} prompt + {pace.num_tokens} new)" if pace.num_tokens else ""
+    told = f", {format_bytes(sent)} sent" if sent else ""  # nothing where it computes alone
     screen.say(
-        f"{pace}{counted}, {format_bytes(sent)} sent",
+        f"{pace}{counted}{told}",
         event="generated",
         num_tokens=pace.num_tokens,
     )

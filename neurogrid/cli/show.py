@@ -50,6 +50,8 @@ class TerminalProgress(JoinLine):
         super().__init__(screen)
         self._screen = screen
         self._model_name = "the model"
+        self._own_id = ""
+        self._is_alone = False
         self._names = PeerNames()
         screen.with_names = self._names.beside_ids
         self._status: Status | None = None
@@ -76,6 +78,7 @@ class TerminalProgress(JoinLine):
 
     def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
         self._stop_status()
+        self._own_id = peer_id
         super().listening(peer_id, addresses)
 
     def working(self, what: str) -> None:
@@ -99,6 +102,10 @@ class TerminalProgress(JoinLine):
         self._stop_status()
         for worker in workers:
             self._names.note(worker.peer_id, worker.machine, worker.address)
+        self._is_alone = [worker.peer_id for worker in workers] == [self._own_id]
+        if self._is_alone:
+            self._planned_alone(plan, workers[0], num_layers)
+            return
         by_peer = {worker.peer_id: worker for worker in workers}
         stages = plan.stages
         self._say(
@@ -141,6 +148,17 @@ class TerminalProgress(JoinLine):
         self._stop_transfers()  # of a plan that came to nothing
         console = self._screen.console if self._screen.is_live else None
         self._transfers = TransferView(self._say, console)
+
+    def _planned_alone(self, plan: Plan, own: WorkerInfo, num_layers: int) -> None:
+        """One line for a machine on which there is nothing to place and nothing to send."""
+        num_bytes = sum(stage.num_bytes for stage in plan.stages)
+        self._say(
+            f"{self._model_name}, {num_layers} layers in {format_bytes(num_bytes)}, on {own.name}, "
+            f"{format_bytes(own.free_bytes)} free",
+            event="planned",
+            num_layers=num_layers,
+            num_stages=len(plan.stages),
+        )
 
     def transfer_planned(self, peer_id: str, num_bytes: int) -> None:
         if (
@@ -187,6 +205,8 @@ class TerminalProgress(JoinLine):
 
     def ready(self) -> None:
         self._stop_transfers()
+        if self._is_alone:
+            return
         held = f", {format_bytes(self._passed_on)} from worker to worker" if self._passed_on else ""
         held += f", {format_bytes(self._held)} were there already" if self._held else ""
         text = "nothing to send"

@@ -179,6 +179,8 @@ async def enlist_with_local(
             raise
         fleet.planning = with_local
         await fleet.enlist([await stack.enter_async_context(here)])
+        if not workers:
+            return "this machine computes all layers: there is no worker"
         return f"this machine computes, too: without it, {exc}"
     if select_device(None).type == "cpu":
         return "this machine computes no layer: the workers have room for all of them"

@@ -239,7 +239,8 @@ async def open_plan(
                 fleet.leave(sender_of(message))
 
         protocol.on_message(MessageType.LAYER_STATUS, on_layer_status)
-        progress.working("asking the workers what they have")
+        if workers:
+            progress.working("asking the workers what they have")
         # Workers that were started here have this machine for themselves.
         is_shared = settings.local_layers == "auto" and settings.local_workers
         why_local = await enlist_with_local(
@@ -257,7 +258,7 @@ async def open_plan(
             why_local = (
                 "the coordinator itself computes no layer: the workers that it started here do"
             )
-        elif settings.local_layers != "none":
+        elif workers and settings.local_layers != "none":
             logger.info("%s", why_local)
         yield PlannedFleet(protocol, model, fleet, why_local)
 

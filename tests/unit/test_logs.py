@@ -9,12 +9,14 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from neurogrid.cli.logs import set_up_logging
 from neurogrid.cli.show import TerminalProgress
+from neurogrid.inference.planner import Plan, PlannedStage
 from neurogrid.inference.progress import WorkerInfo
 
 
@@ -179,3 +181,27 @@ def test_people_see_names_beside_the_peer_ids_that_are_logged(
             f"W {peer_id} (attic) is silent",
             "lost worker attic …AAAAAAAA (192.168.1.7) with layers 0 to 3: it is silent",
         ]
+
+
+def test_a_machine_that_computes_alone_says_one_line_of_its_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stderr = Stderr(monkeypatch, as_json=False)
+    own, other = ("12D3KooW" + letter * 44 for letter in "AB")
+    here = WorkerInfo(own, "this machine: CPU", 10**9, "", True, (), machine="desk")
+    stage = PlannedStage(own, 0, 8, 7_800_000)
+    with TerminalProgress(stderr.screen) as progress:
+        progress.listening(own, ["/ip4/127.0.0.1/tcp/9000"])
+        progress.model_read("embedded", 8)
+        progress.planned(Plan((stage,)), [here], 8)
+        progress.already_held(own, 5_700_000)
+        progress.ready()
+        alone = "embedded, 8 layers in 7.8 MB, on this machine: CPU, 1.0 GB free"
+        assert stderr.stream.getvalue().splitlines() == [alone]
+        # As soon as there is somebody else, who has what is to be known, and so is what was sent.
+        beside = WorkerInfo(other, "CPU", 10**9, "", True, (), machine="attic")
+        progress.planned(Plan((replace(stage, peer_id=other),)), [here, beside], 8)
+        progress.ready()
+    told = stderr.stream.getvalue()
+    assert "plan: embedded, 8 layers in 1 stage\n  stage 1  layers 0-7" in told
+    assert told.endswith("weights: nothing to send\n")
