@@ -2,8 +2,8 @@
 
 What this module knows and nobody above it needs to:
 
-- py-libp2p listens with SO_REUSEPORT, so that two processes share a port without a word. We bind it
-  once ourselves, without that flag, to find out whether it is free.
+- py-libp2p listens with SO_REUSEPORT, so that two processes share a port without a word. We take it
+  ourselves first, without that flag, and hold it until py-libp2p has it, too.
 - `host.connect` waits 250 ms after success and remembers failures; `Swarm.dial_addr` does neither.
 - an exception that leaves a stream handler ends the whole host, so every handler is wrapped.
 - the stock Noise and Yamux are slow, and break when a write is cancelled: ours take their place (`link/`).
@@ -25,7 +25,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -96,6 +96,16 @@ def check_listen_address(address: str) -> Multiaddr:
         ConfigurationError: neither of the form `/ip4/ADDRESS/tcp/PORT` nor `/ip4/ADDRESS/udp/PORT/quic-v1`, taken,
             or not this machine's.
     """
+    multiaddr, claim = _claim(address)
+    claim.close()
+    return multiaddr
+
+
+def _claim(address: str) -> tuple[Multiaddr, socket.socket]:
+    """Parse an address, and take its place: py-libp2p may listen there beside this socket, another process of ours not.
+
+    A socket for port 0 or UDP takes nothing from anybody: there are free ports enough, and QUIC shares none.
+    """
     try:
         multiaddr = Multiaddr(address)
         names = [protocol.name for protocol in multiaddr.protocols()]
@@ -109,15 +119,22 @@ def check_listen_address(address: str) -> Multiaddr:
     host = str(multiaddr.value_for_protocol(names[0]))
     port = int(str(multiaddr.value_for_protocol(names[1])))
     family = socket.AF_INET6 if names[0] == "ip6" else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM if is_quic else socket.SOCK_STREAM) as probe:
-        if not is_quic:
+    claim = socket.socket(family, socket.SOCK_DGRAM if is_quic else socket.SOCK_STREAM)
+    try:
+        if is_quic:
+            claim.bind((host, port))
+            claim.close()
+        else:
             # As servers do: a port whose last connections are in TIME_WAIT is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise ConfigurationError(f"cannot listen on {multiaddr}: {_bind_reason(exc)}") from exc
-    return multiaddr
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            claim.bind((host, port))
+            claim.listen()  # bound alone, it would be had twice
+            if hasattr(socket, "SO_REUSEPORT"):
+                claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as exc:
+        claim.close()
+        raise ConfigurationError(f"cannot listen on {multiaddr}: {_bind_reason(exc)}") from exc
+    return multiaddr, claim
 
 
 def _bind_reason(exc: OSError) -> str:
@@ -321,16 +338,6 @@ async def open_host(
     identity = identity or Identity.generate()
     if admission is not None:
         admission.check_listen([*listen, *listen_fallback])
-    listen_addrs: list[Multiaddr] = []
-    for address in listen:
-        try:
-            listen_addrs.append(check_listen_address(address))
-        except ConfigurationError:
-            if not listen_fallback:
-                raise
-            logger.warning("%s is taken: listening on a free port instead", address)
-            listen_addrs = [check_listen_address(instead) for instead in listen_fallback]
-            break
     libp2p = new_host(
         key_pair=identity.key_pair,
         sec_opt=security_options(identity),
@@ -357,13 +364,15 @@ async def open_host(
     multiselect.handlers = _Handlers(multiselect.handlers)
     if admission is not None:
         _gate_streams(libp2p, hosts)
-    with unwrap_errors():
+    with ExitStack() as claims, unwrap_errors():
+        listen_addrs = _take_places(listen, listen_fallback, claims)
         async with (
             closed_listeners(libp2p.get_network()),
             libp2p.run(listen_addrs),
             trio.open_nursery() as nursery,
         ):
             host = Libp2pHost(libp2p, identity, nursery, admission)
+            claims.close()
             hosts.append(host)
             _tell_where_to_dial(libp2p, host)
             host._start_gate()
@@ -378,6 +387,25 @@ async def open_host(
                 with trio.move_on_after(CLOSE_TIMEOUT) as scope:
                     scope.shield = True
                     await libp2p.close()
+
+
+def _take_places(
+    listen: Sequence[str], fallback: Sequence[str], claims: ExitStack
+) -> list[Multiaddr]:
+    """The multiaddrs to listen on, held until `claims` are closed."""
+    taken: list[Multiaddr] = []
+    for address in listen:
+        try:
+            multiaddr, claim = _claim(address)
+        except ConfigurationError:
+            if not fallback:
+                raise
+            logger.warning("%s is taken: listening on a free port instead", address)
+            claims.close()
+            return _take_places(fallback, (), claims)
+        claims.enter_context(claim)
+        taken.append(multiaddr)
+    return taken
 
 
 class _Handlers(dict[TProtocol, StreamHandlerFn]):

@@ -111,7 +111,7 @@ class ClusterAdmission(Admission):
         if self._issuer is None:
             raise ConfigurationError(
                 f"{peer_id} needs a certificate of cluster {self.membership.cluster_id}, and the cluster's key is "
-                "not on this machine: start it with neurogrid-worker --join TICKET instead of --local-workers"
+                "not on this machine: start it with neurogrid join TICKET instead of --local-workers"
             )
         certificate = self._issuer.issue(peer_id, role, lifetime=self._lifetime, now=self._clock())
         return Membership(
@@ -150,7 +150,7 @@ class ClusterAdmission(Admission):
             raise RefusedError(
                 Refusal.CERTIFICATE_REQUIRED,
                 f"no certificate of cluster {self.membership.cluster_id} was shown: join it "
-                "(neurogrid-worker --join TICKET)",
+                "(neurogrid join TICKET)",
             )
         certificate = Certificate.decode(shown.certificate, self.membership.cluster_key)
         if shown.revocations:

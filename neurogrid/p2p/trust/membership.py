@@ -62,7 +62,7 @@ class Membership:
         data = read_private(path, _MAX_BYTES)
         if data is None:
             raise ConfigurationError(
-                f"there is no {path}: join a cluster first (neurogrid-worker --join TICKET)"
+                f"there is no {path}: join a cluster first (neurogrid join TICKET)"
             )
         try:
             fields, _ = decode_map(
