@@ -126,7 +126,8 @@ class Fleet(Roster):
         while failures := await self._assigner.stages(self.plan.stages, patience=RECONNECT_TIMEOUT):
             for error in failures:
                 logger.warning("%s", error)
-                self.give_up(error.peer_id or "", str(error))
+                if (member := self.member(error.peer_id or "")) is not None:
+                    self.give_up(member, str(error))
             try:
                 self._use(self._plan_again())
             except (CapacityError, ConfigurationError):
@@ -248,6 +249,7 @@ class Fleet(Roster):
             return
         self._progress.mending([range(hole.start, hole.stop) for hole in holes])
         self.plan = plan
+        asked = {member.peer_id: member for member in self.members}
         try:
             failures = await self._assigner.stages(plan.stages, patience=MEND_PATIENCE)
         except ModelError as exc:  # a file has changed, or must not be sent
@@ -257,7 +259,8 @@ class Fleet(Roster):
         for failure in failures:
             logger.warning("%s", failure)
             self.why_not = str(failure)
-            self._rest(failure)
+            if (member := asked.get(failure.peer_id or "")) is not None:
+                self._rest(member, failure)
         if not failures:
             self._progress.mended(self.plan)
         self.changed()
@@ -337,13 +340,10 @@ class Fleet(Roster):
         self.changed()
         return True
 
-    def _rest(self, failure: NoRouteError) -> None:
+    def _rest(self, member: Member, failure: NoRouteError) -> None:
         """A worker did not take its layers: it is gone, or is left alone for a while."""
-        member = self._members.get(failure.peer_id or "")
-        if member is None:
-            return
         if isinstance(failure.__cause__, TransportError):
-            self.give_up(member.peer_id, str(failure))
+            self.give_up(member, str(failure))
             return
         retry_after = getattr(failure.__cause__, "retry_after", None)
         self.forget_placement(member)
@@ -371,7 +371,7 @@ class Fleet(Roster):
             self._progress.replicated(member.peer_id, layers)
         except NoRouteError as exc:
             logger.warning("no replica of %s: %s", name_range(layers), exc)
-            self._rest(exc)
+            self._rest(member, exc)
         except ModelError as exc:
             logger.warning("no replica of %s: %s", name_range(layers), exc)
             member.rest(math.inf)

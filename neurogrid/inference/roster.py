@@ -220,10 +220,14 @@ class Roster:
         self.plan = replace(self.plan, stages=tuple(map(self.as_held, self.plan.stages)))
         self.changed()
 
-    def give_up(self, peer_id: str, reason: str) -> None:
-        """A worker failed although its connection may go on: it is lost, and may come back over another one."""
-        self.lost(peer_id, reason)
-        self._on_given_up(peer_id)
+    def give_up(self, member: Member, reason: str) -> None:
+        """A worker failed although its connection may go on: it is lost, and may come back over another one.
+
+        Who has come back since is another member, whose connection is left alone.
+        """
+        if self._members.get(member.peer_id) is member:
+            self.lost(member.peer_id, reason)
+            self._on_given_up(member.peer_id)
 
     def leave(self, peer_id: str) -> None:
         """A worker wants to go: it gets no new session where another can have it."""
@@ -233,23 +237,23 @@ class Roster:
             logger.debug("worker %s is about to end", peer_id)
             self.changed()
 
-    def failed(self, error: NoRouteError) -> bool:
-        """A session's step failed on a member; returns whether that member is out of the choice by now.
+    def failed(self, error: NoRouteError, selection: Selection) -> bool:
+        """A session's step failed on a member that was chosen for it; returns whether it is out of the choice by now.
 
         It is if it cannot be reached, or no longer has its layers, or was found slow. Any other failure is the
         session's business: it goes around that member, if it can.
         """
         member = self._members.get(error.peer_id or "")
         cause = error.__cause__
-        if member is None:
+        if member is None or all(member is not chosen for chosen, _ in selection.hops):
             return True
         if isinstance(cause, TransportError):
-            self.give_up(member.peer_id, str(cause))
+            self.give_up(member, str(cause))
             return True
         code = cause.code if isinstance(cause, PeerRefusedError) else None
         if code == ErrorCode.PEER_UNREACHABLE and error.unreachable_from is None:
             # Its predecessor says so, and it does not answer us either.
-            self.give_up(member.peer_id, str(cause))
+            self.give_up(member, str(cause))
             return True
         if code in PLACE_AGAIN:
             self.forget_placement(member)

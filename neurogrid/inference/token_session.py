@@ -165,13 +165,13 @@ class TokenSession:
     def _may_try_again(self, error: NoRouteError, selection: Selection | None) -> bool:
         """Whether others may do what these could not."""
         peer_id = error.peer_id
-        if peer_id is None:
+        if peer_id is None or selection is None:
             return False
-        if error.unreachable_from is not None and selection is not None:
+        if error.unreachable_from is not None:
             stages = {item.peer_id: item for item in selection.stages}
             self._routing.cut(stages[error.unreachable_from], stages[peer_id], str(error))
             return True
-        if self._fleet.failed(error):
+        if self._fleet.failed(error, selection):
             return True
         # It answers, and what it answers is an error: the same question may go to somebody else, once.
         has_tried = peer_id in self._avoid

@@ -11,7 +11,9 @@ Its bound for each peer does not hold in a connection's first 20 s, nor for peer
 could take all the places there are. Here it holds from the first on.
 
 It ends its listeners only if it is closed in order and in time: one whose opening was cut short accepts on. Here they
-are closed whatever happened.
+are closed whatever happened. And it closes them after its connections, and those one after the other, 0.1 s for each:
+who dials again when a connection is lost has another to a host that is about to end, and a coordinator of 30 workers
+runs out of time before all were told. Here nobody comes in any more, and all are told at once.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from typing import Any
 import trio
 from libp2p.network.exceptions import SwarmException
 
-__all__ = ["bound_inbound_connections", "closed_listeners", "end_inbound_tasks"]
+__all__ = [
+    "bound_inbound_connections",
+    "close_connections",
+    "closed_listeners",
+    "end_inbound_tasks",
+]
 
 # A peer needs one; two while it goes from a relay to a direct way, and as many more as it has lost without our knowing.
 MAX_INBOUND_PER_PEER = 8
@@ -58,6 +65,22 @@ def bound_inbound_connections(swarm: Any, *, max_per_peer: int = MAX_INBOUND_PER
         return await add(muxed, direction=direction)
 
     swarm.add_conn = add_if_few
+
+
+async def close_connections(swarm: Any) -> None:
+    """Close the connections of a swarm that is about to end, all at once, and let it have no other."""
+
+    async def refuse_raw(raw_conn: Any, maddr: Any) -> None:
+        raise SwarmException("the host is about to end")
+
+    async def refuse(muxed: Any, direction: str = "unknown") -> None:
+        await muxed.close()
+        raise SwarmException("the host is about to end")
+
+    swarm.upgrade_inbound_raw_conn, swarm.add_conn = refuse_raw, refuse
+    async with trio.open_nursery() as nursery:
+        for connection in swarm.get_connections():
+            nursery.start_soon(connection.close)
 
 
 @asynccontextmanager

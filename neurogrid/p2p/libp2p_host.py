@@ -62,7 +62,12 @@ from neurogrid.p2p.host import (
 )
 from neurogrid.p2p.http_answer import answer_http
 from neurogrid.p2p.identity import Identity
-from neurogrid.p2p.inbound import bound_inbound_connections, closed_listeners, end_inbound_tasks
+from neurogrid.p2p.inbound import (
+    bound_inbound_connections,
+    close_connections,
+    closed_listeners,
+    end_inbound_tasks,
+)
 from neurogrid.p2p.libp2p_stream import Libp2pStream
 from neurogrid.p2p.link import install_link
 from neurogrid.p2p.negotiation import propose_at_once
@@ -386,6 +391,7 @@ async def open_host(
                 nursery.cancel_scope.cancel()
                 with trio.move_on_after(CLOSE_TIMEOUT) as scope:
                     scope.shield = True
+                    await close_connections(libp2p.get_network())
                     await libp2p.close()
 
 

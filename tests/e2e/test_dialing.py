@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import socket
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import pytest
 import trio
@@ -11,6 +13,7 @@ from multiaddr import Multiaddr
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
 from neurogrid.p2p import open_host
+from neurogrid.p2p.host import Host
 from neurogrid.p2p.tcp import TcpTransport
 from tests.conformance.cancellation import attempts
 from tests.e2e.support import DEADLINE
@@ -27,6 +30,35 @@ def test_the_address_that_answers_is_used() -> None:
                 addresses = [no_answer, nowhere, f"{place}/p2p/{peer}"]
                 assert await client.connect_any(addresses) == peer
                 assert client.connected_peers == {peer}
+
+    trio.run(main)
+
+
+def test_a_host_that_ends_takes_nobody_back_whom_it_tells_so() -> None:
+    async def main() -> None:
+        again: list[str] = []
+        ended: list[str] = []
+
+        def dial_again(client: Host, address: str) -> None:
+            async def dial() -> None:
+                with suppress(PeerUnreachableError):
+                    again.append(await client.connect(address))
+
+            ended.append(client.peer_id)
+            client.start_soon(dial)
+
+        with trio.fail_after(DEADLINE):
+            async with AsyncExitStack() as stack:
+                clients = [await stack.enter_async_context(open_host()) for _ in range(40)]
+                async with open_host() as server:
+                    address = server.addresses[0]
+                    for client in clients:
+                        await client.connect(address)
+                        client.on_disconnected(partial(lambda c, _: dial_again(c, address), client))
+                for client in clients:
+                    await client.wait_disconnected(server.peer_id)
+        assert sorted(ended) == sorted(client.peer_id for client in clients)
+        assert again == []
 
     trio.run(main)
 

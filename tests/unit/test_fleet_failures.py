@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any, cast
 
 import pytest
-import torch
 import trio
 import trio.testing
 
@@ -19,6 +18,7 @@ from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.placing import Placer
 from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.inference.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
 from neurogrid.inference.trials import Trials
 from neurogrid.inference.watching import watch_workers
@@ -123,19 +123,12 @@ class ScriptedHost:
         return peer_id
 
 
-class ScriptedWorker(RemoteWorker):
-    """A worker that does what it is asked, but for what the script says."""
+class ScriptedWorker(RemoteWorkerV10):
+    """A worker without sessions that does what it is asked, but for what the script says."""
 
     def __init__(self, script: Script, peer_id: str) -> None:
         super().__init__(cast(Any, None), peer_id, Timeouts())
         self._script = script
-
-    @property
-    def protocol_id(self) -> str:
-        return PROTOCOL_V10
-
-    def _request_id(self) -> int:
-        return 0
 
     @property
     def shown(self) -> str:
@@ -156,18 +149,6 @@ class ScriptedWorker(RemoteWorker):
         for blob in placement.blobs.values():
             await self._script.ask(self.peer_id)
             reports.sent(blob.num_bytes)
-
-    async def open_session(self, session_id: int, **kwargs: Any) -> int:
-        raise NotImplementedError
-
-    async def close_session(self, session_id: int) -> None:
-        raise NotImplementedError
-
-    async def session_length(self, session_id: int) -> int:
-        raise NotImplementedError
-
-    async def forward(self, session_id: int, hidden_BTD: torch.Tensor, **kwargs: Any) -> Any:
-        raise NotImplementedError
 
 
 @cache
@@ -238,6 +219,28 @@ def test_no_failure_of_a_worker_ends_its_coordinator(kind: type[NeuroGridError],
                     await trio.sleep(1)
 
         run(script, test)
+
+
+def test_a_worker_that_came_back_is_left_alone_for_what_failed_before() -> None:
+    """A step that failed on the connection before is told when the worker has another."""
+    script = Script()
+
+    async def test(fleet: Fleet) -> None:
+        selection = await fleet.select(timeout=LONG)
+        error = errors.NoRouteError("silent", layers=(0,), peer_id="one")
+        error.__cause__ = StreamBrokenError("no answer")
+        assert fleet.failed(error, selection)
+        assert "one" not in script.connected
+        script.join("one")
+        with trio.fail_after(LONG):
+            while fleet.member("one") is None:
+                await fleet.change.wait()
+        member = fleet.member("one")
+        assert fleet.failed(error, selection)
+        assert fleet.member("one") is member
+        assert "one" in script.connected
+
+    run(script, test)
 
 
 class OddWorker(ScriptedWorker):
