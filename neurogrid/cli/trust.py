@@ -212,11 +212,20 @@ def is_checked(options: argparse.Namespace) -> bool:
 
 
 def trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
-    """Read or make what the options name.
+    """Read or make what the options name. An identity is read, if it is there.
 
     Raises:
         ConfigurationError: it is not there, damaged, or of another cluster.
     """
+    from neurogrid.p2p.identity import Identity
+
+    trust = _trust_of(options, is_worker=is_worker)
+    if trust.identity_file is not None:
+        Identity.read(trust.identity_file)  # for its errors
+    return trust
+
+
+def _trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
     from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
 
     # Workers hand activations on to each other, and are served nothing else.
@@ -236,9 +245,12 @@ def existing_trust(options: argparse.Namespace) -> Trust | None:
     """
     if not options.new_cluster:
         return trust_of(options, is_worker=False)
+    from neurogrid.p2p.identity import Identity
     from neurogrid.p2p.trust import Cluster
 
     Cluster.check_new(options.new_cluster)
+    if options.identity is not None:
+        Identity.read(options.identity)  # for its errors
     return None
 
 

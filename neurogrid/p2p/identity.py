@@ -52,24 +52,37 @@ class Identity:
         """Read the identity in `path`, or create the file (mode 0600) with a new one.
 
         Raises:
-            ConfigurationError: the file cannot be read or written, others than its owner can, or it holds no private
-                key.
+            ConfigurationError: the file cannot be written; or as `read`.
         """
+        identity = cls.read(path)
+        if identity is not None:
+            return identity
+        identity = cls.generate()
         try:
-            if path.exists():
-                check_owner_alone(path, "with which they could pass for this peer")
-                with path.open("rb") as file:
-                    return cls._parse(path, file.read(MAX_IDENTITY_BYTES + 1))
-            identity = cls.generate()
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(identity.key_pair.private_key.serialize())
         except OSError as exc:
-            raise ConfigurationError(
-                f"cannot use the identity file {path}: {exc.strerror}"
-            ) from exc
+            raise _unusable(path, exc) from exc
         return identity
+
+    @classmethod
+    def read(cls, path: Path) -> Identity | None:
+        """Read the identity in `path`; None if there is no such file.
+
+        Raises:
+            ConfigurationError: the file cannot be read, others than its owner can, or it holds no private key.
+        """
+        try:
+            if not path.exists():
+                return None
+            check_owner_alone(path, "with which they could pass for this peer")
+            with path.open("rb") as file:
+                data = file.read(MAX_IDENTITY_BYTES + 1)
+        except OSError as exc:
+            raise _unusable(path, exc) from exc
+        return cls._parse(path, data)
 
     @classmethod
     def _parse(cls, path: Path, data: bytes) -> Identity:
@@ -90,6 +103,10 @@ class Identity:
     @classmethod
     def _of(cls, key_pair: KeyPair) -> Identity:
         return cls(key_pair=key_pair, peer_id=ID.from_pubkey(key_pair.public_key).to_base58())
+
+
+def _unusable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"cannot use the identity file {path}: {error.strerror}")
 
 
 def signing_key(peer_id: str) -> Ed25519PublicKey:
