@@ -9,6 +9,7 @@ import argparse
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -53,8 +54,9 @@ from neurogrid.cli.serving import (
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.threads import prepare_threads
-from neurogrid.cli.trust import TICKET_VARIABLE, Trust, existing_trust, trust_of
+from neurogrid.cli.trust import TICKET_VARIABLE, Trust, existing_trust, is_checked, trust_of
 from neurogrid.errors import ConfigurationError
+from neurogrid.server.listening import check_port
 
 if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
@@ -258,6 +260,7 @@ async def _serve(
 ) -> int:
     with ending_at_once():
         serving = serving_options(options)
+        await check_port(serving.host, serving.port)
         where = _listening(options)
         if options.alone:
             screen.say(
@@ -291,7 +294,7 @@ async def _serve(
 
 def _listening(options: argparse.Namespace) -> Listening:
     """Where to listen; judges what else can be judged without torch first."""
-    _judge_model(options)
+    _judge_plan(options)
     where = listening(options, port_flag="--p2p-port")
     trust = existing_trust(options)
     if trust is not None:
@@ -305,11 +308,38 @@ def _listening(options: argparse.Namespace) -> Listening:
     return where
 
 
-def _judge_model(options: argparse.Namespace) -> None:
-    if options.model is not None:
-        from neurogrid.model.checkpoint_files import judge_checkpoint
+def _judge_plan(options: argparse.Namespace) -> None:
+    """Refuse a model that is none, and numbers that cannot come true; without libp2p, unless peers are named.
 
-        judge_checkpoint(options.model)
+    Lenient where more than the options would have to be known: what that lets pass `load_model` refuses.
+    """
+    from neurogrid.inference.plan_request import PlanRequest
+    from neurogrid.model.checkpoint_files import judge_checkpoint
+    from neurogrid.model.embedded import embedded_model_path
+
+    path: Path = options.model or embedded_model_path()
+    num_layers = judge_checkpoint(path)
+    is_reachable = bool(options.listen) or is_checked(options) or options.insecure
+    request = PlanRequest(
+        num_named=_num_named(options.peer),
+        local_workers=options.local_workers,
+        is_looking=options.dht or (is_reachable and not options.disable_mdns),
+        min_peers=options.min_peers,
+        local_layers=options.local_layers,
+        stages=options.stages,
+    )
+    request.check_workers()
+    if num_layers is not None:
+        request.check_layers(num_layers, options.model_name or path.resolve().name)
+
+
+def _num_named(addresses: Sequence[str]) -> int:
+    """Peers that full multiaddrs lead to."""
+    if not addresses:
+        return 0
+    from neurogrid.p2p.host import parse_peer_address
+
+    return len({parse_peer_address(address)[1] for address in addresses})
 
 
 @asynccontextmanager
@@ -353,7 +383,7 @@ async def _open_coordinator(
 async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     """Print the plan to stdout; that the layers do not fit is an error that says what is missing."""
     with ending_at_once():
-        _judge_model(options)
+        _judge_plan(options)
         where = listening(options, port_flag="--p2p-port")
         trust = trust_of(options, is_worker=False)
         if options.min_peers is not None and not options.alone:

@@ -41,6 +41,8 @@ from neurogrid.cli.telemetry import (
 )
 from neurogrid.cli.threads import prepare_threads
 from neurogrid.cli.trust import is_loopback, take_ticket, trust_of
+from neurogrid.model.checkpoint_files import judge_checkpoint
+from neurogrid.server.listening import check_port
 
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run"]
 
@@ -161,6 +163,10 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
     async def work() -> int:
         with ending_at_once():
+            if options.model is not None:
+                judge_checkpoint(options.model)
+            if options.metrics_port is not None:
+                await check_port(options.metrics_host, options.metrics_port, flags="--metrics")
             where = listening(options, port_flag="--port")
             trust = trust_of(options, is_worker=True)
             bootstrap = bootstrap_peers(options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from neurogrid.inference.cache_room import MAX_WAITING_SESSIONS
 from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.finding import FindingSettings
-from neurogrid.inference.local_stage import LocalLayers
+from neurogrid.inference.plan_request import LocalLayers
 from neurogrid.inference.reaching import ReachSettings
 from neurogrid.inference.remote_worker import Timeouts
 from neurogrid.inference.routing import RoutingMode

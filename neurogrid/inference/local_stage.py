@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import torch
 
@@ -31,6 +31,7 @@ from neurogrid.errors import (
 from neurogrid.inference.authorisation import WORKER_TAKES, authorise
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.plan_request import LocalLayers
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.remote_worker import (
     Placement,
@@ -49,12 +50,9 @@ from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V11
 
-__all__ = ["LocalLayers", "LocalWorker", "enlist_with_local", "open_local_worker"]
+__all__ = ["LocalWorker", "enlist_with_local", "open_local_worker"]
 
 logger = logging.getLogger(__name__)
-
-LocalLayers: TypeAlias = Literal["auto", "none"] | int
-"""`none`; so many layers, at least 1; `auto` for as many as are needed."""
 
 # Of the device's free memory, what the stage may take: the rest is the coordinator's own, and the machine's.
 MEMORY_FRACTION: Final = 0.8

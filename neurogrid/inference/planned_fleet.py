@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import trio
 
-from neurogrid.errors import ConfigurationError, TransportError
+from neurogrid.errors import TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
@@ -34,6 +34,7 @@ from neurogrid.inference.local_trust import (
 )
 from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.placing import open_placer
+from neurogrid.inference.plan_request import PlanRequest
 from neurogrid.inference.planner import Explanation, Plan, explain
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import open_reach
@@ -117,28 +118,14 @@ async def open_plan(
         NoRouteError: too few workers, or too few that say what they have.
     """
     progress = progress or Progress()
-    min_peers = _num_awaited(settings)
+    request = _check(settings)
     machine = machine_name(settings.name)
     progress.named(machine)
     async with AsyncExitStack() as stack:
         stack.enter_context(unwrap_errors())
         model = model or await load_model(settings)
         progress.model_read(model.name, len(model.costs))
-        has_own = isinstance(settings.local_layers, int)
-        num_stages = settings.stages or (
-            settings.local_workers + has_own if settings.local_workers else None
-        )
-        if num_stages is not None and num_stages > len(model.costs):
-            raise ConfigurationError(
-                f"{num_stages} stages (--stages, or one for each local worker) are more than the "
-                f"{len(model.costs)} layers of {model.name}: ask for at most {len(model.costs)}"
-            )
-        if isinstance(settings.local_layers, int) and not (
-            1 <= settings.local_layers <= len(model.costs)
-        ):
-            raise ConfigurationError(
-                f"--local-layers {settings.local_layers}: {model.name} has {len(model.costs)} layers"
-            )
+        request.check_layers(len(model.costs), model.name)
         identity = Identity.load(settings.identity_file) if settings.identity_file else None
         host = await stack.enter_async_context(
             open_host(
@@ -205,7 +192,7 @@ async def open_plan(
         )
         planning = FleetPlanning(
             model.size(num_sessions=settings.max_sessions),
-            num_stages=num_stages,
+            num_stages=request.num_stages,
             with_replicas=settings.with_replicas,
         )
         fleet = Fleet(
@@ -222,7 +209,7 @@ async def open_plan(
             partial(_disconnect, host),
         )
         progress.formed(fleet, protocol.counters)
-        workers = await gathering.enough(min_peers, settings.wait)
+        workers = await gathering.enough(request.num_awaited, settings.wait)
         keep = await stack.enter_async_context(keep_workers(protocol, discovery, named))
 
         def join(worker: RemoteWorker) -> None:
@@ -283,7 +270,7 @@ async def load_model(settings: CoordinatorSettings) -> LoadedModel:
         ConfigurationError: there is no such directory, or what was asked for cannot be right.
         ModelError: a file is missing or broken, or the architecture cannot be split.
     """
-    _num_awaited(settings)  # for its errors: they take no time, loading does
+    _check(settings)  # for its errors: they take no time, loading does
     start_fork_server()  # here, where there may be no other thread yet
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
     model: LoadedModel = await run_sync(
@@ -298,25 +285,17 @@ async def load_model(settings: CoordinatorSettings) -> LoadedModel:
     return model
 
 
-def _num_awaited(settings: CoordinatorSettings) -> int:
-    """How many workers to wait for; refuses what cannot come true however long one waits."""
+def _check(settings: CoordinatorSettings) -> PlanRequest:
+    """What is asked for; refuses what cannot come true however long one waits."""
     for address in settings.bootstrap:
         parse_peer_address(address)
-    named = {parse_peer_address(address)[1] for address in settings.peers}
-    num_awaited = settings.min_peers
-    if num_awaited is None:
-        num_awaited = len(named) + settings.local_workers or int(settings.finding.is_looking)
-    has_own = isinstance(settings.local_layers, int)
-    can_be_alone = has_own or (settings.min_peers == 0 and settings.local_layers == "auto")
-    if num_awaited < 1 and not can_be_alone:
-        raise ConfigurationError(
-            "there is no worker to run on: name some with --peer, start some here with "
-            "--local-workers, wait for some to be found or to dial in with --min-peers, or compute here "
-            "alone with --min-peers 0"
-        )
-    if settings.stages is not None and settings.stages > num_awaited + has_own:
-        raise ConfigurationError(
-            f"--stages {settings.stages} takes as many workers, and {num_awaited} will be waited "
-            f"for: name more with --peer, or say --min-peers {settings.stages}"
-        )
-    return num_awaited
+    request = PlanRequest(
+        num_named=len({parse_peer_address(address)[1] for address in settings.peers}),
+        local_workers=settings.local_workers,
+        is_looking=settings.finding.is_looking,
+        min_peers=settings.min_peers,
+        local_layers=settings.local_layers,
+        stages=settings.stages,
+    )
+    request.check_workers()
+    return request

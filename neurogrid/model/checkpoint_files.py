@@ -37,16 +37,18 @@ _MAX_JSON_BYTES = 64 * 1024 * 1024
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def judge_checkpoint(path: Path) -> None:
-    """Refuse what cannot be a checkpoint, in a moment.
+def judge_checkpoint(path: Path) -> int | None:
+    """Refuse what cannot be a checkpoint, in a moment; the layers that it has at most, where its config says so.
 
     Raises:
         ConfigurationError: there is no such directory.
         CheckpointError: a file is missing or of another format.
         UnsupportedModelError: quantised weights.
     """
-    read_model_config(path)
+    config = read_model_config(path)
     weight_files(path)
+    counts = [part.get("num_hidden_layers") for part in _with_text_config(config)]
+    return max((count for count in counts if type(count) is int and count > 0), default=None)
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -111,9 +113,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def refuse_quantised(config: Mapping[str, object]) -> None:
-    text_config = config.get("text_config")
-    parts = (config, text_config) if isinstance(text_config, dict) else (config,)
-    for part in parts:
+    for part in _with_text_config(config):
         for key in ("quantization_config", "compression_config"):
             entry = part.get(key)
             if not isinstance(entry, dict) or not entry:
@@ -126,6 +126,11 @@ def refuse_quantised(config: Mapping[str, object]) -> None:
                 f"the weights are quantised ({str(method)[:32]!r}): quantised checkpoints are not "
                 "supported yet; use the float16, bfloat16 or float32 checkpoint"
             )
+
+
+def _with_text_config(config: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
+    text_config = config.get("text_config")
+    return (config, text_config) if isinstance(text_config, dict) else (config,)
 
 
 def _refuse_incomplete_shards(folder: Path, files: list[Path]) -> None:

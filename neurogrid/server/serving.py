@@ -10,12 +10,10 @@ way to one that comes, the oldest first. The application says who is served, by 
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import logging
 import math
-import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
@@ -27,13 +25,13 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 from starlette.types import ASGIApp
 
-from neurogrid.errors import ConfigurationError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.server.guard import KEEP_PLACE
 from neurogrid.server.http11 import Http11Server
+from neurogrid.server.listening import open_listeners
 from neurogrid.server.places import NoPlaceError, Places, client_address, share_of
 
-__all__ = ["open_http", "resolve"]
+__all__ = ["open_http"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,24 +45,8 @@ IDLE_TIMEOUT = 75
 CLOSE_TIMEOUT = 1.0
 # Seconds for what is left to do once a client has closed its connection.
 FAREWELL_TIMEOUT = 0.2
-BACKLOG = 128
 # Between two warnings that there are more connections than places. Seconds.
 WARNING_INTERVAL = 60.0
-
-
-async def resolve(host: str, *, flags: str = "--http") -> list[str]:
-    """The addresses that `host`, a name or an address, stands for on this machine; `flags` as for `open_http`.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    try:
-        found = await trio.socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError as exc:
-        raise ConfigurationError(
-            f"{flags}-host {host[:100]} is no address and no name that is known here: {exc.strerror}"
-        ) from exc
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 @asynccontextmanager
@@ -74,14 +56,12 @@ async def open_http(
     """Serve `app` for as long as the block runs; yields its URL, without a slash at the end.
 
     Args:
-        host: address or name to listen on.
-        port: 0 for a free one.
-        flags: how the options begin that chose both, for errors.
+        host, port, flags: as for `open_listeners`.
 
     Raises:
-        ConfigurationError: the port is taken, or the host is not this machine's.
+        ConfigurationError: as `open_listeners`.
     """
-    listeners = await _listen(await resolve(host, flags=flags), port, flags)
+    listeners = await open_listeners(host, port, flags=flags)
     config = Config()
     config.accesslog = None
     config.errorlog = logger
@@ -198,35 +178,6 @@ def _address_of(stream: trio.SocketStream) -> str:
         return client_address(str(stream.socket.getpeername()[0]))
     except OSError:
         return ""  # it has gone already
-
-
-async def _listen(addresses: Sequence[str], port: int, flags: str) -> list[trio.SocketListener]:
-    listeners: list[trio.SocketListener] = []
-    for address in addresses:
-        try:
-            opened = await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
-        except OSError as exc:
-            for listener in listeners:
-                await listener.aclose()
-            raise ConfigurationError(_why_not(address, port, flags, exc)) from exc
-        listeners += opened
-        port = listeners[0].socket.getsockname()[1]  # the same for all
-    return listeners
-
-
-def _why_not(address: str, port: int, flags: str, error: OSError) -> str:
-    codes = {
-        part.errno
-        for part in (error, error.__cause__, error.__context__)
-        if isinstance(part, OSError)
-    }
-    if errno.EADDRINUSE in codes:
-        return f"port {port} of {address} is taken: {flags}-port N chooses another, 0 a free one"
-    if errno.EACCES in codes:
-        return (
-            f"port {port} may not be listened on by this user: take one above 1023 ({flags}-port)"
-        )
-    return f"cannot listen on {address}, port {port} ({flags}-host, {flags}-port): {error.strerror or error}"
 
 
 def _url(host: str, bound: tuple[Any, ...]) -> str:
