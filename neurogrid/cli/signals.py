@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
+from neurogrid.temporary import remove_temporary_directories
+
 __all__ = ["SIGNALS", "Watchdog", "end_process", "ending_at_once", "on_signals", "status_of"]
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -58,17 +60,23 @@ def ending_at_once() -> Iterator[None]:
 
 
 def end_process(status: int) -> NoReturn:
-    """End the process now: no task, no thread and no `finally` is waited for. The terminal is put in order."""
-    with suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or none at all
+    """End the process now: no task, no thread and no `finally` is waited for.
+
+    The terminal is put in order, and temporary directories are removed.
+    """
+    with suppress(
+        OSError, ValueError, termios.error
+    ):  # a stream that is closed, or a terminal that is gone
         # Who is in the background is not to be stopped for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
-        if _terminal is not None:
-            termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, _terminal)  # type: ignore[union-attr]
-    with suppress(OSError, ValueError, AttributeError):
-        stderr = sys.__stderr__.fileno()  # type: ignore[union-attr]
+        if _terminal is not None and sys.__stdin__ is not None:
+            termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, _terminal)
+    with suppress(OSError, ValueError):
+        stderr = sys.__stderr__.fileno() if sys.__stderr__ is not None else -1
         # One that is stopped (Ctrl-S) takes nothing.
         if os.isatty(stderr) and select.select([], [stderr], [], 0)[1]:
             os.write(stderr, SHOW_CURSOR)
+    remove_temporary_directories()
     os._exit(status)
 
 
@@ -111,6 +119,6 @@ class Watchdog:
 
 def _remember_terminal() -> None:
     global _terminal
-    if _terminal is None:
-        with suppress(OSError, ValueError, AttributeError, termios.error):
-            _terminal = termios.tcgetattr(sys.__stdin__.fileno())  # type: ignore[union-attr]
+    if _terminal is None and sys.__stdin__ is not None:
+        with suppress(OSError, ValueError, termios.error):
+            _terminal = termios.tcgetattr(sys.__stdin__.fileno())

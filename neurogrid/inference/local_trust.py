@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.reach.circuit import is_loopback_address
 from neurogrid.p2p.trust import COORDINATOR, WORKER, Admission, AllowList, ClusterAdmission
+from neurogrid.temporary import temporary_directory
 
 __all__ = ["credentials_of_local_workers", "listen_address_beside"]
 
@@ -44,8 +43,8 @@ def credentials_of_local_workers(
     Raises:
         ConfigurationError: certificates are needed, and the cluster's key is not here.
     """
-    with TemporaryDirectory(prefix="neurogrid-workers-") as name:  # 0700
-        directories = [Path(name) / str(number) for number in range(count)]
+    with temporary_directory("neurogrid-workers-") as directory_of_all:
+        directories = [directory_of_all / str(number) for number in range(count)]
         files = [directory / "identity.key" for directory in directories]
         peer_ids = [Identity.load(file).peer_id for file in files]
         if isinstance(admission, ClusterAdmission):

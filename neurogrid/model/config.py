@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +33,7 @@ from neurogrid.model.sanitize import (
     sanitize_checkpoint_config,
 )
 from neurogrid.p2p.wire.model_config import ModelConfig
+from neurogrid.temporary import temporary_directory
 
 __all__ = [
     "COMPUTE_DTYPES",
@@ -199,9 +198,9 @@ def _as_transformers_would(
 ) -> PreTrainedConfig:
     # Through a file, because what transformers does to old and odd configs is done by the readers
     # of files alone (a `mistral` that has `layer_types` is a `ministral`, for one).
-    with quiet_transformers(), tempfile.TemporaryDirectory(prefix="neurogrid-config-") as folder:
+    with quiet_transformers(), temporary_directory("neurogrid-config-") as folder:
         text = json.dumps(_as_file(sanitized, _method_names(config_class)))
-        Path(folder, "config.json").write_text(text, encoding="ascii")
+        (folder / "config.json").write_text(text, encoding="ascii")
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )

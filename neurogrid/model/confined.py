@@ -364,8 +364,9 @@ def _leave_the_parent(control: socket.socket) -> None:
     for each in signal.valid_signals():
         if callable(signal.getsignal(each)):
             signal.signal(each, signal.SIG_DFL)
-    # Ctrl-C is for the process that uses this one: its end ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # They are for the process that uses this one, whoever else got them: its end ends this one, in order.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a Python of its own leads its session already
         os.setsid()
     logging.disable(logging.CRITICAL)
@@ -431,6 +432,8 @@ def _answer_calls(child: _Child, function: Callable[[Any], Any], limits: Limits)
         try:
             data = _receive(child.socket)
         except EOFError:
+            # Whoever should see to this end may have ended before.
+            shutil.rmtree(child.folder, ignore_errors=True)
             return
         _allow_seconds(limits.cpu_seconds)
         answer = _answer(function, data, nearly_all)

@@ -210,6 +210,20 @@ def test_another_fork_server_takes_the_place_of_one_that_died(confined: Confined
         thread.start()
         thread.join()
     assert answers[0]["server"] != told["server"]
+    # Nobody is left to see to the child of the one that died.
+    confined.close()
+    wait_until(lambda: is_gone(told["pid"]) and not Path(told["folder"]).exists())
+
+
+def test_a_signal_to_all_processes_of_a_service_leaves_its_end_to_the_service(
+    confined: ConfinedProcess,
+) -> None:
+    told = confined.call(["describe", None], seconds=SECONDS)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        os.kill(told["server"], each)
+    assert confined.call(["describe", None], seconds=SECONDS)["pid"] == told["pid"]
+    confined.close()
+    wait_until(lambda: is_gone(told["pid"]) and not Path(told["folder"]).exists())
 
 
 def _has_ended(pid: int) -> bool:

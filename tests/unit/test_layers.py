@@ -49,13 +49,14 @@ TRANSPORT = frozenset(
 TORCH = frozenset(
     {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
 )
-COMMON = frozenset({"neurogrid.errors", "neurogrid.exception_groups"})
+COMMON = frozenset({"neurogrid.errors", "neurogrid.exception_groups", "neurogrid.temporary"})
 COMMAND_LINE = frozenset({"argparse", "http", "pickle", "shelve", "marshal", "asyncio"})
 
 # The first prefix that matches holds, so the narrower stands before the wider.
 LAYERS = (
     Layer("neurogrid.errors", frozenset()),
     Layer("neurogrid.extras", frozenset()),
+    Layer("neurogrid.temporary", frozenset()),
     Layer("neurogrid.exception_groups", frozenset({"neurogrid.errors"}), frozenset({"trio"})),
     Layer(
         "neurogrid.p2p.wire",

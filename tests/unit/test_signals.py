@@ -34,6 +34,13 @@ with Watchdog() as watchdog:
     watchdog.arm(1, 3600)
     threading.Event().wait()
 """
+WITH_LOCAL_WORKERS = """
+from neurogrid.cli.signals import end_process
+from neurogrid.inference.local_trust import credentials_of_local_workers
+with credentials_of_local_workers(2, None, "") as credentials:
+    print(credentials[1][1], flush=True)
+    end_process(130)
+"""
 RAW = """
 import sys, termios
 from neurogrid.cli.signals import ending_at_once, end_process
@@ -43,6 +50,20 @@ with ending_at_once():
     termios.tcsetattr(0, termios.TCSANOW, modes)
     end_process(130)
 """
+
+
+def test_the_keys_of_local_workers_do_not_outlive_a_process_that_ends_on_the_spot() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITH_LOCAL_WORKERS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
+    key_file = Path(ended.stdout.strip())
+    assert key_file.name == "identity.key"
+    assert not key_file.parents[1].exists()
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
