@@ -25,7 +25,7 @@ from neurogrid.cli.parser import ArgumentParser
 from neurogrid.cli.ports import places_of, places_on_port
 from neurogrid.cli.reach import add_reach_options
 from neurogrid.cli.screen import Screen
-from neurogrid.cli.signals import Watchdog, on_signals, status_of
+from neurogrid.cli.signals import Watchdog, ending_at_once, on_signals, status_of
 from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
@@ -285,6 +285,17 @@ def run_command(
             return ExitStatus.USAGE
         logger.exception("%s met a bug of its own; please report this", name)
         return ExitStatus.BUG
+
+
+def parse_and_run(
+    build_parser: Callable[[], argparse.ArgumentParser],
+    run: Callable[[argparse.ArgumentParser, argparse.Namespace], int],
+    argv: Sequence[str] | None,
+) -> int:
+    """Read the command line and do what it says; returns the exit status."""
+    with ending_at_once():
+        parser = build_parser()
+        return run(parser, parser.parse_args(argv))
 
 
 async def _with_signals(

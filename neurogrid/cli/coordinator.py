@@ -24,6 +24,7 @@ from neurogrid.cli.common import (
     Listening,
     add_common_options,
     listening,
+    parse_and_run,
     run_command,
     set_up_logging,
     warn_of_loopback,
@@ -136,9 +137,7 @@ def add_coordinator_options(parser: argparse.ArgumentParser) -> None:
 @ends_with_its_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    with ending_at_once():
-        parser = build_parser()
-        return run(parser, parser.parse_args(argv))
+    return parse_and_run(build_parser, run, argv)
 
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

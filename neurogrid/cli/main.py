@@ -106,6 +106,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     add_serving_options(parser)
+    _add_coordinator(parser)
+
+
+def _add_coordinator(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that has workers."""
     coordinator.add_coordinator_options(parser)
     add_ticket_options(parser.add_argument_group("cluster"))
 
@@ -113,8 +118,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 def _add_chat(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     add_generation_options(parser)
-    coordinator.add_coordinator_options(parser)
-    add_ticket_options(parser.add_argument_group("cluster"))
+    _add_coordinator(parser)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -130,14 +134,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_worker_options(parser)
     add_prompt_options(parser, with_chat=False)
     add_generation_options(parser, with_system=False)
-    coordinator.add_coordinator_options(parser)
-    add_ticket_options(parser.add_argument_group("cluster"))
+    _add_coordinator(parser)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    coordinator.add_coordinator_options(parser)
-    add_ticket_options(parser.add_argument_group("cluster"))
+    _add_coordinator(parser)
 
 
 def _add_diagnose(parser: argparse.ArgumentParser) -> None:

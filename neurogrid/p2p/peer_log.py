@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-__all__ = ["PeerLog"]
+__all__ = ["LineWindow", "PeerLog"]
 
 # Seconds, and lines about one peer in them: what somebody reads who looks for the cause.
 WINDOW, MAX_LINES = 60.0, 16
@@ -20,10 +20,30 @@ MAX_REMEMBERED = 1024
 
 
 @dataclass
-class _Window:
+class LineWindow:
+    """`WINDOW` seconds, in which so many lines may be written; the others are counted.
+
+    Attributes:
+        start: when it began, in seconds.
+        num_omitted: lines that were not written.
+    """
+
     start: float
-    num_lines: int = 0
+    max_lines: int = MAX_LINES
     num_omitted: int = 0
+    _num_lines: int = 0
+
+    def is_over(self, now: float) -> bool:
+        """Whether another should begin."""
+        return now - self.start >= WINDOW
+
+    def takes_line(self) -> bool:
+        """Whether one more line may be written; it is counted either way."""
+        if self._num_lines < self.max_lines:
+            self._num_lines += 1
+            return True
+        self.num_omitted += 1
+        return False
 
 
 class PeerLog:
@@ -40,38 +60,34 @@ class PeerLog:
         self._logger = logger
         self._clock = clock
         # The peer whose window began last is the last.
-        self._windows: OrderedDict[str, _Window] = OrderedDict()
+        self._windows: OrderedDict[str, LineWindow] = OrderedDict()
 
     def log(self, level: int, peer_id: str, text: str, *args: object) -> None:
         """Write a line about a peer, or count it."""
         if level <= logging.DEBUG:
             self._logger.log(level, text, *args)
             return
-        window = self._window(peer_id)
-        if window.num_lines < MAX_LINES:
-            window.num_lines += 1
+        if self._window(peer_id).takes_line():
             self._logger.log(level, text, *args)
-        else:
-            window.num_omitted += 1
 
     def forget(self, peer_id: str) -> None:
         """Tell what was left out of a peer that is gone. Back within the window, it gets no more lines than before."""
         if (window := self._windows.get(peer_id)) is not None:
             self._tell_omitted(peer_id, window)
 
-    def _window(self, peer_id: str) -> _Window:
+    def _window(self, peer_id: str) -> LineWindow:
         now = self._clock()
         window = self._windows.get(peer_id)
-        if window is None or now - window.start >= WINDOW:
+        if window is None or window.is_over(now):
             if window is not None:
                 self._tell_omitted(peer_id, window)
-            window = self._windows[peer_id] = _Window(now)
+            window = self._windows[peer_id] = LineWindow(now)
             self._windows.move_to_end(peer_id)
             if len(self._windows) > MAX_REMEMBERED:
                 self._tell_omitted(*self._windows.popitem(last=False))
         return window
 
-    def _tell_omitted(self, peer_id: str, window: _Window) -> None:
+    def _tell_omitted(self, peer_id: str, window: LineWindow) -> None:
         if window.num_omitted:
             self._logger.warning("and %d more such lines about %s", window.num_omitted, peer_id)
             window.num_omitted = 0

@@ -60,21 +60,18 @@ def test_what_is_no_directory(tmp_path: Path) -> None:
         assert says in str(told.value)
 
 
-def test_the_command_says_so_without_torch() -> None:
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("chat", "Org/Model-8B"), "the model directory Org/Model-8B does not exist"),
+        (("run", "x", "--temperature", "-1"), "--temperature must be a number from 0"),
+    ],
+)
+def test_the_command_says_so_without_torch(argv: tuple[str, ...], says: str) -> None:
     program = (
         "import sys\nfrom neurogrid.cli.main import main\n"
-        "status = main(['chat', 'Org/Model-8B'])\nprint(status, 'torch' in sys.modules)"
+        f"status = main({argv!r})\nprint(status, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "2 False\n"
-    assert done.stderr.startswith("neurogrid chat: the model directory Org/Model-8B does not exist")
-
-
-def test_a_number_out_of_its_bounds_is_told_without_torch() -> None:
-    program = (
-        "import sys\nfrom neurogrid.cli.main import main\n"
-        "status = main(['run', 'x', '--temperature', '-1'])\nprint(status, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "2 False\n"
-    assert done.stderr.startswith("neurogrid run: --temperature must be a number from 0")
+    assert done.stderr.startswith(f"neurogrid {argv[0]}: {says}")

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import trio
 
+from neurogrid.p2p.peer_log import LineWindow
 from neurogrid.p2p.trust.limits import MAX_LOG_LINES
 
 __all__ = ["RefusalLog"]
 
 # Seconds until the same peer is named for the same reason again.
 REPEAT_AFTER = 3600.0
-WINDOW = 60.0
 MAX_REMEMBERED = 1024
 
 
@@ -32,27 +32,22 @@ class RefusalLog:
         self._logger = logger
         self._clock = clock
         self._named: OrderedDict[tuple[str, int], float] = OrderedDict()
-        self._window_start = clock()
-        self._num_lines = 0
-        self._num_omitted = 0
+        self._window = LineWindow(clock(), MAX_LOG_LINES)
 
     def refused(
         self, peer_id: str, reason: int, text: str, *, level: int = logging.WARNING
     ) -> None:
         """Note that a peer was refused."""
         now = self._clock()
-        if now - self._window_start >= WINDOW:
-            self._window_start, self._num_lines = now, 0
-            if self._num_omitted:
-                self._logger.warning("and %d more refusals", self._num_omitted)
-                self._num_omitted = 0
+        if self._window.is_over(now):
+            if self._window.num_omitted:
+                self._logger.warning("and %d more refusals", self._window.num_omitted)
+            self._window = LineWindow(now, MAX_LOG_LINES)
         key = (peer_id, reason)
         if now - self._named.get(key, -REPEAT_AFTER) < REPEAT_AFTER:
             return
-        if self._num_lines >= MAX_LOG_LINES:
-            self._num_omitted += 1
+        if not self._window.takes_line():
             return
-        self._num_lines += 1
         self._named[key] = now
         self._named.move_to_end(key)
         if len(self._named) > MAX_REMEMBERED:
