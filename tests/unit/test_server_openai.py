@@ -6,11 +6,8 @@ That answers are right is shown where there is a real one (tests/e2e/test_server
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,85 +16,22 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.sampling import GeneratedToken, derived_seed
+from neurogrid.inference.sampling import derived_seed
 from neurogrid.inference.sampling_params import MAX_SEED, SamplingParams
-from neurogrid.model.embedded import embedded_model_path
 from neurogrid.server.answer_shapes import ChatShape
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.openai_paths import OPENAI_PATHS
 from neurogrid.server.openai_routes import openai_routes
-from neurogrid.server.reading import read_chat
 from neurogrid.server.request_schemas import MAX_CHOICES
-from neurogrid.server.templating import MAX_VARIABLES_BYTES, MAX_VARIABLES_DEPTH
 from neurogrid.server.writing import Piece
 from tests.unit.asgi_client import Answered, ask, run
-
-TEXT = " is an executable statement."
+from tests.unit.told_coordinator import TEXT, Told, asked, load_embedded, message, served
 
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
-    return LoadedModel.load(
-        embedded_model_path(), name="embedded", max_seq_len=128, dtype="float32"
-    )
-
-
-@dataclass
-class Told:
-    """In place of a coordinator: says `TEXT` each time, or fails, or waits for ever.
-
-    Attributes:
-        error: raised after `num_before` tokens.
-        num_open: generations that are under way.
-    """
-
-    model: LoadedModel
-    error: NeuroGridError | None = None
-    num_before: int = 0
-    waits: bool = False
-    num_open: int = 0
-    most_open: int = 0
-    sampling: list[SamplingParams] = field(default_factory=list)
-    fleet: Any = field(default_factory=lambda: SimpleNamespace(why_not_ready=None))
-
-    async def generate_tokens(
-        self, token_ids: Any, *, max_tokens: int, sampling: SamplingParams, **more: Any
-    ) -> AsyncGenerator[GeneratedToken, None]:
-        self.sampling.append(sampling)
-        self.num_open += 1
-        self.most_open = max(self.most_open, self.num_open)
-        try:
-            ids = self.model.tokenizer.encode(TEXT)[1:][:max_tokens]
-            for number, token_id in enumerate(ids):
-                if number == self.num_before:
-                    if self.error is not None:
-                        raise self.error
-                    if self.waits:
-                        await trio.sleep_forever()
-                await trio.lowlevel.checkpoint()
-                yield GeneratedToken(token_id)
-            yield GeneratedToken(1, None, "stop")
-        finally:
-            self.num_open -= 1
-
-
-@contextmanager
-def served(coordinator: Any, *, request_timeout: float = 20.0) -> Iterator[Callable[..., Any]]:
-    backend = Backend()
-    app = make_app(openai_routes(backend, request_timeout=request_timeout))
-    with backend.serving(coordinator):
-        yield partial(ask, app, "POST")
-
-
-def asked(coordinator: Any, path: str = "completions", **body: Any) -> Answered:
-    given = {"prompt": "A"} if path == "completions" else {"messages": [message("A")]}
-    with served(coordinator) as post:
-        return run(partial(post, f"/v1/{path}", json_body={**given, **body}))
-
-
-def message(content: Any, role: str = "user") -> dict[str, Any]:
-    return {"role": role, "content": content}
+    return load_embedded()
 
 
 # ------------------------------------------------------------------ what fails on the way
@@ -484,137 +418,6 @@ def test_sampling_is_as_asked_for(model: LoadedModel, monkeypatch: pytest.Monkey
             stop_token_ids=(4, 7),
         ),
     ]
-
-
-# ------------------------------------------------------------------ what templates are told
-
-THINKING = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-    "{% if enable_thinking is defined and not enable_thinking %}<no thoughts>{% endif %}"
-    "{% if style %}<{{ style.tone }}>{% endif %}"
-)
-REASONING = THINKING + "{% if reasoning_effort %}<{{ reasoning_effort }}>{% endif %}"
-
-
-@contextmanager
-def template_of(model: LoadedModel, template: str) -> Iterator[None]:
-    backend = model.tokenizer._backend
-    before, backend.chat_template = backend.chat_template, template
-    try:
-        yield
-    finally:
-        backend.chat_template = before
-
-
-def read(model: LoadedModel, template: str, **body: Any) -> str:
-    """The text that a chat request makes of its messages."""
-
-    async def main() -> str:
-        request = await read_chat({"messages": [message("A")], **body}, model)
-        return model.tokenizer.decode(request.choices[0].prompt)
-
-    with template_of(model, template):
-        return trio.run(main)
-
-
-@pytest.mark.parametrize(
-    ("template", "body", "end"),
-    [
-        (THINKING, {}, "<assistant>"),
-        (
-            THINKING,
-            {"chat_template_kwargs": {"enable_thinking": False}},
-            "<assistant><no thoughts>",
-        ),
-        (THINKING, {"chat_template_kwargs": {"style": {"tone": "dry"}}}, "<assistant><dry>"),
-        (THINKING, {"chat_template_kwargs": {"never_heard_of": 1}}, "<assistant>"),
-        (THINKING, {"enable_thinking": False}, "<assistant><no thoughts>"),
-        (THINKING, {"enable_thinking": True}, "<assistant>"),
-        (THINKING, {"reasoning_effort": "none"}, "<assistant><no thoughts>"),
-        (REASONING, {"reasoning_effort": "high"}, "<assistant><high>"),
-        (REASONING, {"chat_template_kwargs": {"reasoning_effort": "low"}}, "<assistant><low>"),
-        ("{{ messages[0].content }}", {"reasoning_effort": "none", "enable_thinking": False}, "A"),
-        (THINKING, {"add_generation_prompt": False}, "<user>A</>"),
-    ],
-)
-def test_the_template_is_told_what_the_request_says(
-    model: LoadedModel, template: str, body: dict[str, Any], end: str
-) -> None:
-    assert read(model, template, **body).removeprefix("<user>A</>") == end.removeprefix(
-        "<user>A</>"
-    )
-
-
-@pytest.mark.parametrize("prompt", [{}, {"add_generation_prompt": False}])
-def test_the_last_message_goes_on(model: LoadedModel, prompt: dict[str, Any]) -> None:
-    turns = [message("A"), message("It is a", "assistant")]
-    text = read(model, THINKING, messages=turns, continue_final_message=True, **prompt)
-    assert text == "<user>A</><assistant>It is a"
-    assert read(model, THINKING, messages=turns, add_generation_prompt=False) == f"{text}</>"
-
-
-def nested(depth: int) -> Any:
-    return [nested(depth - 1)] if depth else "x"
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "param"),
-    [
-        ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
-        ({"reasoning_effort": 3}, 400, "reasoning_effort"),
-        ({"chat_template_kwargs": []}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"_x": 1}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"tokenize": True}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a": nested(MAX_VARIABLES_DEPTH)}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a": nested(MAX_VARIABLES_DEPTH - 1)}}, 200, None),
-        ({"chat_template_kwargs": {"a": nested(400)}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a": "x" * MAX_VARIABLES_BYTES}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a": [0] * MAX_VARIABLES_BYTES}}, 400, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a": [0] * (MAX_VARIABLES_BYTES // 4)}}, 200, None),
-        (
-            {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False},
-            422,
-            "enable_thinking",
-        ),
-        ({"continue_final_message": True}, 422, "continue_final_message"),
-        (
-            {
-                "messages": [message("A", "assistant")],
-                "continue_final_message": True,
-                "add_generation_prompt": True,
-            },
-            422,
-            "continue_final_message",
-        ),
-    ],
-)
-def test_what_a_template_cannot_be_told_is_named(
-    model: LoadedModel, body: dict[str, Any], status: int, param: str | None
-) -> None:
-    with template_of(model, THINKING):
-        answered = asked(Told(model), "chat/completions", **body)
-    assert answered.status == status
-    assert status == 200 or answered.error["param"] == param
-
-
-def test_a_model_without_a_template_says_so(model: LoadedModel) -> None:
-    backend = model.tokenizer._backend
-    template, backend.chat_template = backend.chat_template, None
-    try:
-        answered = asked(Told(model), "chat/completions")
-        assert "has no chat template" in answered.error["message"]
-        backend.chat_template = "{{ raise_exception('only one user, please') }}"
-        answered = asked(Told(model), "chat/completions")
-        assert answered.status == 400
-        assert "only one user, please" in answered.error["message"]
-        # In the sandbox.
-        backend.chat_template = "{{ messages.__class__.__mro__ }}"
-        assert asked(Told(model), "chat/completions").status == 400
-    finally:
-        backend.chat_template = template
 
 
 def test_the_document_names_every_route(model: LoadedModel) -> None:
