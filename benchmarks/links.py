@@ -42,10 +42,9 @@ from neurogrid.errors import NoRouteError
 from neurogrid.inference.progress import Progress
 from neurogrid.p2p.identity import Identity
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # for the namespaces of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the namespaces of the tests
 
-from tests.e2e.namespaces.netns import Lan, Machine, network  # noqa: E402
+from tests.e2e.namespaces.netns import Lan, Machine, network
 
 NUM_STAGES, NUM_WORKERS = 2, 4
 PROMPT = "A function definition"
