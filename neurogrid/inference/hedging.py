@@ -40,6 +40,8 @@ FACTOR: Final = 4.0
 SILENT_FLOOR: Final = 0.4
 # Round trips, as they were measured when the worker joined, that an answer may take on top of that.
 NUM_ROUND_TRIPS: Final = 4
+# What counts of a latency that was measured, at most: more is no distance, but a worker that took its time. Seconds.
+MAX_LATENCY: Final = 0.5
 FLOOR: Final = 2.0
 # Who is there, and computes, is given so many times more.
 FACTOR_IF_THERE: Final = 3.0
@@ -175,7 +177,7 @@ class SlowWatch:
         """Find out who keeps a step waiting, and go around them if that is possible."""
         lengths: dict[int, int | None] = {}
         usual = late_at - step.started
-        farthest = max(item.latency for item in step.stages)
+        farthest = min(max(item.latency for item in step.stages), MAX_LATENCY)
         patience = min(usual, ANSWER_TIMEOUT) + 2 * NUM_ROUND_TRIPS * farthest
 
         async def ask(index: int) -> None:

@@ -390,13 +390,13 @@ def _take_order(control: socket.socket, children: dict[int, _Child]) -> bool:
     if not data or len(descriptors) != 1:
         return False
     order = json.loads(data)
-    child = _Child(
-        socket.socket(fileno=descriptors[0]), tempfile.mkdtemp(prefix="neurogrid-confined-")
-    )
     # Here, not there: what is imported now, the next child has.
     module, _, name = order["function"].partition(":")
     function = getattr(importlib.import_module(module), name)
     limits = Limits(order["memory_bytes"], order["cpu_seconds"])
+    child = _Child(
+        socket.socket(fileno=descriptors[0]), tempfile.mkdtemp(prefix="neurogrid-confined-")
+    )
     pid = os.fork()
     if pid == 0:
         _run_and_exit(lambda: _answer_calls(child, function, limits))

@@ -17,6 +17,7 @@ from neurogrid.inference.hedging import (
     FACTOR_IF_THERE,
     FLOOR,
     INTERVAL,
+    MAX_LATENCY,
     NUM_ROUND_TRIPS,
     SILENT_FLOOR,
     SlowWatch,
@@ -123,6 +124,15 @@ def test_who_is_far_away_may_answer_later() -> None:
     error, taken = blamed([near, replace(far, latency=0.3)])
     assert error.peer_id == "1"
     assert taken > 2 * NUM_ROUND_TRIPS * 0.3
+
+
+def test_who_took_its_time_when_it_joined_does_not_make_silence_last() -> None:
+    near, slow = stages(POSITION + 1, None, usual=0.01)
+    error, taken = blamed([near, replace(slow, latency=4.0)])
+    assert error.peer_id == "1"
+    assert taken == pytest.approx(
+        2 * SILENT_FLOOR + 2 * NUM_ROUND_TRIPS * MAX_LATENCY, abs=3 * INTERVAL
+    )
 
 
 def test_who_is_not_done_is_given_more_time() -> None:
