@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -12,9 +14,11 @@ from multiaddr import Multiaddr
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
+from neurogrid.p2p.reach import hole_punching
 from neurogrid.p2p.reach.autonat import AUTONAT_PROTOCOL, MAX_DIALS_PER_PEER, Reachability
+from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.framing import receive_message, send_message
-from neurogrid.p2p.reach.hole_punching import DCUTR_PROTOCOL, Path
+from neurogrid.p2p.reach.hole_punching import DCUTR_PROTOCOL, HolePuncher, Path
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
 
@@ -68,6 +72,45 @@ def test_a_caller_that_can_be_dialled_after_all_is_dialled() -> None:
         assert not calling.state().paths
 
     play(scene)
+
+
+def test_what_stayed_relayed_becomes_direct_when_the_way_opens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_open = False
+    dial = HolePuncher._dial
+
+    async def dial_if_open(self: HolePuncher, *args: Any) -> None:
+        if is_open:
+            await dial(self, *args)
+
+    monkeypatch.setattr(HolePuncher, "_dial", dial_if_open)
+    monkeypatch.setattr(hole_punching, "PLAIN_TIMEOUT", 0.1)
+    monkeypatch.setattr(hole_punching, "PUNCH_TIMEOUT", 0.1)
+    monkeypatch.setattr(hole_punching, "LATER", Backoff(first=0.1, largest=0.2))
+
+    async def scene(relay: Libp2pHost, server: Libp2pHost, client: Libp2pHost) -> None:
+        nonlocal is_open
+        Reach(relay, ReachOptions(relay_service=RelayLimits()))
+        called = Reach(server, ReachOptions(relays=[relay.addresses[0]]))
+        calling = Reach(client)
+        await until(lambda: len(called.addresses) > len(server.listen_addresses))
+        (address,) = [a for a in called.addresses if "/p2p-circuit/" in a]
+        await calling.connect(address)
+        failures = "stays relayed"
+        # Both sides have given up, and begun again.
+        await until(lambda: sum(failures in text for text in caplog.messages) >= 4)
+        is_open = True
+        for timeout in ("PLAIN_TIMEOUT", "PUNCH_TIMEOUT"):
+            monkeypatch.setattr(hole_punching, timeout, DEADLINE)
+        for reach in (called, calling):
+            await until(lambda reach=reach: [p.path for p in reach.state().paths] == [Path.DIRECT])
+
+    with caplog.at_level(logging.DEBUG, logger="neurogrid.p2p.reach.hole_punching"):
+        play(scene)
+    # Of each side people hear it once.
+    said = [r for r in caplog.records if r.levelno >= logging.WARNING and "stays" in r.message]
+    assert len(said) == 2
 
 
 def test_holes_are_punched_over_relays_alone() -> None:

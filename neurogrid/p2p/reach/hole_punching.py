@@ -8,7 +8,8 @@ from their listening ports: each SYN opens the own NAT for the other's. What com
 both have dialled; by the specification A is the client on it, B the server.
 
 A direct connection takes over: new streams go over it. The relayed one is closed when it is not used any more, so
-what runs on it goes on. When three attempts fail, all stays relayed, and the state says so.
+what runs on it goes on. When three attempts fail, all stays relayed, and the state says so; B begins again after a
+growing pause: networks change, and two machines that have just begun may have had no time for it.
 
 TCP alone. QUIC would have to dial from the socket that it listens on, and ours dials each peer from a socket of its own
 (quic/transport.py), whose port no NAT has shown to anybody.
@@ -20,9 +21,11 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import count
 from typing import Any, Final
 
 import trio
@@ -35,6 +38,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import RemoteProtocolError, TransportError
 from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.own_port import own_tcp_source
 from neurogrid.p2p.reach.relayed import is_relayed
@@ -51,6 +55,7 @@ MAX_ADDRESSES: Final = 8
 MESSAGE_TIMEOUT: Final = 20.0  # for the other side's next message; it may be dialling
 PLAIN_TIMEOUT: Final = 3.0  # for addresses that answer at once or not at all
 PUNCH_TIMEOUT: Final = 6.0  # for three SYNs: at once, after 1 s, after 3 s
+LATER: Final = Backoff(first=20.0, largest=900.0)
 AGAIN: Final = 0.2  # between two dials that were refused: the other side's NAT was not open yet
 # A relayed connection is closed when it had no stream for so long, or nothing on its streams for so long: a
 # computation of minutes may lie between a request and its answer.
@@ -109,6 +114,8 @@ class HolePuncher:
         self._last_used = last_used
         self._paths: dict[str, PeerPath] = {}
         self._retiring: set[str] = set()
+        self._told: set[str] = set()  # of whom the log says that they stay relayed
+        self._draw = random.SystemRandom()
         host.set_stream_handler(DCUTR_PROTOCOL, self._serve)
         host.on_disconnected(self._lost)
 
@@ -129,12 +136,22 @@ class HolePuncher:
     # ------------------------------------------------------------------ B: we were called
 
     async def _upgrade(self, peer_id: str) -> None:
+        for num_failures in count(1):
+            if not await self._try_upgrade(peer_id):
+                return
+            stayed = self._paths.get(peer_id)
+            await trio.sleep(LATER.delay(num_failures, self._draw))
+            if stayed is None or self._paths.get(peer_id) is not stayed:
+                return  # it was lost meanwhile; if it is there again, by another task's doing
+
+    async def _try_upgrade(self, peer_id: str) -> bool:
+        """Returns whether it is of use to try again later."""
         self._protect(peer_id)
         try:
             stream = await self._host.open_stream(peer_id, [DCUTR_PROTOCOL])
         except TransportError as exc:
             self._stay_relayed(peer_id, f"it does not punch holes: {exc}")
-            return
+            return False
         try:
             reason = await self._coordinate(stream)
         except (TransportError, RemoteProtocolError) as exc:
@@ -145,8 +162,9 @@ class HolePuncher:
             await stream.reset()
         if self._direct_connections(peer_id):
             self._take_over(peer_id)
-        else:
-            self._stay_relayed(peer_id, reason)
+            return False
+        self._stay_relayed(peer_id, reason)
+        return True
 
     async def _coordinate(self, stream: Stream) -> str:
         """Attempt by attempt; returns why there is no direct connection, if there is none."""
@@ -300,7 +318,9 @@ class HolePuncher:
         self._swarm.unprotect(ID.from_base58(peer_id), PROTECTED)
         if self._host.is_connected(peer_id):
             self._note(peer_id, Path.RELAYED, reason)
-            logger.warning("the connection to %s stays relayed: %s", peer_id, reason)
+            level = logging.DEBUG if peer_id in self._told else logging.WARNING
+            self._told.add(peer_id)
+            logger.log(level, "the connection to %s stays relayed: %s", peer_id, reason)
         else:
             self._paths.pop(peer_id, None)
 
@@ -331,6 +351,7 @@ class HolePuncher:
 
     def _lost(self, peer_id: str) -> None:
         self._paths.pop(peer_id, None)
+        self._told.discard(peer_id)
 
     def _note(self, peer_id: str, path: Path, reason: str) -> None:
         self._paths[peer_id] = PeerPath(peer_id, path, reason)
