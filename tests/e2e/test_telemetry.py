@@ -118,7 +118,11 @@ def test_one_trace_over_all_processes(cluster: Cluster) -> None:
     def is_whole(spans: list[ReceivedSpan]) -> bool:
         ended = [span.name for span in spans if span.trace_id == TRACE_ID]
         steps = 1 + DETAILED_STEPS
-        return "inference.generate" in ended and ended.count("inference.stage") == 2 * steps
+        return (
+            "inference.generate" in ended
+            and ended.count("inference.stage") == 2 * steps
+            and ended.count("p2p.receive") >= 3 * steps
+        )
 
     spans = [s for s in cluster.collector.wait(is_whole) if s.trace_id == TRACE_ID]
     services = {span.instance: span.service for span in spans}
