@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from neurogrid.cli.queued_stream import QueuedStream
-from neurogrid.cli.text_rows import in_encoding, last_row, num_cells, printable
+from neurogrid.cli.text_rows import fold, in_encoding, last_row, num_cells, printable
 from neurogrid.cli.word_wrap import WordWrap
 
 if TYPE_CHECKING:
@@ -115,10 +115,13 @@ class Screen:
         else:
             print(text, flush=True)
 
-    def say(self, text: str, *, level: int = logging.INFO, **fields: object) -> None:
+    def say(
+        self, text: str, *, level: int = logging.INFO, whole: bool = False, **fields: object
+    ) -> None:
         """Say something on stderr, on lines of its own.
 
         Args:
+            whole: it is to be copied, so that no terminal gets a line break in it.
             fields: what the text tells, for programs; they stand in the JSON object.
         """
         if self._formatter is not None:
@@ -127,14 +130,16 @@ class Screen:
             )
             record.levelname = logging.getLevelName(level)
             text = self._formatter.format(record)
-        self.show(text)
+        self.show(text, whole=whole)
 
-    def show(self, text: str) -> None:
-        """Write finished lines to stderr."""
+    def show(self, text: str, *, whole: bool = False) -> None:
+        """Write finished lines to stderr; a terminal gets them broken between words, unless they stay `whole`."""
         text = printable(text if self.is_json else self.with_names(text))
         with self._lock:
             if sys.stderr.isatty():
                 text = in_encoding(text, sys.stderr.encoding)
+                if not (whole or self.is_json):
+                    text = fold(text, _width(sys.stderr))
             row = self._clear_row() if self.is_shared else ""
             if "console" in vars(self):  # then something may move there, which makes room
                 self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)

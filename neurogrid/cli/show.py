@@ -40,7 +40,13 @@ class JoinLine(Progress):
         if self.invite is not None:
             # As it is to be typed elsewhere: one line, however narrow the terminal.
             line = self.invite(peer_id, addresses, self._is_terminal)
-            self._say(line, event="listening", peer_id=peer_id, addresses=list(addresses))
+            self._say(
+                line,
+                whole=True,
+                event="listening",
+                peer_id=peer_id,
+                addresses=list(addresses),
+            )
 
 
 class TerminalProgress(JoinLine):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["in_encoding", "last_row", "num_cells", "printable"]
+__all__ = ["fold", "in_encoding", "last_row", "num_cells", "printable"]
 
 TAB: Final = 8
+HANGING: Final = "    "
 # Control characters: a model or a peer could steer the terminal with them. Newlines and tabs are text.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PLAIN: Final = str.maketrans({"…": "...", "·": "-", "→": "->", "●": "*", "○": "o", "✗": "x"})
@@ -24,6 +26,29 @@ def in_encoding(text: str, encoding: str | None) -> str:
     if (encoding or "ascii").lower().replace("-", "").startswith("utf"):
         return text
     return text.translate(_PLAIN)
+
+
+def fold(text: str, width: int) -> str:
+    """The text with the lines that are longer than `width` broken between words, the rest of each indented below it.
+
+    A word that is longer than that stays whole: it may be an address or a path.
+    """
+    return "\n".join(row for line in text.split("\n") for row in _fold(line, width))
+
+
+def _fold(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip(" "))] + HANGING
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=indent,
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def num_cells(row: str, width: int) -> int:

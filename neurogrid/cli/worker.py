@@ -206,7 +206,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 screen.print(address)
             is_known = options.join or options.cluster or options.allow or options.stop_on_stdin_eof
             if not is_known and all(map(is_loopback, worker.addresses)):
-                screen.say(f"next, on this machine: neurogrid serve --peer {worker.addresses[0]}")
+                command = f"neurogrid serve --peer {worker.addresses[0]}"
+                screen.say(f"next, on this machine: {command}", whole=True)
             if screen.is_live:
                 from neurogrid.cli.panel.live import open_panel
                 from neurogrid.cli.panel.worker import worker_view

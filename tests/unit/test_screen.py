@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 
 from neurogrid.cli.screen import Screen
-from neurogrid.cli.text_rows import in_encoding, last_row, num_cells, printable
+from neurogrid.cli.text_rows import fold, in_encoding, last_row, num_cells, printable
 
 WIDTH = 20
 
@@ -100,8 +100,8 @@ def test_a_line_of_several_rows_goes_on_where_it_was(terminal: Terminal) -> None
     screen.write("def\n")
     rows = terminal.rows()
     assert rows[0] == "01234567890123456789"
-    assert rows[1:3] == ["a line that is itsel", "f longer than a row"]
-    assert rows[3] == "0123456789 abcdef"
+    assert rows[1:4] == ["a line that is", "    itself longer", "    than a row"]
+    assert rows[4] == "0123456789 abcdef"
 
 
 def test_a_full_row_stays(terminal: Terminal) -> None:
@@ -158,7 +158,31 @@ def test_an_error_is_told_without_rich(terminal: Terminal, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     terminal.screen().say("this needs the extra neurogrid[inference]")
-    assert "".join(terminal.rows()) == "this needs the extra neurogrid[inference]"
+    assert (
+        " ".join(" ".join(terminal.rows()).split()) == "this needs the extra neurogrid[inference]"
+    )
+
+
+def test_what_is_said_is_broken_between_words() -> None:
+    line = "  stage 1  layers 0-3        3.9 MB  on vm (127.0.0.1)  CPU (AMD EPYC), 9.7 GB free"
+    assert fold(line, len(line)) == line
+    assert fold(f"plan:\n{line}", 70) == (
+        "plan:\n  stage 1  layers 0-3        3.9 MB  on vm (127.0.0.1)  CPU (AMD\n"
+        "      EPYC), 9.7 GB free"
+    )
+    address = "/ip4/127.0.0.1/tcp/9000/p2p/12D3KooWxAAAAAA4"
+    assert fold(f"listening at {address} alone", 20) == f"listening at\n    {address}\n    alone"
+    assert fold("word word word", 1).split() == ["word"] * 3
+
+
+def test_what_is_to_be_copied_is_not_broken(terminal: Terminal) -> None:
+    screen = terminal.screen()
+    screen.say("neurogrid join ngt1aeayli3lmv44", whole=True)
+    screen.say("listening on loopback only")
+    assert terminal.rows() == [
+        *("neurogrid join ngt1a", "eayli3lmv44"),
+        *("listening on", "    loopback only", ""),
+    ]
 
 
 def test_rows() -> None:
