@@ -88,7 +88,7 @@ def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
         reader.join(DEADLINE)
         os.close(master)
     shown = b"".join(read).decode(errors="replace")
-    assert re.search(r"the page is at http://127\.0\.0\.1:", shown), shown[-4000:]
+    assert re.search(r"the page is at\s+http://127\.0\.0\.1:", shown), shown[-4000:]
     assert "Traceback" not in shown
 
 
