@@ -259,7 +259,11 @@ async def _serve(
 ) -> int:
     with ending_at_once():
         serving = serving_options(options)
-        await check_port(serving.host, serving.port)
+        try:
+            await check_port(serving.host, serving.port)
+        except ConfigurationError:
+            _judge_cluster(options)  # whoever has the port may have the cluster, which says more
+            raise
         where = _listening(options)
         if options.alone:
             screen.say(
@@ -295,16 +299,22 @@ def _listening(options: argparse.Namespace) -> Listening:
     """Where to listen; judges what else can be judged without torch first."""
     _judge_plan(options)
     where = listening(options, port_flag="--p2p-port")
-    trust = existing_trust(options)
-    if trust is not None:
-        with trust.held():
-            pass  # or it says who runs already, before anything that takes long
+    trust = _judge_cluster(options)
     if options.alone:
         return where
     if options.min_peers is not None or trust is None or trust.cluster is not None:
         # Somebody is to come, who may be elsewhere.
         warn_of_loopback(where, is_chosen=bool(options.listen))
     return where
+
+
+def _judge_cluster(options: argparse.Namespace) -> Trust | None:
+    """What is given of trust so far; refuses a cluster that another coordinator runs with."""
+    trust = existing_trust(options)
+    if trust is not None:
+        with trust.held():
+            return trust
+    return None
 
 
 def _judge_plan(options: argparse.Namespace) -> None:

@@ -321,7 +321,7 @@ def test_a_membership_is_kept(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_damaged_membership_says_so(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--join"):
+    with pytest.raises(ConfigurationError, match="neurogrid join TICKET"):
         Membership.load(tmp_path)
     Membership(cluster.public_key, cluster.issue(PEER, WORKER), directory=tmp_path).save()
     file = tmp_path / "membership"
