@@ -262,7 +262,8 @@ async def _serve(
         try:
             await check_port(serving.host, serving.port)
         except ConfigurationError:
-            _judge_cluster(options)  # whoever has the port may have the cluster, which says more
+            if options.cluster or options.new_cluster:
+                _judge_cluster(options)  # whoever has the port may have that, too, which says more
             raise
         where = _listening(options)
         if options.alone:
