@@ -17,7 +17,12 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers are counts, bytes and seconds as their names say."""
+    """Numbers are counts, bytes and seconds as their names say.
+
+    Raises:
+        ValueError: a peer that is alone could not have `max_bytes_per_peer`, since no peer has more than what it leaves
+            to others; messages would wait for room that never comes.
+    """
 
     # One is enough; a second comes about when both sides open at once. More is a peer that plays tricks.
     max_streams_per_peer: int = 4
@@ -56,6 +61,12 @@ class Bounds:
     hello_timeout: float = 15.0
     # 1.0.0: dealing with a message, whose end confirms it, may mean loading a layer.
     confirm_timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 2 * self.max_bytes_per_peer:
+            raise ValueError(
+                f"max_bytes is at least twice max_bytes_per_peer, {self.max_bytes_per_peer}, not {self.max_bytes}"
+            )
 
     def message_deadline(self, num_bytes: int) -> float:
         """Seconds that a message may take until more comes than the `num_bytes` bytes that have come."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.budget import ByteBudget
 
 Test = Callable[[], Awaitable[None]]
@@ -142,3 +144,13 @@ def test_no_more_is_held_than_may_be(messages: list[tuple[str, int, int]]) -> No
         assert not budget._held
 
     run(test)
+
+
+def test_bounds_that_no_peer_could_use_up_are_none() -> None:
+    """A peer that is alone has what it was promised: what it holds, and as much that is left to others."""
+    bounds = Bounds(max_bytes_per_peer=100, max_bytes=200)
+    budget = ByteBudget(per_peer=bounds.max_bytes_per_peer, total=bounds.max_bytes)
+    budget.add("a", 40)
+    assert budget.try_add("a", 60)
+    with pytest.raises(ValueError, match="at least twice max_bytes_per_peer, 100, not 199"):
+        Bounds(max_bytes_per_peer=100, max_bytes=199)

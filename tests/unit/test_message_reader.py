@@ -33,7 +33,7 @@ BOUNDS = Bounds(
     small_message=50,
     room_timeout=20.0,
     max_bytes_per_peer=1000,
-    max_bytes=1000,
+    max_bytes=2000,
 )
 HEADER_BYTES = 25
 WAYS = pytest.mark.parametrize("where_it_arrives", [False, True])
@@ -227,7 +227,7 @@ def test_what_came_while_the_stream_was_held_has_its_time_too() -> None:
 
 def test_data_that_comes_into_its_memory_pays_for_its_time() -> None:
     async def test() -> None:
-        bounds = replace(BOUNDS, min_rate=100_000.0, max_bytes_per_peer=10**7, max_bytes=10**7)
+        bounds = replace(BOUNDS, min_rate=100_000.0, max_bytes_per_peer=10**7, max_bytes=2 * 10**7)
         data = activation(1_000_000)
         received: list[TensorMessage] = []
 
@@ -308,7 +308,7 @@ def test_a_small_message_does_not_wait_for_room() -> None:
 def test_no_room_in_time() -> None:
     async def test() -> None:
         budget = budget_of()
-        budget.add("other", 950)
+        budget.add("other", 1900)
         with (
             reader_of((0.0, activation(100)[:30]), budget=budget) as reader,
             pytest.raises(RequestRefusedError) as caught,
@@ -316,7 +316,7 @@ def test_no_room_in_time() -> None:
             await reader.receive()
         assert caught.value.code == ErrorCode.BUSY
         assert caught.value.retry_after == BOUNDS.room_timeout
-        assert budget.held_bytes == 950
+        assert budget.held_bytes == 1900
 
     run(test)
 

@@ -82,7 +82,7 @@ def test_no_room_in_time() -> None:
 
 def test_a_peer_that_goes_while_it_waits_for_room() -> None:
     """Its reader does not wait on for room that nobody needs."""
-    bounds = Bounds(room_timeout=10_000.0, max_bytes=8 * MIB)
+    bounds = Bounds(room_timeout=10_000.0, max_bytes_per_peer=4 * MIB, max_bytes=8 * MIB)
 
     async def scenario(scene: Scene) -> None:
         with scene.victim._budget.hold("others", 8 * MIB):

@@ -121,7 +121,7 @@ def test_room_for_one_window_and_one_answer() -> None:
         credit_window=512 * KIB,
         small_message=KIB,
         max_bytes_per_peer=(512 + 512 + 512) * KIB,
-        max_bytes=(512 + 512 + 512) * KIB,
+        max_bytes=2 * (512 + 512 + 512) * KIB,
     )
 
     async def main() -> None:
@@ -144,7 +144,7 @@ def test_handlers_that_ask_the_peer_that_asks_them() -> None:
         credit_window=301 * KIB,
         small_message=KIB,
         max_bytes_per_peer=768 * KIB,
-        max_bytes=768 * KIB,
+        max_bytes=2 * 768 * KIB,
     )
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_too_little_room_ends_by_its_deadline() -> None:
     bounds = Bounds(
         small_message=KIB,
         max_bytes_per_peer=300 * KIB,
-        max_bytes=300 * KIB,
+        max_bytes=2 * 300 * KIB,
         room_timeout=0.5,
     )
 
