@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -36,6 +37,7 @@ from neurogrid.p2p.transfer import (
     Wanted,
     send_blob,
 )
+from neurogrid.p2p.transfer.sending import CHUNKS_A_READ
 from neurogrid.p2p.wire import (
     CHUNK_BYTES,
     TransferAccept,
@@ -108,6 +110,20 @@ class LyingSource(BytesSource):
     def chunk(self, index: int) -> memoryview:
         data = super().chunk(index)
         return memoryview(bytes(len(data))) if index == self.wrong else data
+
+
+class HesitantSource(BytesSource):
+    """Gives the first chunks, and the others when it is told to go on."""
+
+    def __init__(self, blob: bytes, *, num_chunks: int) -> None:
+        super().__init__(blob)
+        self.go_on = threading.Event()
+        self._num_chunks = num_chunks
+
+    def chunk(self, index: int) -> memoryview:
+        if index >= self._num_chunks:
+            assert self.go_on.wait(DEADLINE)
+        return super().chunk(index)
 
 
 class Node:
@@ -191,19 +207,19 @@ async def send_chunk(
 async def stop_after(
     num_chunks: int, giver: Node, taker: Node, blob: bytes, then: Callable[[], Awaitable[None]]
 ) -> None:
-    """Send a blob, and do something to it once so many chunks are there, at least."""
-    is_over = False
+    """Send a blob, and do something to it once so many chunks are there: a few more may come, and never all."""
+    source = HesitantSource(blob, num_chunks=num_chunks + CHUNKS_A_READ)
 
     async def send() -> None:
-        nonlocal is_over
-        try:
-            await send_blob(giver.protocol, taker.peer_id, blob)
-        except NeuroGridError:
-            is_over = True
+        with suppress(NeuroGridError):  # what was done to it
+            await send_blob(giver.protocol, taker.peer_id, source)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
-        while taker.transfers.incoming_bytes < num_chunks * CHUNK_BYTES and not is_over:
-            await trio.sleep(0)
-        await then()
-        nursery.cancel_scope.cancel()
+        try:
+            while taker.transfers.incoming_bytes < num_chunks * CHUNK_BYTES:
+                await trio.sleep(0)
+            await then()
+        finally:
+            nursery.cancel_scope.cancel()
+            source.go_on.set()
