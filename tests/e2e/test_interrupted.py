@@ -72,20 +72,20 @@ def test_while_it_starts(signum: signal.Signals, after: float) -> None:
         (RUN, "reading the model", INT),
         ((*SERVE, "--local-workers", "2"), "starting 2 workers here", TERM),
         ((*RUN, "--min-peers", "1"), "waiting for workers: 0 of 1 found", INT),
-        (RUN, "weights: ", TERM),
+        (RUN, "embedded, ", TERM),
     ],
 )
 def test_once_it_has_begun(args: tuple[str, ...], line: str, signum: signal.Signals) -> None:
-    process = start(*args)
-    assert process.stderr is not None
-    seen: list[str] = []
-    for said in process.stderr:
-        seen.append(said)
-        if said.startswith(line):
-            break
-    else:
-        pytest.fail("".join(seen))
-    _, stderr = ended(process, signum)
+    with start(*args) as process:
+        assert process.stderr is not None
+        seen: list[str] = []
+        for said in process.stderr:
+            seen.append(said)
+            if said.startswith(line):
+                break
+        else:
+            pytest.fail("".join(seen))
+        _, stderr = ended(process, signum)
     assert process.returncode == 128 + signum, seen
     assert "Traceback" not in stderr
 
