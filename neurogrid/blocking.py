@@ -23,7 +23,6 @@ import neurogrid.inference.coordinator
 import neurogrid.inference.opening
 import neurogrid.inference.worker
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.status import ClusterStatus
 from neurogrid.inference.worker_state import WeightSource
@@ -31,6 +30,7 @@ from neurogrid.model.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
 from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, shown_as, twin
 from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.planner import PlannedStage
 
 __all__ = ["Coordinator", "Worker", "fail_after", "open_coordinator", "open_worker"]
 

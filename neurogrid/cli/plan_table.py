@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from neurogrid.inference.planner import Explanation, PeerReport, format_bytes
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.p2p.identity import short_peer_id
 from neurogrid.p2p.machine import named_peer
+from neurogrid.planner import Explanation, PeerReport, format_bytes
 
 __all__ = ["Stdout", "print_plan"]
 

@@ -24,7 +24,7 @@ from rich.progress import (
     Progress as ProgressBar,
 )
 
-from neurogrid.inference.planner import format_bytes
+from neurogrid.planner import format_bytes
 
 __all__ = ["TransferView", "format_bytes", "part_of"]
 

@@ -13,10 +13,10 @@ from neurogrid.errors import NoRouteError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.member import Member
 from neurogrid.inference.placing import Placer, name_range
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import Progress
 from neurogrid.inference.roster import Roster
 from neurogrid.inference.stalls import StallWatch
+from neurogrid.planner import PlannedStage
 
 __all__ = ["Assigner"]
 

@@ -22,7 +22,6 @@ from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.generation_spans import generation_spans
 from neurogrid.inference.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.sampling import (
@@ -41,6 +40,7 @@ from neurogrid.p2p.counters import TrafficCounters
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.tracing import past_span
+from neurogrid.planner import PlannedStage
 
 __all__ = ["Coordinator"]
 

@@ -22,7 +22,6 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.planner import Link, Links, PeerCapacity, PeerSpeed
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.model.config import config_fingerprint
@@ -35,6 +34,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     TensorMessage,
 )
+from neurogrid.planner import Link, Links, PeerCapacity, PeerSpeed
 
 __all__ = ["capacities", "describe_workers", "far_links", "links"]
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 from statistics import median, median_low
 from typing import Final
 
-from neurogrid.inference.planner import ModelSize, PeerSpeed
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.planner import ModelSize, PeerSpeed
 
 __all__ = [
     "MIN_DRIFT",

@@ -37,12 +37,12 @@ from neurogrid.inference.assigning import Assigner
 from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.member import Member
 from neurogrid.inference.placing import RECONNECT_TIMEOUT, Placer, name_range
-from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.inference.roster import Roster
 from neurogrid.inference.speeds import SpeedWatch
 from neurogrid.inference.trials import Trials
+from neurogrid.planner import Plan
 
 __all__ = ["Fleet"]
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from neurogrid.inference.describing import capacities, far_links, links
-from neurogrid.inference.planner import (
+from neurogrid.inference.progress import WorkerInfo
+from neurogrid.planner import (
     KeptLayers,
     ModelSize,
     PeerCapacity,
@@ -22,7 +23,6 @@ from neurogrid.inference.planner import (
     make_replicas,
     replan,
 )
-from neurogrid.inference.progress import WorkerInfo
 
 __all__ = ["FleetPlanning"]
 

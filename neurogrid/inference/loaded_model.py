@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
-from neurogrid.inference.planner import LayerSize, ModelSize
 from neurogrid.inference.prefill import max_piece
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.config import PreTrainedConfig, build_config, eos_token_ids
@@ -27,6 +26,7 @@ from neurogrid.model.proof import OWN_SECONDS, Proving
 from neurogrid.model.stage import Ends
 from neurogrid.model.tokenizer import Tokenizer
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
+from neurogrid.planner import LayerSize, ModelSize
 
 __all__ = ["LoadedModel"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.inference.step_times import StepTimes
+from neurogrid.planner import PlannedStage
 
 __all__ = ["Member", "Selection", "joined"]
 

@@ -20,13 +20,13 @@ from neurogrid.errors import (
 )
 from neurogrid.inference.caching import CacheSettings, open_directory
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
 from neurogrid.inference.spreading import Spread
 from neurogrid.model.config import model_config_message
 from neurogrid.model.hash_cache import HashCache
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.planner import PlannedStage
 
 __all__ = ["RECONNECT_TIMEOUT", "Placer", "name_range", "open_placer"]
 

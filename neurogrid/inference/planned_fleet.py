@@ -35,7 +35,6 @@ from neurogrid.inference.local_trust import (
 from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.placing import open_placer
 from neurogrid.inference.plan_request import PlanRequest
-from neurogrid.inference.planner import Explanation, Plan, explain
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.remote_worker import RemoteWorker
@@ -58,6 +57,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     TensorMessage,
 )
+from neurogrid.planner import Explanation, Plan, explain
 
 __all__ = ["PlannedFleet", "load_model", "open_plan"]
 

@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 
 from neurogrid.errors import PeerRefusedError, ResponseTimeout
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.spreading import Spread
 from neurogrid.model.blob import LayerBlob
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
+from neurogrid.planner import PlannedStage
 
 __all__ = ["Placement", "Prior", "RemoteWorker", "Timeouts", "TransferReports"]
 

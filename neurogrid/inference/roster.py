@@ -17,9 +17,9 @@ import trio
 from neurogrid.errors import NoRouteError, PeerRefusedError, TransportError
 from neurogrid.inference.member import Member, Selection, joined
 from neurogrid.inference.placing import name_range
-from neurogrid.inference.planner import Plan, PlannedStage
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.planner import Plan, PlannedStage
 
 __all__ = ["Roster"]
 

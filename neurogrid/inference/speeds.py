@@ -13,9 +13,9 @@ import trio
 from neurogrid.inference.describing import capacities
 from neurogrid.inference.drift import MIN_STEPS, DriftWatch, Steps, drifts, with_drifts
 from neurogrid.inference.member import Member
-from neurogrid.inference.planner import ModelSize, PeerSpeed
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.trials import Trials
+from neurogrid.planner import ModelSize, PeerSpeed
 
 __all__ = ["DRIFT_INTERVAL", "SpeedWatch"]
 

@@ -19,7 +19,6 @@ from typing import Final
 from neurogrid.inference.drift import how_fast
 from neurogrid.inference.events import EventBus, EventKind, Severity
 from neurogrid.inference.link_rates import LinkRates
-from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import FleetView, MemberView, Progress, WorkerInfo
 from neurogrid.inference.request_log import RequestLog
 from neurogrid.inference.status import (
@@ -33,6 +32,7 @@ from neurogrid.inference.status import (
 from neurogrid.inference.worker_records import WorkerRecords
 from neurogrid.p2p.counters import TrafficCounters
 from neurogrid.p2p.machine import PeerNames
+from neurogrid.planner import Plan
 
 __all__ = ["StatusBoard"]
 

@@ -9,12 +9,12 @@ from collections.abc import Container, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import MemberView, WorkerInfo
 from neurogrid.inference.rates import RateWindow
 from neurogrid.inference.stalls import STALLED_AFTER
 from neurogrid.inference.status import Health, PeerStatus, Role, TransferStatus
 from neurogrid.p2p.counters import Direction
+from neurogrid.planner import Plan
 
 __all__ = ["WorkerRecords"]
 

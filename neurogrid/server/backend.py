@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import trio
 
 from neurogrid.inference.coordinator import Coordinator
-from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.planner import Plan
 from neurogrid.server.errors import APIError
 
 __all__ = ["Backend"]

@@ -19,8 +19,8 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.inference.histogram import COMPUTE_SECONDS, WAIT_SECONDS, Histogram
-from neurogrid.inference.planner import Plan
 from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.planner import Plan
 
 __all__ = ["FAILURES", "OUTCOMES", "SOURCES", "CoordinatorStatistics", "failure_kind"]
 

@@ -17,7 +17,7 @@ import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.coordinator import Coordinator
-from neurogrid.inference.planner import PlannedStage
+from neurogrid.planner import PlannedStage
 
 __all__ = [
     "DEADLINE",

@@ -11,10 +11,10 @@ from trio.testing import MockClock
 
 from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.pipeline import PipelineSession, open_session
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.remote_worker import Timeouts
 from neurogrid.inference.routing import Routing
 from neurogrid.p2p.identity import Identity
+from neurogrid.planner import PlannedStage
 
 # Seconds until the first worker has a link to the second.
 LINK_SECONDS = 7.0

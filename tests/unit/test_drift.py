@@ -10,8 +10,8 @@ from neurogrid.inference.drift import (
     how_fast,
     with_drifts,
 )
-from neurogrid.inference.planner import LayerSize, ModelSize, PeerSpeed
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
 STAGE = 0.001
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)), stage_seconds=STAGE)

@@ -9,8 +9,8 @@ import pytest
 from neurogrid.errors import CapacityError
 from neurogrid.inference.drift import with_drifts
 from neurogrid.inference.fleet_plan import FleetPlanning
-from neurogrid.inference.planner import LayerSize, ModelSize, PeerSpeed, PlannedStage
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.planner import LayerSize, ModelSize, PeerSpeed, PlannedStage
 
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)))
 SPEED = PeerSpeed(1000.0)

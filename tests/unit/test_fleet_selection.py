@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.inference.member import Member, joined
-from neurogrid.inference.planner import PlannedStage
+from neurogrid.planner import PlannedStage
 
 
 def member(peer_id: str) -> Member:

@@ -22,9 +22,9 @@ from neurogrid.inference.hedging import (
     SILENT_FLOOR,
     SlowWatch,
 )
-from neurogrid.inference.planner import PlannedStage
 from neurogrid.inference.progress import Progress
 from neurogrid.inference.step_times import StepTimes
+from neurogrid.planner import PlannedStage
 
 USUAL = 0.1
 POSITION = 10

@@ -81,9 +81,11 @@ LAYERS = (
         TORCH,
         COMMAND_LINE,
     ),
+    # Who computes which layers: it knows nobody.
+    Layer("neurogrid.planner", frozenset({"neurogrid.errors", "neurogrid.planner"})),
     Layer(
         "neurogrid.inference",
-        COMMON | {"neurogrid.p2p", "neurogrid.model", "neurogrid.inference"},
+        COMMON | {"neurogrid.planner", "neurogrid.p2p", "neurogrid.model", "neurogrid.inference"},
         frozenset({"trio", "multiaddr", "torch", "opentelemetry"}),
         COMMAND_LINE,
     ),
@@ -93,6 +95,7 @@ LAYERS = (
         COMMON
         | {
             "neurogrid.__version__",
+            "neurogrid.planner",
             "neurogrid.p2p",
             "neurogrid.inference",
             "neurogrid.telemetry",
@@ -124,7 +127,7 @@ LAYERS = (
     # The facade without async, which runs in a thread what is below.
     Layer(
         "neurogrid.blocking",
-        frozenset({"neurogrid.inference", "neurogrid.model", "neurogrid.p2p"}),
+        frozenset({"neurogrid.planner", "neurogrid.inference", "neurogrid.model", "neurogrid.p2p"}),
         frozenset({"torch"}),
     ),
     # The facade names what is above it, and imports it when it is asked for.
@@ -215,6 +218,7 @@ def test_scripts_are_flat() -> None:
         ("import pickle", "neurogrid.model.checkpoint"),
         ("import argparse", "neurogrid.inference.worker"),
         ("import rich.progress", "neurogrid.inference.worker"),
+        ("from neurogrid.inference.progress import WorkerInfo", "neurogrid.planner.plan"),
         ("from transformers import AutoConfig", "neurogrid.inference.worker"),
         ("from neurogrid.cli import common", "neurogrid.inference.worker"),
         ("from cmd import neurogrid_worker", "neurogrid.cli.worker"),

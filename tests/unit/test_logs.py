@@ -16,8 +16,8 @@ import pytest
 
 from neurogrid.cli.logs import set_up_logging
 from neurogrid.cli.show import TerminalProgress
-from neurogrid.inference.planner import Plan, PlannedStage
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.planner import Plan, PlannedStage
 
 
 @pytest.fixture(autouse=True)

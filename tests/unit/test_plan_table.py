@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from neurogrid.cli.plan_table import COLUMNS, print_plan
-from neurogrid.inference.planner import Explanation, PeerReport, PeerSpeed
 from neurogrid.inference.progress import WorkerInfo
+from neurogrid.planner import Explanation, PeerReport, PeerSpeed
 
 GB = 10**9
 PEERS = ("12D3KooWAAAAAAAAfirst111", "12D3KooWBBBBBBBBsecond22", "12D3KooWCCCCCCCCthird333")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import CapacityError, ConfigurationError
-from neurogrid.inference.planner import LayerSize, ModelSize, PeerCapacity, PlannedStage, make_plan
+from neurogrid.planner import LayerSize, ModelSize, PeerCapacity, PlannedStage, make_plan
 
 MIB = 1024**2
 

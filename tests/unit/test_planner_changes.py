@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.planner import (
+from neurogrid.planner import (
     KeptLayers,
     LayerSize,
     Link,

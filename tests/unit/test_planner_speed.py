@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.planner import (
+from neurogrid.planner import (
     KeptLayers,
     LayerSize,
     Link,
@@ -23,8 +23,8 @@ from neurogrid.inference.planner import (
     make_plan,
     search,
 )
-from neurogrid.inference.planner.moving import MOVE_TOLERANCE
-from neurogrid.inference.planner.problem import Problem
+from neurogrid.planner.moving import MOVE_TOLERANCE
+from neurogrid.planner.problem import Problem
 
 # What bisections leave open, and rounding.
 CLOSE = 1.005

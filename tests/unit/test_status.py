@@ -13,7 +13,6 @@ import trio.testing
 
 from neurogrid.errors import CapacityError
 from neurogrid.inference.events import MAX_SUBSCRIBERS, MAX_UNREAD, EventBus, EventKind
-from neurogrid.inference.planner import PeerSpeed, Plan, PlannedStage
 from neurogrid.inference.progress import Progress, ProgressTee, WorkerInfo
 from neurogrid.inference.rates import RateWindow, TotalRate
 from neurogrid.inference.status import Health, Phase, Role
@@ -21,6 +20,7 @@ from neurogrid.inference.status_board import SHOW_LOST, StatusBoard
 from neurogrid.inference.step_times import StepTimes
 from neurogrid.p2p.counters import Direction, TrafficCounters
 from neurogrid.p2p.wire import MessageType
+from neurogrid.planner import PeerSpeed, Plan, PlannedStage
 
 GIB = 1024**3
 

@@ -15,10 +15,10 @@ from neurogrid.errors import PeerRefusedError
 from neurogrid.inference import trials
 from neurogrid.inference.drift import MIN_STEPS, NUM_LOOKS
 from neurogrid.inference.member import Member
-from neurogrid.inference.planner import LayerSize, ModelSize, PeerSpeed
 from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.speeds import DRIFT_INTERVAL, SpeedWatch
 from neurogrid.inference.trials import FIRST_DELAY, MAX_DELAY, TRIAL_TIMEOUT, Trials, TrialTimes
+from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)))
 LAYER = 0.001  # seconds at the speed that members say they have

@@ -11,12 +11,12 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
     replanning, explaining    what to do when the world changes, and why a plan is as it is
 """
 
-from neurogrid.inference.planner.explaining import Explanation, PeerReport, explain
-from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
-from neurogrid.inference.planner.planning import make_plan, make_replicas
-from neurogrid.inference.planner.replanning import Replanned, replan
-from neurogrid.inference.planner.sizes import format_bytes
-from neurogrid.inference.planner.world import (
+from neurogrid.planner.explaining import Explanation, PeerReport, explain
+from neurogrid.planner.plan import Plan, PlannedStage, Replica
+from neurogrid.planner.planning import make_plan, make_replicas
+from neurogrid.planner.replanning import Replanned, replan
+from neurogrid.planner.sizes import format_bytes
+from neurogrid.planner.world import (
     KeptLayers,
     LayerSize,
     Link,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from itertools import permutations
 from math import perm
 
-from neurogrid.inference.planner.cuts import Cuts, cheapest_cuts
-from neurogrid.inference.planner.problem import Order, Problem
-from neurogrid.inference.planner.search import MAX_ORDERS, Found, neighbours
+from neurogrid.planner.cuts import Cuts, cheapest_cuts
+from neurogrid.planner.problem import Order, Problem
+from neurogrid.planner.search import MAX_ORDERS, Found, neighbours
 
 __all__ = ["MOVE_TOLERANCE", "cheapest"]
 

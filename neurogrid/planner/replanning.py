@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.planner.plan import Plan, PlannedStage
-from neurogrid.inference.planner.planning import make_plan
-from neurogrid.inference.planner.problem import Problem
-from neurogrid.inference.planner.replicas import place_replicas
-from neurogrid.inference.planner.world import Links, ModelSize, PeerCapacity
+from neurogrid.planner.plan import Plan, PlannedStage
+from neurogrid.planner.planning import make_plan
+from neurogrid.planner.problem import Problem
+from neurogrid.planner.replicas import place_replicas
+from neurogrid.planner.world import Links, ModelSize, PeerCapacity
 
 __all__ = ["Replanned", "replan"]
 

@@ -7,7 +7,7 @@ cuts within such a limit: dynamic programming over (stages, layers), for the few
 
 from __future__ import annotations
 
-from neurogrid.inference.planner.problem import Order, Problem
+from neurogrid.planner.problem import Order, Problem
 
 __all__ = ["Cuts", "cheapest_cuts", "cover", "even_cuts", "fastest_cuts", "slowest_seconds"]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from itertools import permutations
 from math import perm, prod
 
-from neurogrid.inference.planner.cuts import (
+from neurogrid.planner.cuts import (
     INFINITE,
     Cuts,
     cover,
@@ -27,7 +27,7 @@ from neurogrid.inference.planner.cuts import (
     fastest_cuts,
     slowest_seconds,
 )
-from neurogrid.inference.planner.problem import Order, Problem
+from neurogrid.planner.problem import Order, Problem
 
 __all__ = ["MAX_ORDERS", "Found", "best_order", "neighbours"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
-from neurogrid.inference.planner.problem import Problem
-from neurogrid.inference.planner.sizes import format_bytes
-from neurogrid.inference.planner.world import Links, ModelSize, PeerCapacity
+from neurogrid.planner.plan import Plan, PlannedStage, Replica
+from neurogrid.planner.problem import Problem
+from neurogrid.planner.sizes import format_bytes
+from neurogrid.planner.world import Links, ModelSize, PeerCapacity
 
 __all__ = ["Explanation", "PeerReport", "explain"]
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import accumulate
 from statistics import median
 
-from neurogrid.inference.planner.world import (
+from neurogrid.planner.world import (
     KeptLayers,
     LayerSize,
     Links,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from neurogrid.inference.planner.plan import PlannedStage, Replica
-from neurogrid.inference.planner.problem import Problem
+from neurogrid.planner.plan import PlannedStage, Replica
+from neurogrid.planner.problem import Problem
 
 __all__ = ["place_replicas"]
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from neurogrid.errors import CapacityError, ConfigurationError
-from neurogrid.inference.planner.cuts import Cuts
-from neurogrid.inference.planner.moving import cheapest
-from neurogrid.inference.planner.plan import Plan, PlannedStage, Replica
-from neurogrid.inference.planner.problem import Order, Problem
-from neurogrid.inference.planner.replicas import place_replicas
-from neurogrid.inference.planner.search import best_order
-from neurogrid.inference.planner.world import Links, ModelSize, PeerCapacity
+from neurogrid.planner.cuts import Cuts
+from neurogrid.planner.moving import cheapest
+from neurogrid.planner.plan import Plan, PlannedStage, Replica
+from neurogrid.planner.problem import Order, Problem
+from neurogrid.planner.replicas import place_replicas
+from neurogrid.planner.search import best_order
+from neurogrid.planner.world import Links, ModelSize, PeerCapacity
 
 __all__ = ["make_plan", "make_replicas", "stages_of"]
 
