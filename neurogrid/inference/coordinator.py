@@ -39,7 +39,7 @@ from neurogrid.inference.token_session import TokenSession
 from neurogrid.p2p.counters import TrafficCounters
 from neurogrid.p2p.host import Host
 from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.tracing import past_span
+from neurogrid.p2p.streams.tracing import past_span
 from neurogrid.planner import PlannedStage
 
 __all__ = ["Coordinator"]

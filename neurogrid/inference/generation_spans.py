@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
-from neurogrid.p2p.tracing import Attributes, without_details
+from neurogrid.p2p.streams.tracing import Attributes, without_details
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -48,8 +48,8 @@ from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.machine import machine_name
-from neurogrid.p2p.message_forms import sender_of
 from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
     PROTOCOL_V11,

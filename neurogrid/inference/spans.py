@@ -11,7 +11,7 @@ from typing import Final
 
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.batching import Step
-from neurogrid.p2p.tracing import (
+from neurogrid.p2p.streams.tracing import (
     current_trace_context,
     layers_name,
     note,

@@ -29,7 +29,7 @@ from neurogrid.inference.prefixes import first_calls
 from neurogrid.inference.remote_worker import Prior
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.spans import note_failure, recovery_span
-from neurogrid.p2p.tracing import span
+from neurogrid.p2p.streams.tracing import span
 from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["TokenSession"]

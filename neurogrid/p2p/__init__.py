@@ -9,15 +9,15 @@ Errors are in `neurogrid.errors`. Beside this package stand `blocking` (for prog
 `wire` (the codec alone, and the payloads of every message).
 """
 
-from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
-from neurogrid.p2p.buffers import Tensor
 from neurogrid.p2p.counters import Direction, Traffic, TrafficCounters
 from neurogrid.p2p.host import Host, parse_peer_address
 from neurogrid.p2p.identity import Identity
-from neurogrid.p2p.intake import Intake
 from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.protocol import Protocol, new_request_id
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.streams.buffers import Tensor
+from neurogrid.p2p.streams.intake import Intake
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import (
     DEFAULT_LIMITS,
     DTYPES,

@@ -16,8 +16,11 @@ from neurogrid.errors import (
     TooLargeForPeerError,
     TransportError,
 )
-from neurogrid.p2p.bounds import Bounds
-from neurogrid.p2p.message_forms import (
+from neurogrid.p2p.peer_log import PeerLog
+from neurogrid.p2p.pending import PendingRequests
+from neurogrid.p2p.serving import Serving
+from neurogrid.p2p.streams.bounds import Bounds
+from neurogrid.p2p.streams.message_forms import (
     BadAnswerError,
     name_of,
     opened,
@@ -26,11 +29,8 @@ from neurogrid.p2p.message_forms import (
     sender_of,
     untraced,
 )
-from neurogrid.p2p.peer_log import PeerLog
-from neurogrid.p2p.pending import PendingRequests
-from neurogrid.p2p.serving import Serving
+from neurogrid.p2p.streams.tracing import answer_received
 from neurogrid.p2p.subscribers import Job, Subscribers
-from neurogrid.p2p.tracing import answer_received
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Dispatcher"]

@@ -29,12 +29,14 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
-from neurogrid.p2p.budget import ByteBudget
 from neurogrid.p2p.counters import Direction, TrafficCounters
 from neurogrid.p2p.dispatcher import Dispatcher
 from neurogrid.p2p.host import Host
-from neurogrid.p2p.message_forms import (
+from neurogrid.p2p.oneshot import OneshotStreams
+from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.streams.budget import ByteBudget
+from neurogrid.p2p.streams.message_forms import (
     enveloped,
     is_traced,
     message_parts,
@@ -43,13 +45,11 @@ from neurogrid.p2p.message_forms import (
     traced,
     untraced,
 )
-from neurogrid.p2p.message_stream import MessageStream
-from neurogrid.p2p.oneshot import OneshotStreams
-from neurogrid.p2p.pending import Waiter
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.message_stream import MessageStream
+from neurogrid.p2p.streams.stream import Stream
+from neurogrid.p2p.streams.succession import StreamMovedError
+from neurogrid.p2p.streams.tracing import sending
 from neurogrid.p2p.subscribers import Job, MessageHandler
-from neurogrid.p2p.succession import StreamMovedError
-from neurogrid.p2p.tracing import sending
 from neurogrid.p2p.wire import (
     CREDITED_TYPES,
     DEFAULT_LIMITS,

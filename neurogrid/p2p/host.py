@@ -20,7 +20,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreachableError
 from neurogrid.p2p.dialing import connect_any
 from neurogrid.p2p.identity import Identity
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.trust.admission import Admission
 from neurogrid.p2p.trust.gate import Gate
 from neurogrid.p2p.trust.messages import TRUST_PROTOCOL

@@ -74,7 +74,7 @@ from neurogrid.p2p.negotiation import propose_at_once
 from neurogrid.p2p.patience import link_limits, quic_limits
 from neurogrid.p2p.quic import QuicTransport, prefer_tcp
 from neurogrid.p2p.security import security_options
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.tcp import TcpTransport
 from neurogrid.p2p.trust.admission import Admission
 from neurogrid.p2p.upgrades import close_failed_upgrades

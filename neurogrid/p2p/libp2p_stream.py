@@ -17,9 +17,9 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.net_stream import NetStream
 
 from neurogrid.errors import StreamBrokenError
-from neurogrid.p2p.intake import Intake
 from neurogrid.p2p.link import LinkStream
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.intake import Intake
+from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["Libp2pStream"]
 

@@ -36,7 +36,7 @@ from neurogrid.p2p.host import (
 )
 from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.memory_connection import Connection, ConnectionEnd, Link, MemoryStream
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.trust.admission import Admission
 
 __all__ = ["Link", "MemoryHost", "MemoryNetwork", "open_memory_network"]

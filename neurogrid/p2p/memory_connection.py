@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import trio
 
 from neurogrid.errors import PeerUnreachableError, StreamBrokenError
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["Connection", "ConnectionEnd", "Link", "MemoryStream"]
 

@@ -23,13 +23,13 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.p2p.bounds import Bounds
-from neurogrid.p2p.budget import ByteBudget
 from neurogrid.p2p.host import Host
-from neurogrid.p2p.message_forms import bare
-from neurogrid.p2p.message_reader import MessageReader
-from neurogrid.p2p.message_writer import write_message
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.bounds import Bounds
+from neurogrid.p2p.streams.budget import ByteBudget
+from neurogrid.p2p.streams.message_forms import bare
+from neurogrid.p2p.streams.message_reader import MessageReader
+from neurogrid.p2p.streams.message_writer import write_message
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
     Data,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.streams.bounds import Bounds
 
 __all__ = ["Serving"]
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.p2p.message_forms import untraced
-from neurogrid.p2p.tracing import continued_trace
+from neurogrid.p2p.streams.message_forms import untraced
+from neurogrid.p2p.streams.tracing import continued_trace
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Job", "MessageHandler", "Subscribers", "is_async"]

@@ -11,7 +11,7 @@ import trio
 
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p import Host, Stream
-from neurogrid.p2p.intake import Intake, Piece
+from neurogrid.p2p.streams.intake import Intake, Piece
 from tests.conformance.networks import until
 
 ECHO = "/test/echo/1"

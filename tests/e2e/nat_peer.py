@@ -22,7 +22,7 @@ from neurogrid.p2p.reach.keeper import KeeperLimits, keep_connections
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
 from neurogrid.p2p.reach.relayed import connection_of
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 ECHO = "/test/echo/1"
 LISTEN = ["/ip4/0.0.0.0/tcp/4001"]

@@ -13,7 +13,7 @@ from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.reach.hole_punching import HolePuncher
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits, RelayService
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import MessageType, TensorMessage
 
 DEADLINE = 180.0

@@ -8,7 +8,7 @@ from neurogrid.p2p.libp2p_host import open_host
 from neurogrid.p2p.reach.circuit import circuit_address
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from tests.e2e.interop.go_control import GoControl
 from tests.e2e.interop.go_peer import run_p2pd
 

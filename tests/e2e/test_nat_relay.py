@@ -29,7 +29,7 @@ from neurogrid.p2p.reach.relay_service import (
     RelayLimits,
     RelayService,
 )
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 DEADLINE = 120.0
 ECHO = "/test/echo/1"

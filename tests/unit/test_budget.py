@@ -11,8 +11,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.p2p.bounds import Bounds
-from neurogrid.p2p.budget import ByteBudget
+from neurogrid.p2p.streams.bounds import Bounds
+from neurogrid.p2p.streams.budget import ByteBudget
 
 Test = Callable[[], Awaitable[None]]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neurogrid.errors import LocalProtocolError
-from neurogrid.p2p.buffers import tensor_buffer
+from neurogrid.p2p.streams.buffers import tensor_buffer
 from neurogrid.p2p.wire import DTYPES
 
 TORCH_DTYPES = {

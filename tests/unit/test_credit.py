@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.credit import GrantedCredit, ReceivedCredit
+from neurogrid.p2p.streams.credit import GrantedCredit, ReceivedCredit
 from neurogrid.p2p.wire import Credit, ErrorCode
 
 MAX_U64 = 2**64 - 1

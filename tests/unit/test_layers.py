@@ -64,11 +64,11 @@ LAYERS = (
         frozenset({"msgpack", "blake3"}),
         COMMAND_LINE,
     ),
-    Layer("neurogrid.p2p.intake", frozenset()),
+    Layer("neurogrid.p2p.streams.intake", frozenset()),
     # The path of every byte: below streams and hosts, and above nothing of ours but who takes the bytes.
     Layer(
         "neurogrid.p2p.link",
-        frozenset({"neurogrid.errors", "neurogrid.p2p.intake", "neurogrid.p2p.link"}),
+        frozenset({"neurogrid.errors", "neurogrid.p2p.streams.intake", "neurogrid.p2p.link"}),
         frozenset({"libp2p", "multiaddr", "trio", "cryptography"}),
         COMMAND_LINE,
     ),
@@ -214,7 +214,7 @@ def test_scripts_are_flat() -> None:
         ("import trio.lowlevel", "neurogrid.model.stage"),
         ("from libp2p.host import basic_host", "neurogrid.model.stage"),
         ("from neurogrid.p2p import Protocol", "neurogrid.model.stage"),
-        ("from neurogrid.p2p.stream import Stream", "neurogrid.p2p.link.stream"),
+        ("from neurogrid.p2p.streams.stream import Stream", "neurogrid.p2p.link.stream"),
         ("import pickle", "neurogrid.model.checkpoint"),
         ("import argparse", "neurogrid.inference.worker"),
         ("import rich.progress", "neurogrid.inference.worker"),

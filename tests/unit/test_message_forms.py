@@ -14,7 +14,7 @@ from neurogrid.errors import (
     RequestRefusedError,
 )
 from neurogrid.p2p import MessageType, TensorMessage
-from neurogrid.p2p.message_forms import (
+from neurogrid.p2p.streams.message_forms import (
     BadAnswerError,
     bare,
     enveloped,

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError, StreamBrokenError
-from neurogrid.p2p.bounds import Bounds
-from neurogrid.p2p.budget import ByteBudget
-from neurogrid.p2p.message_reader import MessageReader
-from neurogrid.p2p.stream import Stream
-from neurogrid.p2p.succession import Hold
+from neurogrid.p2p.streams.bounds import Bounds
+from neurogrid.p2p.streams.budget import ByteBudget
+from neurogrid.p2p.streams.message_reader import MessageReader
+from neurogrid.p2p.streams.stream import Stream
+from neurogrid.p2p.streams.succession import Hold
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     ErrorCode,

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 
 from neurogrid.errors import DataWriteError, StreamBrokenError
-from neurogrid.p2p.bounds import Bounds
-from neurogrid.p2p.message_writer import write_message
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.bounds import Bounds
+from neurogrid.p2p.streams.message_writer import write_message
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import PROTOCOL_V11
 
 MIB = 1024**2

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from neurogrid.errors import DataWriteError, HeaderWriteError, StreamBrokenError
-from neurogrid.p2p.outbox import Outbox, Outgoing
+from neurogrid.p2p.streams.outbox import Outbox, Outgoing
 from neurogrid.p2p.wire import MessageType, TensorMessage
 
 CLOSED = StreamBrokenError("the peer went")

@@ -29,7 +29,7 @@ from neurogrid.p2p.reach.circuit import (
 )
 from neurogrid.p2p.reach.framing import MAX_MESSAGE, receive_message, send_message
 from neurogrid.p2p.reach.vouchers import DOMAIN, make_voucher
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 
 class Bytes(Stream):

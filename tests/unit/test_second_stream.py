@@ -9,7 +9,7 @@ import trio
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p import GPUInfo, MessageType, Protocol, TensorMessage
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import PROTOCOL_V11, Hello, encode_message
 from tests.unit.blocking_pair import DEADLINE, open_two
 

@@ -10,8 +10,8 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.serving import Serving
+from neurogrid.p2p.streams.bounds import Bounds
 
 
 def run(test: Callable[[trio.Nursery], Awaitable[None]]) -> None:

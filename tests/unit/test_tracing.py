@@ -19,7 +19,7 @@ from neurogrid.p2p import (
     TraceContext,
 )
 from neurogrid.p2p.memory import open_memory_network
-from neurogrid.p2p.tracing import continued_trace, current_trace_context
+from neurogrid.p2p.streams.tracing import continued_trace, current_trace_context
 
 REMOTE = TraceContext(bytes(range(1, 17)), bytes(range(0x11, 0x19)), 1)
 
@@ -110,7 +110,7 @@ def test_a_context_without_a_span_id_is_none() -> None:
 def test_nothing_is_imported_for_a_program_without_traces() -> None:
     program = (
         "import sys, neurogrid.p2p\n"
-        "from neurogrid.p2p.tracing import current_trace_context\n"
+        "from neurogrid.p2p.streams.tracing import current_trace_context\n"
         "assert current_trace_context() is None\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
     )
@@ -127,7 +127,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from neurogrid.p2p import Protocol
 from neurogrid.p2p.memory import open_memory_network
-from neurogrid.p2p.tracing import span, with_details, without_details
+from neurogrid.p2p.streams.tracing import span, with_details, without_details
 
 spans = InMemorySpanExporter()
 provider = TracerProvider()

@@ -14,10 +14,10 @@ import trio
 import trio.testing
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.p2p.bounds import DEFAULT_BOUNDS
-from neurogrid.p2p.budget import ByteBudget
-from neurogrid.p2p.message_stream import MessageStream
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS
+from neurogrid.p2p.streams.budget import ByteBudget
+from neurogrid.p2p.streams.message_stream import MessageStream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import (
     DEFAULT_LIMITS,
     PROTOCOL_V11,

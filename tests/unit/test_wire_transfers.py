@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.transfer import (
     BlobSource,
     BytesSource,

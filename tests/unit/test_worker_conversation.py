@@ -19,7 +19,7 @@ from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.config import model_config_message
 from neurogrid.p2p import PROTOCOL_V11, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.transfer import send_blob
 from neurogrid.p2p.wire import (
     DEFAULT_LIMITS,

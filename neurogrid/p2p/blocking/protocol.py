@@ -12,10 +12,10 @@ from typing import Any, Final
 import neurogrid.p2p.protocol
 from neurogrid.p2p.blocking.host import Host
 from neurogrid.p2p.blocking.twins import Blocking, sync_twin, twin
-from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
-from neurogrid.p2p.buffers import Tensor
 from neurogrid.p2p.counters import TrafficCounters
-from neurogrid.p2p.message_forms import untraced
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.streams.buffers import Tensor
+from neurogrid.p2p.streams.message_forms import untraced
 from neurogrid.p2p.wire import (
     DEFAULT_LIMITS,
     PROTOCOL_V10,

@@ -29,7 +29,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.dialing import MAX_ADDRESSES
 from neurogrid.p2p.host import parse_peer_address
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 __all__ = [
     "MAX_ANSWER_BYTES",

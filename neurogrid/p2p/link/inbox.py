@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from neurogrid.p2p.intake import Piece
+from neurogrid.p2p.streams.intake import Piece
 
 __all__ = ["Inbox"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamReset
 
-from neurogrid.p2p.intake import Intake
 from neurogrid.p2p.link.muxed_stream import MuxedStream
 from neurogrid.p2p.link.stream_state import Loan, Outgoing, StreamState
+from neurogrid.p2p.streams.intake import Intake
 
 if TYPE_CHECKING:
     from neurogrid.p2p.link.connection import LinkConnection

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 from libp2p.stream_muxer.exceptions import MuxedStreamClosed, MuxedStreamReset
 
-from neurogrid.p2p.intake import Intake, feed
 from neurogrid.p2p.link.inbox import Inbox
 from neurogrid.p2p.link.muxed_stream import MuxedStream
 from neurogrid.p2p.quic.window import StreamWindow
+from neurogrid.p2p.streams.intake import Intake, feed
 
 if TYPE_CHECKING:
     from neurogrid.p2p.quic.connection import QuicMuxedConn

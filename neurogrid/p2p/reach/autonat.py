@@ -32,7 +32,7 @@ from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.observed import observed_address
 from neurogrid.p2p.reach.relayed import connection_of, is_relayed
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["AUTONAT_PROTOCOL", "AutoNat", "Reachability", "ReachabilityState"]
 

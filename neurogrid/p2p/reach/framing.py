@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.stream import Stream, receive_exactly
+from neurogrid.p2p.streams.stream import Stream, receive_exactly
 
 __all__ = ["MAX_MESSAGE", "receive_message", "send_message"]
 

@@ -42,7 +42,7 @@ from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.own_port import own_tcp_source
 from neurogrid.p2p.reach.relayed import is_relayed
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["DCUTR_PROTOCOL", "HolePuncher", "Path", "PeerPath"]
 

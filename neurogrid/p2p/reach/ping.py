@@ -12,7 +12,7 @@ import trio
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p.host import Host
-from neurogrid.p2p.stream import Stream, receive_exactly
+from neurogrid.p2p.streams.stream import Stream, receive_exactly
 
 __all__ = ["PING_PROTOCOL", "answer_pings", "ping"]
 

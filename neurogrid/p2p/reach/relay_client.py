@@ -51,7 +51,7 @@ from neurogrid.p2p.reach.observed import observed_address
 from neurogrid.p2p.reach.own_port import dial_from_own_port
 from neurogrid.p2p.reach.relay_service import HOP_PROTOCOL, STOP_PROTOCOL
 from neurogrid.p2p.reach.relayed import RelayedConnection
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["RelayClient", "RelayState"]
 

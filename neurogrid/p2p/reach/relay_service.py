@@ -42,7 +42,7 @@ from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.relayed import is_relayed
 from neurogrid.p2p.reach.vouchers import make_voucher
 from neurogrid.p2p.shares import client_address, share_of
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 
 __all__ = [
     "HOP_PROTOCOL",

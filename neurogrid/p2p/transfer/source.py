@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 
-from neurogrid.p2p.buffers import Tensor, tensor_buffer
+from neurogrid.p2p.streams.buffers import Tensor, tensor_buffer
 from neurogrid.p2p.wire import CHUNK_BYTES, BlobHasher, Data
 
 __all__ = ["BlobSource", "BytesSource", "as_source"]

@@ -34,7 +34,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.trust.admission import Admission, Admitted
 from neurogrid.p2p.trust.gated_peer import GatedPeer
 from neurogrid.p2p.trust.limits import (

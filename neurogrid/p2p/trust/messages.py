@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 import trio
 
 from neurogrid.errors import RemoteProtocolError, TransportError
-from neurogrid.p2p.stream import Stream, receive_exactly
+from neurogrid.p2p.streams.stream import Stream, receive_exactly
 from neurogrid.p2p.trust.limits import (
     GOODBYE_TIMEOUT,
     MAX_CERTIFICATE_BYTES,

@@ -10,7 +10,7 @@ import trio
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p import PROTOCOL_V11, MessageType, TensorMessage, open_host
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import (
     ErrorCode,
     ErrorPayload,

@@ -21,7 +21,7 @@ from neurogrid.p2p import (
     TensorMessage,
     open_host,
 )
-from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.wire import DEFAULT_LIMITS, Limits
 from tests.e2e.hostile.raw_peer import RawPeer
 

@@ -10,8 +10,8 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from neurogrid.errors import ResponseTimeout, TransportError
 from neurogrid.p2p import PROTOCOL_V10, MessageType, Protocol, Stream, open_host
-from neurogrid.p2p.bounds import Bounds
 from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.wire import LayerIds
 from tests.e2e.hostile.raw_peer import RawPeer, activation, message
 from tests.e2e.hostile.scene import DEADLINE, GATED_LAYER, VERSIONS, Scene, run, settled, until

@@ -8,7 +8,7 @@ import trio.testing
 
 from neurogrid.errors import ResponseTimeout, StreamBrokenError
 from neurogrid.p2p import MessageType
-from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.wire import Credit, ErrorCode, LayerIds
 from tests.e2e.hostile.raw_peer import RawStream, activation, header, message, response
 from tests.e2e.hostile.scene import DEADLINE, GATED_LAYER, Scene, run

@@ -8,7 +8,7 @@ import trio.testing
 
 from neurogrid.errors import StreamBrokenError, TransportError
 from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, MessageType
-from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.wire import ErrorCode, ErrorPayload, LayerIds
 from tests.e2e.hostile.raw_peer import RawStream, activation, header, message
 from tests.e2e.hostile.scene import GATED_LAYER, VERSIONS, Scene, run, until

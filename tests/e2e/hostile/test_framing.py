@@ -7,7 +7,7 @@ import trio
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, MessageType
-from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.wire import Data, ErrorCode
 from tests.e2e.hostile.raw_peer import HELLO, RawStream, activation, header, message
 from tests.e2e.hostile.scene import VERSIONS, Scene, run, until

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from neurogrid.p2p import PROTOCOL_V10, PROTOCOL_V11, MessageType
-from neurogrid.p2p.bounds import Bounds
+from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.wire import ErrorCode
 from tests.e2e.hostile.raw_peer import header
 from tests.e2e.hostile.scene import VERSIONS, Scene, run, until

@@ -22,7 +22,7 @@ from neurogrid.p2p import (
     TensorMessage,
     open_host,
 )
-from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.wire import ErrorCode
 from tests.e2e.hostile.scene import DEADLINE, VERSIONS, leftovers, until
 

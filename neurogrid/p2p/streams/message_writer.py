@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import trio
 
 from neurogrid.errors import DataWriteError, StreamBrokenError
-from neurogrid.p2p.bounds import Bounds
-from neurogrid.p2p.stream import Stream
+from neurogrid.p2p.streams.bounds import Bounds
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import Data
 
 __all__ = ["write_message"]

@@ -28,15 +28,15 @@ from neurogrid.errors import (
     StreamBrokenError,
     TooLargeForPeerError,
 )
-from neurogrid.p2p.bounds import DEFAULT_BOUNDS, Bounds
-from neurogrid.p2p.budget import ByteBudget
-from neurogrid.p2p.credit import GrantedCredit, ReceivedCredit
-from neurogrid.p2p.message_forms import message_parts, name_of, require_request_id
-from neurogrid.p2p.message_reader import MessageReader
-from neurogrid.p2p.message_writer import write_message
-from neurogrid.p2p.outbox import Outbox, Outgoing
-from neurogrid.p2p.stream import Stream
-from neurogrid.p2p.succession import DRAIN_TIMEOUT, Hold, StreamMovedError
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
+from neurogrid.p2p.streams.budget import ByteBudget
+from neurogrid.p2p.streams.credit import GrantedCredit, ReceivedCredit
+from neurogrid.p2p.streams.message_forms import message_parts, name_of, require_request_id
+from neurogrid.p2p.streams.message_reader import MessageReader
+from neurogrid.p2p.streams.message_writer import write_message
+from neurogrid.p2p.streams.outbox import Outbox, Outgoing
+from neurogrid.p2p.streams.stream import Stream
+from neurogrid.p2p.streams.succession import DRAIN_TIMEOUT, Hold, StreamMovedError
 from neurogrid.p2p.wire import (
     CREDITED_TYPES,
     REQUEST_TYPES,

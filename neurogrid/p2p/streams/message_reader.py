@@ -15,11 +15,11 @@ from typing import Self
 import trio
 
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError
-from neurogrid.p2p.bounds import Bounds
-from neurogrid.p2p.budget import ByteBudget
-from neurogrid.p2p.intake import Intake
-from neurogrid.p2p.stream import Stream
-from neurogrid.p2p.succession import Hold
+from neurogrid.p2p.streams.bounds import Bounds
+from neurogrid.p2p.streams.budget import ByteBudget
+from neurogrid.p2p.streams.intake import Intake
+from neurogrid.p2p.streams.stream import Stream
+from neurogrid.p2p.streams.succession import Hold
 from neurogrid.p2p.wire import (
     Data,
     ErrorCode,

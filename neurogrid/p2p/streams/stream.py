@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from neurogrid.errors import StreamBrokenError
-from neurogrid.p2p.intake import Intake, feed
+from neurogrid.p2p.streams.intake import Intake, feed
 
 __all__ = ["Stream", "receive_exactly"]
 

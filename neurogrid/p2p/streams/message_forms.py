@@ -14,7 +14,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     RequestRefusedError,
 )
-from neurogrid.p2p.tracing import current_trace_context
+from neurogrid.p2p.streams.tracing import current_trace_context
 from neurogrid.p2p.wire import (
     REQUEST_TYPES,
     Data,
