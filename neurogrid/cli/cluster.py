@@ -207,8 +207,8 @@ def _others_read_stdout() -> bool:
 
 def _whereabouts(cluster: Cluster, options: argparse.Namespace) -> Whereabouts:
     """Where the coordinator is: as the options say, else as it left word itself."""
-    from neurogrid.p2p.host import parse_peer_address
-    from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.hosts.host import parse_peer_address
+    from neurogrid.p2p.hosts.identity import Identity
     from neurogrid.p2p.reach.circuit import circuit_address
     from neurogrid.p2p.trust import Whereabouts
 
@@ -263,7 +263,7 @@ def _revoke(cluster: Cluster, options: argparse.Namespace) -> None:
 
 
 def _own_peer_ids(cluster: Cluster, options: argparse.Namespace) -> set[str]:
-    from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.hosts.identity import Identity
     from neurogrid.p2p.trust.private_files import is_there
 
     file = identity_file(options, cluster.directory)

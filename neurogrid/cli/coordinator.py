@@ -347,7 +347,7 @@ def _num_named(addresses: Sequence[str]) -> int:
     """Peers that full multiaddrs lead to."""
     if not addresses:
         return 0
-    from neurogrid.p2p.host import parse_peer_address
+    from neurogrid.p2p.hosts.host import parse_peer_address
 
     return len({parse_peer_address(address)[1] for address in addresses})
 

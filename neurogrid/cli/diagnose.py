@@ -44,7 +44,7 @@ async def diagnose(options: argparse.Namespace) -> int:
         from neurogrid.inference.reaching import open_reach
         from neurogrid.p2p import Identity, Protocol, open_host
         from neurogrid.p2p.discovery.dht import Announcement
-        from neurogrid.p2p.machine import machine_name
+        from neurogrid.p2p.hosts.machine import machine_name
         from neurogrid.p2p.trust import DirectoryInUseError
 
     async with AsyncExitStack() as stack:

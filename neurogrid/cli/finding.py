@@ -22,7 +22,7 @@ DEFAULT_NAMESPACE = "neurogrid"
 def peer_address(text: str) -> str:
     """An argparse type: the full multiaddr of a peer."""
     # Here, not above: --help needs no libp2p, which takes a second.
-    from neurogrid.p2p.host import parse_peer_address
+    from neurogrid.p2p.hosts.host import parse_peer_address
 
     try:
         parse_peer_address(text)

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from neurogrid.inference.progress import WorkerInfo
-from neurogrid.p2p.identity import short_peer_id
-from neurogrid.p2p.machine import named_peer
+from neurogrid.p2p.hosts.identity import short_peer_id
+from neurogrid.p2p.hosts.machine import named_peer
 from neurogrid.planner import Explanation, PeerReport, format_bytes
 
 __all__ = ["Stdout", "print_plan"]

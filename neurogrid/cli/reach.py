@@ -79,7 +79,7 @@ def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSetti
         ConfigurationError: an address is malformed, or a port is to be mapped to which nobody outside can come.
     """
     from neurogrid.inference.reaching import ReachSettings
-    from neurogrid.p2p.host import parse_peer_address
+    from neurogrid.p2p.hosts.host import parse_peer_address
     from neurogrid.p2p.patience import MIN_KEEP_ALIVE
     from neurogrid.p2p.reach.circuit import is_relayed_address
 

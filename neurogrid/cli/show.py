@@ -17,7 +17,7 @@ from neurogrid.cli.transfer_view import TransferView, format_bytes
 from neurogrid.inference.drift import how_fast
 from neurogrid.inference.placing import name_range
 from neurogrid.inference.progress import Progress, WorkerInfo
-from neurogrid.p2p.machine import PeerNames
+from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.planner import Plan
 
 __all__ = ["JoinLine", "TerminalProgress", "format_bytes"]

@@ -217,7 +217,7 @@ def trust_of(options: argparse.Namespace, *, is_worker: bool) -> Trust:
     Raises:
         ConfigurationError: it is not there, damaged, or of another cluster.
     """
-    from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.hosts.identity import Identity
 
     trust = _trust_of(options, is_worker=is_worker)
     if trust.identity_file is not None:
@@ -245,7 +245,7 @@ def existing_trust(options: argparse.Namespace) -> Trust | None:
     """
     if not options.new_cluster:
         return trust_of(options, is_worker=False)
-    from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.hosts.identity import Identity
     from neurogrid.p2p.trust import Cluster
 
     Cluster.check_new(options.new_cluster)
@@ -288,7 +288,7 @@ def _is_member(directory: Path | None) -> bool:
 
 
 def _as_coordinator(options: argparse.Namespace, admits: set[str]) -> Trust:
-    from neurogrid.p2p.identity import Identity
+    from neurogrid.p2p.hosts.identity import Identity
     from neurogrid.p2p.trust import COORDINATOR, Cluster, ClusterAdmission
 
     directory: Path = options.new_cluster or options.cluster

@@ -13,7 +13,7 @@ import trio
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.discovery import Attempt, Discovery
 from neurogrid.p2p.discovery.dht import Announcement
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.reach.autonat import Reachability
 from neurogrid.p2p.reach.reach import Reach
 from neurogrid.p2p.trust import Admission

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.reach.circuit import is_loopback_address
 from neurogrid.p2p.trust import COORDINATOR, WORKER, Admission, AllowList, ClusterAdmission
 from neurogrid.temporary import temporary_directory

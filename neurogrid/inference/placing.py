@@ -24,7 +24,7 @@ from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferR
 from neurogrid.inference.spreading import Spread
 from neurogrid.model.config import model_config_message
 from neurogrid.model.hash_cache import HashCache
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import PlannedStage
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.step_times import StepTimes
 from neurogrid.p2p.counters import TrafficCounters
-from neurogrid.p2p.machine import named_peer
+from neurogrid.p2p.hosts.machine import named_peer
 from neurogrid.planner import PeerSpeed, Plan
 
 __all__ = ["FleetView", "MemberView", "Progress", "ProgressTee", "WorkerInfo"]

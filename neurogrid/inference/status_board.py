@@ -31,7 +31,7 @@ from neurogrid.inference.status import (
 )
 from neurogrid.inference.worker_records import WorkerRecords
 from neurogrid.p2p.counters import TrafficCounters
-from neurogrid.p2p.machine import PeerNames
+from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.planner import Plan
 
 __all__ = ["StatusBoard"]

@@ -19,7 +19,7 @@ from neurogrid.errors import (
     RequestRefusedError,
     TransportError,
 )
-from neurogrid.p2p.dialing import connect_any
+from neurogrid.p2p.hosts.dialing import connect_any
 from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.routes import Place
 from neurogrid.p2p.wire import PROTOCOL_V11, ErrorCode, TensorMessage

@@ -20,7 +20,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import MemoryStore, OfferedBlob, StoredBlob, Transfers
 from neurogrid.p2p.wire import ErrorCode
 

@@ -20,7 +20,7 @@ from neurogrid.inference.worker_load import WorkerLoad
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WeightSource, WorkerState
 from neurogrid.p2p.counters import Direction
-from neurogrid.p2p.machine import PeerNames
+from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.p2p.wire import Hello
 
 __all__ = ["PeerTraffic", "WorkerBoard", "WorkerStatus"]

@@ -31,7 +31,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.counters import Direction, TrafficCounters
 from neurogrid.p2p.dispatcher import Dispatcher
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.oneshot import OneshotStreams
 from neurogrid.p2p.pending import Waiter
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds

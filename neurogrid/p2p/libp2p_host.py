@@ -51,8 +51,8 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.errand import Errand
-from neurogrid.p2p.host import (
+from neurogrid.p2p.hosts.errand import Errand
+from neurogrid.p2p.hosts.host import (
     DIAL_TIMEOUT,
     NEGOTIATE_TIMEOUT,
     Host,
@@ -60,8 +60,8 @@ from neurogrid.p2p.host import (
     parse_peer_address,
     serve_stream,
 )
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.http_answer import answer_http
-from neurogrid.p2p.identity import Identity
 from neurogrid.p2p.inbound import (
     bound_inbound_connections,
     close_connections,

@@ -23,7 +23,7 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.streams.budget import ByteBudget
 from neurogrid.p2p.streams.message_forms import bare

@@ -15,7 +15,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.identity import Identity, signing_key
+from neurogrid.p2p.hosts.identity import Identity, signing_key
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import MAX_ROUTE_BYTES, ErrorCode, Route
 

@@ -33,7 +33,7 @@ from libp2p.security.tls.transport import PROTOCOL_ID as TLS
 from libp2p.security.tls.transport import IdentityConfig, TLSTransport
 
 from neurogrid.p2p.certificate_template import certificate_template
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 
 __all__ = ["security_options"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from neurogrid.p2p.counters import OTHERS, Direction, TrafficCounters
-from neurogrid.p2p.identity import short_peer_id
+from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.metric import MetricSpec, Reading
 
 __all__ = ["MAX_PEERS", "TRAFFIC_METRICS", "PeerBytes", "TrafficSource"]

@@ -11,7 +11,7 @@ import pytest
 
 from neurogrid.cli.closed_pipe import PIPE_STATUS
 from neurogrid.cli.trust import IDENTITY_FILE
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import Cluster
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess
 

@@ -10,7 +10,7 @@ import trio
 from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.inbound import MAX_INBOUND_PER_PEER
 from neurogrid.p2p.libp2p_host import open_host
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from neurogrid.p2p import open_host
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.http_answer import HTTP_ANSWER
 from tests.e2e.support import DEADLINE
 

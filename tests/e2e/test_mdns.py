@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from tests.e2e.namespaces.netns import Machine, Network, needs_namespaces, network
 from tests.e2e.namespaces.peer_process import PeerProcess, start_peer
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from tests.e2e.namespaces.nat import home, why_no_nat
 from tests.e2e.namespaces.netns import Lan, Machine, network
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker

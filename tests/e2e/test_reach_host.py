@@ -10,7 +10,7 @@ import trio
 from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreachableError
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.discovery.sighting import Sighting
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits

@@ -12,7 +12,7 @@ from neurogrid.p2p.discovery.mdns.engine import Engine
 from neurogrid.p2p.discovery.mdns.interfaces import Interface
 from neurogrid.p2p.discovery.mdns.limits import DEFAULT_EXPIRY
 from neurogrid.p2p.discovery.sighting import Attempt, Sighting
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 
 __all__ = ["Lan", "Node", "INDEX", "interface"]
 

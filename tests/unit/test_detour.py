@@ -13,7 +13,7 @@ from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.pipeline import PipelineSession, open_session
 from neurogrid.inference.remote_worker import Timeouts
 from neurogrid.inference.routing import Routing
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.planner import PlannedStage
 
 # Seconds until the first worker has a link to the second.

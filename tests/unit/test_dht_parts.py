@@ -13,7 +13,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.discovery.dht_bootstrap import BOOTSTRAP_VARIABLE, by_peer, read_bootstrap
 from neurogrid.p2p.discovery.dht_key import cluster_key
 from neurogrid.p2p.discovery.dht_mode import serves
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 
 ONE, TWO = Identity.generate().peer_id, Identity.generate().peer_id
 FIRST = f"/ip4/192.0.2.1/tcp/4001/p2p/{ONE}"

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
-from neurogrid.p2p.dialing import (
+from neurogrid.p2p.hosts.dialing import (
     MAX_ADDRESSES,
     RELAYED_AFTER,
     STAGGER,

@@ -22,7 +22,7 @@ from neurogrid.p2p.discovery.explanation import (
     Explanation,
     dial_outcome,
 )
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
 
 Scene = Callable[[MemoryNetwork, MemoryHost, Discovery], Awaitable[None]]

@@ -204,7 +204,7 @@ def test_scripts_are_flat() -> None:
     [
         ("import torch", "neurogrid.p2p.wire.types"),
         ("import trio", "neurogrid.p2p.wire.types"),
-        ("from neurogrid.p2p.host import Host", "neurogrid.p2p.wire.types"),
+        ("from neurogrid.p2p.hosts.host import Host", "neurogrid.p2p.wire.types"),
         ("from ..host import Host", "neurogrid.p2p.wire.types"),
         ("from .. import host", "neurogrid.p2p.wire.types"),
         ("from neurogrid.exception_groups import unwrap_errors", "neurogrid.p2p.wire.types"),

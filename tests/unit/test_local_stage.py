@@ -12,7 +12,7 @@ from neurogrid.inference.local_stage import open_local_worker
 from neurogrid.inference.remote_worker import Timeouts
 from neurogrid.model.config import model_config_message
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 
 
 def test_whom_it_serves_is_for_developers(caplog: pytest.LogCaptureFixture) -> None:

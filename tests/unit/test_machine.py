@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.machine import MAX_NAMES, PeerNames, machine_name, named_peer
+from neurogrid.p2p.hosts.machine import MAX_NAMES, PeerNames, machine_name, named_peer
 from neurogrid.p2p.wire import PROTOCOL_V11, Hello
 from neurogrid.p2p.wire.limits import MAX_MACHINE_CHARS
 

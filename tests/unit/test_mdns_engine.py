@@ -17,7 +17,7 @@ from neurogrid.p2p.discovery.mdns.packets import (
     encode_goodbye,
     encode_query,
 )
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from tests.unit.mdns_lan import INDEX, Lan, Node, interface
 
 

@@ -20,7 +20,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     StreamBrokenError,
 )
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.reach.circuit import (
     circuit_address,
     is_relayed_address,

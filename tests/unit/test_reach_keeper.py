@@ -17,7 +17,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     StreamBrokenError,
 )
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import Link, MemoryHost, MemoryNetwork, open_memory_network
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.keeper import Keeper, KeeperLimits, keep_connections

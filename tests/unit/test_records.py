@@ -24,7 +24,7 @@ from neurogrid.p2p.discovery.records import (
     sign_record,
 )
 from neurogrid.p2p.discovery.records_book import MAX_LIFETIME, RecordBook
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 
 VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "record.json"
 SUBJECT = json.loads(VECTORS.read_text(encoding="utf-8"))

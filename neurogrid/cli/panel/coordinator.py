@@ -14,7 +14,7 @@ from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, short_ids, s
 from neurogrid.cli.transfer_view import format_bytes, part_of
 from neurogrid.inference.events import Event, EventKind, Severity
 from neurogrid.inference.status import ClusterStatus, Health, PeerStatus, Phase, Role
-from neurogrid.p2p.identity import short_peer_id
+from neurogrid.p2p.hosts.identity import short_peer_id
 
 __all__ = ["coordinator_view"]
 

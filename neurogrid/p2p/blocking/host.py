@@ -13,17 +13,17 @@ from contextlib import (
 from functools import partial
 from typing import Any, Final, ParamSpec
 
-import neurogrid.p2p.host
+import neurogrid.p2p.hosts.host
 import neurogrid.p2p.libp2p_host
 from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p.blocking.handler_threads import HandlerThreads
 from neurogrid.p2p.blocking.trio_thread import TrioThread
 from neurogrid.p2p.blocking.twins import Blocking, shown_as, twin
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 
 __all__ = ["AsyncHost", "HANDLERS_TIMEOUT", "Host", "in_thread", "open_host"]
 
-AsyncHost = neurogrid.p2p.host.Host
+AsyncHost = neurogrid.p2p.hosts.host.Host
 P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Final
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.discovery.records import names_peer
-from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.hosts.host import parse_peer_address
 
 __all__ = ["BOOTSTRAP_VARIABLE", "by_peer", "parse_bootstrap", "read_bootstrap"]
 

@@ -21,7 +21,7 @@ from neurogrid.p2p.discovery.records import RecordRefusedError
 from neurogrid.p2p.discovery.records_book import Acceptance, RecordBook
 from neurogrid.p2p.discovery.records_exchange import RecordExchange
 from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt, OnSighting, Sighting
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 
 __all__ = ["Members"]
 

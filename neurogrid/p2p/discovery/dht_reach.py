@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from neurogrid.errors import PeerUnreachableError, TransportError
 from neurogrid.p2p.discovery.explanation import NO_DIALLED_ADDRESS
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.trust.refusal import NotAdmittedError
 
 __all__ = ["ask_anybody"]

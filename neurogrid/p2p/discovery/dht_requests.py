@@ -27,8 +27,8 @@ from neurogrid.errors import (
     ResponseTimeout,
     StreamBrokenError,
 )
-from neurogrid.p2p.dialing import MAX_ADDRESSES
-from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.hosts.dialing import MAX_ADDRESSES
+from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.streams.stream import Stream
 
 __all__ = [

@@ -29,7 +29,7 @@ from neurogrid.p2p.discovery.dht_reach import ask_anybody
 from neurogrid.p2p.discovery.dht_requests import Answer, ask, dialable, find_node
 from neurogrid.p2p.discovery.explanation import dial_outcome
 from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 
 __all__ = ["NUM_CLOSEST", "Servers"]
 

@@ -22,7 +22,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.discovery.dht_key import CLUSTER_KEY_BYTES
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.p2p.wire.control import ROLES, ControlPayload
 from neurogrid.p2p.wire.limits import MAX_LAYERS

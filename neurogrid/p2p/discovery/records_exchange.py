@@ -27,7 +27,7 @@ from neurogrid.errors import (
 from neurogrid.p2p.discovery.dht_key import CLUSTER_KEY_BYTES
 from neurogrid.p2p.discovery.records import MAX_RECORD_BYTES, RecordRefusedError
 from neurogrid.p2p.discovery.records_book import Acceptance, RecordBook
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.p2p.wire.control import ControlPayload

@@ -16,7 +16,7 @@ from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.quic.core import Configurations
 from neurogrid.p2p.quic.endpoint import UdpEndpoint
 from neurogrid.p2p.quic.limits import QuicLimits, WindowPool

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.hosts.host import parse_peer_address
 
 __all__ = [
     "circuit_address",

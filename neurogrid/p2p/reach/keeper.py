@@ -28,8 +28,8 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.dialing import connect_any, dial_order
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.dialing import connect_any, dial_order
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.circuit import is_relayed_address, parse_any_address
 from neurogrid.p2p.reach.ping import ping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 
 __all__ = ["linked_peers"]
 

@@ -17,7 +17,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from neurogrid.errors import PeerUnreachableError
-from neurogrid.p2p.host import DIAL_TIMEOUT, parse_peer_address
+from neurogrid.p2p.hosts.host import DIAL_TIMEOUT, parse_peer_address
 from neurogrid.p2p.libp2p_host import Libp2pHost
 
 __all__ = ["dial_from_own_port", "own_tcp_source"]

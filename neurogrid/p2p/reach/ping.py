@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from neurogrid.errors import StreamBrokenError
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.stream import Stream, receive_exactly
 
 __all__ = ["PING_PROTOCOL", "answer_pings", "ping"]

@@ -35,8 +35,8 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from neurogrid.p2p.errand import Errand
-from neurogrid.p2p.host import parse_peer_address
+from neurogrid.p2p.hosts.errand import Errand
+from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.circuit import (

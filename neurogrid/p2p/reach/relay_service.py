@@ -35,7 +35,7 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.reach.circuit import is_relayed_address
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.linked import linked_peers

@@ -12,7 +12,7 @@ from libp2p.peer.envelope import Envelope, make_unsigned
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import Voucher
 
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 
 __all__ = ["make_voucher"]
 

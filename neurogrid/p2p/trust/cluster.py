@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.key_files import check_owner_alone
+from neurogrid.p2p.hosts.key_files import check_owner_alone
 from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.holding import held
 from neurogrid.p2p.trust.join_token import JoinToken

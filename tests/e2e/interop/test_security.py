@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 
 from neurogrid.errors import PeerUnreachableError
 from neurogrid.p2p import open_host
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.security import security_options
 
 DEADLINE = 120.0

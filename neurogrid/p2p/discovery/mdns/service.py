@@ -32,7 +32,7 @@ from neurogrid.p2p.discovery.mdns.limits import (
 )
 from neurogrid.p2p.discovery.mdns.sockets import GroupSocket, open_group_socket, versions_of
 from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt, OnSighting
-from neurogrid.p2p.host import Host
+from neurogrid.p2p.hosts.host import Host
 
 __all__ = ["open_mdns"]
 

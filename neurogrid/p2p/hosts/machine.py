@@ -14,7 +14,7 @@ from collections import OrderedDict
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.identity import short_peer_id
+from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.p2p.wire.limits import MAX_MACHINE_CHARS
 from neurogrid.p2p.wire.maps import printable_line
 

@@ -1,20 +1,4 @@
-"""A network in memory: several hosts in one process, and links between them that fail on command.
-
-For tests, of this project and of programs that use it. `MemoryHost` is a `Host` as libp2p's is: real peer
-ids, connections, streams with back-pressure, ends, resets, the same errors for the same causes. But nothing
-leaves the process, and time is trio's: with `trio.testing.MockClock(autojump_threshold=0)` a link of two
-seconds costs none.
-
-    async with open_memory_network() as network:
-        async with network.open_host() as alice, network.open_host() as bob:
-            network.set_link(Link(delay=0.05))
-            await alice.connect(bob.addresses[0])
-            ...
-            network.cut(alice, bob)
-
-There is no encryption: a peer id is what the host says it is. How a connection carries frames is in
-`memory_connection`.
-"""
+"""The hosts of the network in memory, and what lies between them."""
 
 from __future__ import annotations
 
@@ -26,7 +10,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreachableError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.host import (
+from neurogrid.p2p.hosts.host import (
     DIAL_TIMEOUT,
     NEGOTIATE_TIMEOUT,
     Host,
@@ -34,12 +18,12 @@ from neurogrid.p2p.host import (
     parse_peer_address,
     serve_stream,
 )
-from neurogrid.p2p.identity import Identity
-from neurogrid.p2p.memory_connection import Connection, ConnectionEnd, Link, MemoryStream
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.memory.connection import Connection, ConnectionEnd, Link, MemoryStream
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.trust.admission import Admission
 
-__all__ = ["Link", "MemoryHost", "MemoryNetwork", "open_memory_network"]
+__all__ = ["MemoryHost", "MemoryNetwork", "open_memory_network"]
 
 
 class MemoryNetwork:

@@ -18,8 +18,8 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreachableError
-from neurogrid.p2p.dialing import connect_any
-from neurogrid.p2p.identity import Identity
+from neurogrid.p2p.hosts.dialing import connect_any
+from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.trust.admission import Admission
 from neurogrid.p2p.trust.gate import Gate
