@@ -42,7 +42,7 @@ from decode import SIZES, make_model
 from report import table, write_report
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList
 from neurogrid.p2p.wire import MessageType

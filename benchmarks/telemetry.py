@@ -34,7 +34,7 @@ from neurogrid.inference import ends_queue, generation_spans, token_session, wor
 from neurogrid.inference.compute_statistics import ComputeStatistics
 from neurogrid.inference.histogram import COMPUTE_SECONDS, Histogram
 from neurogrid.inference.progress import Progress, ProgressTee
-from neurogrid.p2p import dispatcher, exchange, subscribers
+from neurogrid.p2p.exchange.exchange import dispatcher, exchange, subscribers
 from neurogrid.p2p.streams.tracing import answer_received, continued_trace, sending, span
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics

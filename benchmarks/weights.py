@@ -38,7 +38,7 @@ from neurogrid.inference.remote_worker import Timeouts, TransferReports
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.hash_cache import HashCache
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, open_host
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 
 MIB = 1024 * 1024
 NUM_LAYERS = 16

@@ -29,7 +29,7 @@ from neurogrid.inference.worker_state import WeightSource
 from neurogrid.model.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
 from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, shown_as, twin
-from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.planner import PlannedStage
 
 __all__ = ["Coordinator", "Worker", "fail_after", "open_coordinator", "open_worker"]

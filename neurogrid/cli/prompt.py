@@ -62,7 +62,7 @@ async def write_completion(
 ) -> None:
     """Stream the completion to stdout, and say at the end how fast it was."""
     from neurogrid.cli.show import format_bytes
-    from neurogrid.p2p.counters import Direction
+    from neurogrid.p2p.exchange.counters import Direction
 
     text = coordinator.model.tokenizer.stream()
     pace = Pace()

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from neurogrid.errors import RequestRefusedError
+from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.trust import ANY_ROLE, COORDINATOR, WORKER
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 

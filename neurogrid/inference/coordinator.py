@@ -36,9 +36,9 @@ from neurogrid.inference.status import ClusterStatus
 from neurogrid.inference.status_board import StatusBoard
 from neurogrid.inference.text_generation import TextGeneration
 from neurogrid.inference.token_session import TokenSession
-from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.exchange.counters import TrafficCounters
+from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.streams.tracing import past_span
 from neurogrid.planner import PlannedStage
 

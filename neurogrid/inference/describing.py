@@ -26,7 +26,7 @@ from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.model.config import config_fingerprint
 from neurogrid.model.tensors import dtype_name
-from neurogrid.p2p.protocol import new_request_id
+from neurogrid.p2p.exchange.protocol import new_request_id
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     DeviceInfo,

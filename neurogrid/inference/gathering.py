@@ -23,9 +23,9 @@ from neurogrid.inference.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts
 from neurogrid.p2p.discovery import Discovery, PeerFound
+from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.dialing import connect_any
 from neurogrid.p2p.hosts.host import parse_peer_address
-from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.trust import SILENCE, NotAdmittedError
 from neurogrid.p2p.wire import PROTOCOL_V10, Hello
 

@@ -16,8 +16,8 @@ import trio
 from neurogrid.errors import ConfigurationError, PeerRefusedError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.discovery import Discovery, PeerFound
+from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import parse_peer_address
-from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.keeper import Keeper, KeeperLimits, keep_connections
 from neurogrid.p2p.trust import NotAdmittedError, Refusal

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from neurogrid.inference.rates import TotalRate
 from neurogrid.inference.status import LinkStatus
-from neurogrid.p2p.counters import Direction, Traffic, TrafficCounters
+from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
 
 __all__ = ["LinkRates"]
 

@@ -45,9 +45,9 @@ from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.model.device import device_memory, device_name, select_device
+from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import open_memory_network
-from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V11
 
 __all__ = ["LocalWorker", "enlist_with_local", "open_local_worker"]

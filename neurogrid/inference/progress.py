@@ -12,7 +12,7 @@ from typing import Protocol
 
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.step_times import StepTimes
-from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.machine import named_peer
 from neurogrid.planner import PeerSpeed, Plan
 

@@ -18,8 +18,8 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.inference.chain import Chain
 from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.hedging import SlowWatch
-from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.routes import can_sign, sign_route
+from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.routes import can_sign, sign_route
 from neurogrid.p2p.wire import MAX_ADDRESS_CHARS, MAX_STAGE_ADDRESSES, MAX_STAGES, Route
 
 __all__ = ["ROUTINGS", "WIRE_DTYPES", "Routing", "RoutingMode"]

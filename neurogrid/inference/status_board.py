@@ -30,7 +30,7 @@ from neurogrid.inference.status import (
     StageStatus,
 )
 from neurogrid.inference.worker_records import WorkerRecords
-from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.planner import Plan
 

@@ -37,11 +37,11 @@ from neurogrid.model.confined import start_fork_server
 from neurogrid.model.device import DeviceMemory, device_name, select_device
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
+from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p_host import open_host
-from neurogrid.p2p.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
 __all__ = ["Worker", "WorkerSettings", "open_worker"]

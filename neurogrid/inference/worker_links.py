@@ -19,9 +19,9 @@ from neurogrid.errors import (
     RequestRefusedError,
     TransportError,
 )
+from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.routes import Place
 from neurogrid.p2p.hosts.dialing import connect_any
-from neurogrid.p2p.protocol import Protocol
-from neurogrid.p2p.routes import Place
 from neurogrid.p2p.wire import PROTOCOL_V11, ErrorCode, TensorMessage
 
 __all__ = ["WorkerLinks"]

@@ -13,7 +13,7 @@ from neurogrid.inference.progress import MemberView, WorkerInfo
 from neurogrid.inference.rates import RateWindow
 from neurogrid.inference.stalls import STALLED_AFTER
 from neurogrid.inference.status import Health, PeerStatus, Role, TransferStatus
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.planner import Plan
 
 __all__ = ["WorkerRecords"]

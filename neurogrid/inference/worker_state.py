@@ -25,7 +25,7 @@ from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.checkpoint import Checkpoint
 from neurogrid.model.device import DeviceMemory, device_memory
-from neurogrid.p2p.protocol import Protocol
+from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
 

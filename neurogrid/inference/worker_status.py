@@ -19,7 +19,7 @@ from neurogrid.inference.rates import TotalRate
 from neurogrid.inference.worker_load import WorkerLoad
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WeightSource, WorkerState
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.p2p.wire import Hello
 

@@ -9,11 +9,11 @@ Errors are in `neurogrid.errors`. Beside this package stand `blocking` (for prog
 `wire` (the codec alone, and the payloads of every message).
 """
 
-from neurogrid.p2p.counters import Direction, Traffic, TrafficCounters
+from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
+from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
 from neurogrid.p2p.hosts.host import Host, parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.libp2p_host import open_host
-from neurogrid.p2p.protocol import Protocol, new_request_id
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.buffers import Tensor
 from neurogrid.p2p.streams.intake import Intake

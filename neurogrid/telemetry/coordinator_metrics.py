@@ -21,7 +21,7 @@ from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.progress import FleetView, Progress, ProgressTee
 from neurogrid.inference.status import Health, PeerStatus
 from neurogrid.inference.status_board import StatusBoard
-from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.build_metrics import BUILD_METRICS, BuildSource
 from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics

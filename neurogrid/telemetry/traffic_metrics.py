@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from neurogrid.p2p.counters import OTHERS, Direction, TrafficCounters
+from neurogrid.p2p.exchange.counters import OTHERS, Direction, TrafficCounters
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.metric import MetricSpec, Reading
 

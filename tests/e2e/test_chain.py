@@ -18,7 +18,7 @@ from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.pipeline import open_session
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.coordinator_process import LOOPBACK, start_coordinator, ticket_of

@@ -18,7 +18,7 @@ from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.drift import MIN_DRIFT, NUM_LOOKS
 from neurogrid.inference.progress import Progress
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker
 from tests.e2e.test_recovery import by_stage, settings, weight_bytes

@@ -10,7 +10,7 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, reference_tokens
 from tests.families import FAMILIES, save_checkpoint

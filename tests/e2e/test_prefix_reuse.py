@@ -13,7 +13,7 @@ import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker
 from tests.families import FAMILIES, save_checkpoint
@@ -163,7 +163,7 @@ def test_what_is_closed_while_it_is_opened_is_not_left_open(
 ) -> None:
     """The close of a session can be served before its opening, which waits for the session that it begins with."""
     model = save_checkpoint(FAMILIES[0], tmp_path)
-    caplog.set_level(logging.DEBUG, "neurogrid.p2p.dispatcher")
+    caplog.set_level(logging.DEBUG, "neurogrid.p2p.exchange.dispatcher")
 
     async def main() -> None:
         async with open_both(tmp_path, max_sessions=2) as (worker, coordinator):

@@ -13,7 +13,7 @@ from neurogrid import CoordinatorSettings, SamplingParams, open_coordinator
 from neurogrid.errors import NoRouteError
 from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.progress import Progress
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neurogrid.p2p import Direction, MessageType, Traffic, TrafficCounters
-from neurogrid.p2p.counters import OTHERS
+from neurogrid.p2p.exchange.counters import OTHERS
 
 
 def test_sums_by_peer_type_and_direction() -> None:

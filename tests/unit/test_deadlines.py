@@ -10,7 +10,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.p2p.deadlines import MAX_SLEEP, Deadlines
+from neurogrid.p2p.exchange.deadlines import MAX_SLEEP, Deadlines
 
 
 class Sleeper:

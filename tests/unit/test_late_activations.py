@@ -13,7 +13,7 @@ from neurogrid.errors import PeerRefusedError, RequestRefusedError, ResponseTime
 from neurogrid.inference.session_table import MAX_REMEMBERED, Session, SessionTable
 from neurogrid.inference.worker_activations import WorkerActivations
 from neurogrid.p2p import Protocol, TensorMessage
-from neurogrid.p2p.routes import Place
+from neurogrid.p2p.exchange.routes import Place
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope
 from tests.unit.blocking_pair import open_two
 
@@ -115,7 +115,7 @@ def test_what_is_expected_is_logged_for_those_who_look_for_it(
                         server.host.peer_id, request, MessageType.GPU_INFO, timeout=30
                     )
 
-    with caplog.at_level(logging.DEBUG, "neurogrid.p2p.dispatcher"):
+    with caplog.at_level(logging.DEBUG, "neurogrid.p2p.exchange.dispatcher"):
         trio.run(main)
     levels = {r.getMessage().rpartition(" ")[2]: r.levelname for r in caplog.records}
     assert levels["crossed=False"] == "WARNING"
@@ -154,7 +154,7 @@ def test_what_becomes_of_a_request_that_was_given_up_is_no_news(
                 while caplog.text.count(" reports: ") < len(codes):
                     await trio.sleep(0.01)
 
-    with caplog.at_level(logging.DEBUG, "neurogrid.p2p.dispatcher"):
+    with caplog.at_level(logging.DEBUG, "neurogrid.p2p.exchange.dispatcher"):
         trio.run(main)
     said = [record for record in caplog.records if " reports: " in record.getMessage()]
     levels = {record.getMessage().rpartition(" ")[2]: record.levelname for record in said}

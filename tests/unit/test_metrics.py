@@ -19,7 +19,7 @@ from neurogrid.errors import (
     StreamBrokenError,
 )
 from neurogrid.inference.histogram import Histogram
-from neurogrid.p2p.counters import OTHERS
+from neurogrid.p2p.exchange.counters import OTHERS
 from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics, failure_kind
 from neurogrid.telemetry.gpu_metrics import GPU_METRICS, Gpu, GpuSource

@@ -91,6 +91,8 @@ def test_a_peer_that_sends_1025_errors(caplog: pytest.LogCaptureFixture) -> None
                     pass  # until it has had enough
 
     trio.run(main)
-    lines = [r.getMessage() for r in caplog.records if r.name == "neurogrid.p2p.dispatcher"]
+    lines = [
+        r.getMessage() for r in caplog.records if r.name == "neurogrid.p2p.exchange.dispatcher"
+    ]
     assert len(lines) == MAX_LINES + 1
     assert lines[-1] == f"and {1025 - MAX_LINES} more such lines about " + lines[0].split()[0]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import LocalProtocolError, ResponseTimeout, StreamBrokenError
-from neurogrid.p2p.pending import MAX_GONE_PEERS, PendingRequests
+from neurogrid.p2p.exchange.pending import MAX_GONE_PEERS, PendingRequests
 from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.wire import MessageType, TensorMessage
 

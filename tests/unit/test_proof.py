@@ -23,8 +23,8 @@ from neurogrid.model.config import build_config, model_config_message
 from neurogrid.model.confined import ConfinedProcess, ConfinementError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.proof import Proving, prove
+from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
-from neurogrid.p2p.protocol import Protocol, new_request_id
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     ErrorCode,

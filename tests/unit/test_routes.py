@@ -13,8 +13,8 @@ from libp2p.crypto.rsa import create_new_key_pair
 from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.exchange.routes import Place, can_sign, open_route, place_in, sign_route
 from neurogrid.p2p.hosts.identity import Identity, signing_key
-from neurogrid.p2p.routes import Place, can_sign, open_route, place_in, sign_route
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import MAX_STAGES, ErrorCode, Route
 

@@ -18,7 +18,7 @@ from neurogrid.inference.rates import RateWindow, TotalRate
 from neurogrid.inference.status import Health, Phase, Role
 from neurogrid.inference.status_board import SHOW_LOST, StatusBoard
 from neurogrid.inference.step_times import StepTimes
-from neurogrid.p2p.counters import Direction, TrafficCounters
+from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.wire import MessageType
 from neurogrid.planner import PeerSpeed, Plan, PlannedStage
 

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.p2p.subscribers import Subscribers
+from neurogrid.p2p.exchange.subscribers import Subscribers
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 ACTIVATION = MessageType.ACTIVATION

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from neurogrid.errors import StreamBrokenError, TransportError
-from neurogrid.p2p.exchange import Exchange
-from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.sending import _Sending
 from neurogrid.p2p.transfer.source import BytesSource

@@ -21,7 +21,7 @@ import trio
 
 from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p.blocking.trio_thread import without_deadline
-from neurogrid.p2p.subscribers import is_async
+from neurogrid.p2p.exchange.subscribers import is_async
 
 __all__ = ["HandlerThreads", "MAX_HANDLER_THREADS"]
 

@@ -9,10 +9,10 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import neurogrid.p2p.protocol
+import neurogrid.p2p.exchange.protocol
 from neurogrid.p2p.blocking.host import Host
 from neurogrid.p2p.blocking.twins import Blocking, sync_twin, twin
-from neurogrid.p2p.counters import TrafficCounters
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.buffers import Tensor
 from neurogrid.p2p.streams.message_forms import untraced
@@ -28,7 +28,7 @@ from neurogrid.p2p.wire import (
 
 __all__ = ["AsyncProtocol", "Protocol"]
 
-AsyncProtocol = neurogrid.p2p.protocol.Protocol
+AsyncProtocol = neurogrid.p2p.exchange.protocol.Protocol
 
 # Requests: whoever serves one may have to wait for another one to be served.
 _AT_ONCE: Final = frozenset(

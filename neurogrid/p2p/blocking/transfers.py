@@ -16,7 +16,7 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.p2p.blocking.handler_threads import HandlerThreads
 from neurogrid.p2p.blocking.protocol import Protocol
 from neurogrid.p2p.blocking.twins import Blocking, sync_twin, twin
-from neurogrid.p2p.exchange import Exchange
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
     BlobSource,

@@ -25,8 +25,8 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.p2p.exchange import Exchange, new_request_id
-from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.memory_store import MemoryStore
 from neurogrid.p2p.transfer.sending import require_v11, tell_stopped

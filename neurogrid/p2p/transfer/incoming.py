@@ -20,8 +20,8 @@ import trio
 
 from neurogrid.errors import NeuroGridError, RemoteProtocolError, RequestRefusedError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.exchange import Exchange
-from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.transfer.chunks import BlobInfo, require_fit, transfer_invalid
 from neurogrid.p2p.transfer.limits import TransferLimits
 from neurogrid.p2p.transfer.partials import Added, PartialTable, SharedBlob

@@ -30,8 +30,8 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.exchange import Exchange, new_request_id
-from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.streams.buffers import Tensor
 from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.source import BlobSource, as_source

@@ -29,8 +29,8 @@ from neurogrid.errors import (
     PeerRefusedError,
     RequestRefusedError,
 )
-from neurogrid.p2p.exchange import Exchange
-from neurogrid.p2p.pending import Waiter
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.transfer.chunks import BlobInfo, transfer_invalid
 from neurogrid.p2p.transfer.fetching import FetchedBlob, Fetcher
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer

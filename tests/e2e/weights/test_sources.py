@@ -19,7 +19,7 @@ from neurogrid.inference.placing import open_placer
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.remote_worker import RemoteWorker, Timeouts, TransferReports
 from neurogrid.p2p import Protocol, open_host
-from neurogrid.p2p.counters import Direction
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.transfer import BlobSource, TransferPolicy, Transfers
 from neurogrid.p2p.wire import ErrorCode
 from tests.e2e.support import DEADLINE

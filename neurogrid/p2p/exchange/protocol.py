@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from neurogrid.errors import NeuroGridError, StreamBrokenError
-from neurogrid.p2p.exchange import Exchange, new_request_id
-from neurogrid.p2p.handlers import answering, as_async, with_sender
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.exchange.handlers import answering, as_async, with_sender
+from neurogrid.p2p.exchange.subscribers import is_async
 from neurogrid.p2p.streams.buffers import Tensor, tensor_buffer
-from neurogrid.p2p.subscribers import is_async
 from neurogrid.p2p.wire import (
     Data,
     GPUInfo,

@@ -16,9 +16,10 @@ from neurogrid.errors import (
     TooLargeForPeerError,
     TransportError,
 )
+from neurogrid.p2p.exchange.pending import PendingRequests
+from neurogrid.p2p.exchange.serving import Serving
+from neurogrid.p2p.exchange.subscribers import Job, Subscribers
 from neurogrid.p2p.peer_log import PeerLog
-from neurogrid.p2p.pending import PendingRequests
-from neurogrid.p2p.serving import Serving
 from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.streams.message_forms import (
     BadAnswerError,
@@ -30,7 +31,6 @@ from neurogrid.p2p.streams.message_forms import (
     untraced,
 )
 from neurogrid.p2p.streams.tracing import answer_received
-from neurogrid.p2p.subscribers import Job, Subscribers
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Dispatcher"]

@@ -19,7 +19,7 @@ from neurogrid.errors import (
     ResponseTimeout,
     StreamBrokenError,
 )
-from neurogrid.p2p.deadlines import Deadlines
+from neurogrid.p2p.exchange.deadlines import Deadlines
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.message_forms import untraced
 from neurogrid.p2p.wire import MessageType, TensorMessage

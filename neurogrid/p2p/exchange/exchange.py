@@ -29,11 +29,12 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.p2p.counters import Direction, TrafficCounters
-from neurogrid.p2p.dispatcher import Dispatcher
+from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
+from neurogrid.p2p.exchange.dispatcher import Dispatcher
+from neurogrid.p2p.exchange.oneshot import OneshotStreams
+from neurogrid.p2p.exchange.pending import Waiter
+from neurogrid.p2p.exchange.subscribers import Job, MessageHandler
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.oneshot import OneshotStreams
-from neurogrid.p2p.pending import Waiter
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.budget import ByteBudget
 from neurogrid.p2p.streams.message_forms import (
@@ -49,7 +50,6 @@ from neurogrid.p2p.streams.message_stream import MessageStream
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.streams.succession import StreamMovedError
 from neurogrid.p2p.streams.tracing import sending
-from neurogrid.p2p.subscribers import Job, MessageHandler
 from neurogrid.p2p.wire import (
     CREDITED_TYPES,
     DEFAULT_LIMITS,

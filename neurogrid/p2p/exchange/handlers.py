@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from neurogrid.errors import NeuroGridError
+from neurogrid.p2p.exchange.subscribers import MessageHandler, is_async
 from neurogrid.p2p.streams.message_forms import sender_of
-from neurogrid.p2p.subscribers import MessageHandler, is_async
 from neurogrid.p2p.wire import TensorMessage
 
 __all__ = ["answering", "as_async", "with_sender"]
