@@ -214,7 +214,7 @@ def listening(options: argparse.Namespace, *, port_flag: str) -> Listening:
         ConfigurationError: contradicting options, an address that is taken or no address to listen
             on, or one beyond loopback without --insecure.
     """
-    from neurogrid.p2p.libp2p_host import check_listen_address
+    from neurogrid.p2p.libp2p.libp2p_host import check_listen_address
 
     is_open = is_checked(options) or options.insecure
     if options.listen:

@@ -71,7 +71,7 @@ def set_up_logging(level: str, *, as_json: bool = False) -> Screen:
     if with_libraries:
         # libp2p takes itself out of the tree when it is imported, and whatever handlers it had away: first that, then
         # ours. What it says meanwhile would be said before anybody sees to it that a stopped terminal holds nobody up.
-        import_module("neurogrid.p2p.libp2p_host")
+        import_module("neurogrid.p2p.libp2p.libp2p_host")
     formatter = JsonFormatter() if as_json else _formatter(level)
     screen = Screen(formatter if as_json else None)
     handler = ScreenHandler(screen)

@@ -19,7 +19,7 @@ def places_on_port(ip: str, port: int, *, quic: bool) -> tuple[str, ...]:
     Raises:
         ConfigurationError: the port is taken; says for which of the two.
     """
-    from neurogrid.p2p.libp2p_host import check_listen_address
+    from neurogrid.p2p.libp2p.libp2p_host import check_listen_address
 
     places = places_of(ip, port, quic=quic)
     if port or not quic:

@@ -80,7 +80,7 @@ def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSetti
     """
     from neurogrid.inference.reaching import ReachSettings
     from neurogrid.p2p.hosts.host import parse_peer_address
-    from neurogrid.p2p.patience import MIN_KEEP_ALIVE
+    from neurogrid.p2p.libp2p.patience import MIN_KEEP_ALIVE
     from neurogrid.p2p.reach.circuit import is_relayed_address
 
     for relay in options.relay:

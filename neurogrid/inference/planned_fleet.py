@@ -48,7 +48,7 @@ from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import Host, parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
-from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,

@@ -41,7 +41,7 @@ from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
-from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 
 __all__ = ["Worker", "WorkerSettings", "open_worker"]

@@ -13,7 +13,7 @@ from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
 from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
 from neurogrid.p2p.hosts.host import Host, parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.buffers import Tensor
 from neurogrid.p2p.streams.intake import Intake

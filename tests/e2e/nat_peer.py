@@ -16,7 +16,7 @@ import trio
 from libp2p.connection_types import ConnectionType
 
 from neurogrid.errors import PeerUnreachableError
-from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.hole_punching import Path
 from neurogrid.p2p.reach.keeper import KeeperLimits, keep_connections
 from neurogrid.p2p.reach.reach import Reach, ReachOptions

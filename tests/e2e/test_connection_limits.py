@@ -11,8 +11,8 @@ from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.inbound import MAX_INBOUND_PER_PEER
-from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.libp2p.inbound import MAX_INBOUND_PER_PEER
+from neurogrid.p2p.libp2p.libp2p_host import open_host
 
 DEADLINE = 120.0
 BOTH = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1")

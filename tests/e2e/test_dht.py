@@ -26,7 +26,7 @@ from neurogrid.p2p.discovery.dht_key import cluster_key
 from neurogrid.p2p.discovery.records import MemberRecord, sign_record
 from neurogrid.p2p.discovery.records_exchange import RECORD_PROTOCOL, RecordMessage
 from neurogrid.p2p.discovery.sighting import Attempt, Sighting
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from tests.ports import free_port
 
 DEADLINE = 120.0

@@ -13,7 +13,7 @@ from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p import open_host
 from neurogrid.p2p.discovery.dht_kademlia import Kademlia, KademliaNetwork
 from neurogrid.p2p.discovery.dht_requests import ask, find_node
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 
 DEADLINE = 120.0
 PROTOCOL = "/ipfs/kad/1.0.0"

@@ -14,7 +14,7 @@ from neurogrid.p2p import Identity, open_host
 from neurogrid.p2p.discovery.dht_key import cluster_key
 from neurogrid.p2p.discovery.records import MemberRecord, sign_record
 from neurogrid.p2p.discovery.records_exchange import RECORD_PROTOCOL, RecordMessage
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.trust import WORKER, Cluster
 from neurogrid.p2p.wire import PROTOCOL_V11
 from tests.e2e.members import make_member

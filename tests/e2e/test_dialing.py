@@ -14,7 +14,7 @@ from multiaddr import Multiaddr
 from neurogrid.errors import ConfigurationError, PeerUnreachableError
 from neurogrid.p2p import open_host
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.tcp import TcpTransport
+from neurogrid.p2p.libp2p.tcp import TcpTransport
 from tests.conformance.cancellation import attempts
 from tests.e2e.support import DEADLINE
 from tests.ports import free_port

@@ -10,7 +10,7 @@ import trio
 
 from neurogrid.p2p import open_host
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.http_answer import HTTP_ANSWER
+from neurogrid.p2p.libp2p.http_answer import HTTP_ANSWER
 from tests.e2e.support import DEADLINE
 
 MULTISTREAM = b"\x13/multistream/1.0.0\n"

@@ -31,7 +31,7 @@ trio.run(main)
 
 @pytest.fixture(autouse=True)
 def _few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurogrid.p2p.libp2p_host.MAX_CONNECTIONS", MAX_CONNECTIONS)
+    monkeypatch.setattr("neurogrid.p2p.libp2p.libp2p_host.MAX_CONNECTIONS", MAX_CONNECTIONS)
 
 
 async def can_connect(server: Host) -> None:

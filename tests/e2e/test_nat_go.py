@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.reach.circuit import circuit_address
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits

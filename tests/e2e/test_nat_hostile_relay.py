@@ -11,7 +11,7 @@ import trio
 
 from neurogrid.errors import PeerUnreachableError, StreamBrokenError, TransportError
 from neurogrid.p2p import Identity, Stream
-from neurogrid.p2p.libp2p_host import open_host
+from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.reach import relay_client
 from neurogrid.p2p.reach.relay_service import RelayService
 from neurogrid.p2p.trust import (

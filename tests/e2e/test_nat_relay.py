@@ -19,7 +19,7 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.circuit import circuit_address
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.relay_client import RelayClient

@@ -13,7 +13,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from neurogrid.errors import StreamBrokenError
-from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach import hole_punching
 from neurogrid.p2p.reach.autonat import AUTONAT_PROTOCOL, MAX_DIALS_PER_PEER, Reachability
 from neurogrid.p2p.reach.backoff import Backoff

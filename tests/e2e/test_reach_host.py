@@ -11,7 +11,7 @@ from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreach
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.discovery.sighting import Sighting
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.libp2p_host import Libp2pHost, open_host
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
 from neurogrid.p2p.trust import COORDINATOR, WORKER, AllowList

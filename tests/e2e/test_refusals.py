@@ -24,7 +24,7 @@ from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
 from neurogrid.inference.coordinator import Coordinator
 from neurogrid.p2p import Identity, MessageType, Protocol, TensorMessage, new_request_id, open_host
 from neurogrid.p2p.exchange.counters import Direction
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.trust import (
     COORDINATOR,
     WORKER,

@@ -16,7 +16,7 @@ from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError, PeerUnreachableError, StreamBrokenError
 from neurogrid.p2p import PROTOCOL_V11, Identity, Protocol, Stream, open_host
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.trust import (
     COORDINATOR,
     TRUST_PROTOCOL,

@@ -13,8 +13,8 @@ from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.protocol_muxer.multiselect_client import MULTISELECT_PROTOCOL_ID
 
 from neurogrid.p2p import open_host
-from neurogrid.p2p.libp2p_host import Libp2pHost
-from neurogrid.p2p.negotiation import _PromptClient
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.negotiation import _PromptClient
 
 NAME = MULTISELECT_PROTOCOL_ID
 

@@ -10,7 +10,7 @@ import trio
 from libp2p.abc import IMultiselectCommunicator, INetStream
 from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID, Multiselect
 
-from neurogrid.p2p.libp2p_host import _Handlers
+from neurogrid.p2p.libp2p.libp2p_host import _Handlers
 
 PROTOCOL = "/test/1"
 

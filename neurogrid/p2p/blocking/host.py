@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, ParamSpec
 
 import neurogrid.p2p.hosts.host
-import neurogrid.p2p.libp2p_host
+import neurogrid.p2p.libp2p.libp2p_host
 from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p.blocking.handler_threads import HandlerThreads
 from neurogrid.p2p.blocking.trio_thread import TrioThread
@@ -119,5 +119,5 @@ def _stop(handlers: HandlerThreads, thread: TrioThread[AsyncHost]) -> list[str]:
     return handlers.stop(HANDLERS_TIMEOUT) if thread.is_here else []
 
 
-open_host = in_thread(neurogrid.p2p.libp2p_host.open_host)
+open_host = in_thread(neurogrid.p2p.libp2p.libp2p_host.open_host)
 """`neurogrid.p2p.open_host` for a `with` block: the same arguments and errors. What it gives is a `Host` to call."""

@@ -44,7 +44,7 @@ from neurogrid.p2p.discovery.records import MAX_ADDRESSES, MemberRecord, names_p
 from neurogrid.p2p.discovery.records_book import CLOCK_SKEW, MAX_LIFETIME, RecordBook, Verify
 from neurogrid.p2p.discovery.records_exchange import RECORD_PROTOCOL, RecordExchange
 from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt, OnSighting
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 
 __all__ = ["Announcement", "Dht", "DhtTiming", "open_dht"]
 

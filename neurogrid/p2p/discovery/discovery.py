@@ -31,7 +31,7 @@ from neurogrid.p2p.discovery.mdns import DEFAULT_EXPIRY, open_mdns
 from neurogrid.p2p.discovery.records_book import Verify
 from neurogrid.p2p.discovery.sighting import Attempt, Sighting
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 
 __all__ = ["Discovery"]
 

@@ -29,7 +29,7 @@ from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.peer.id import ID
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.p2p.certificate_template import certificate_template
+from neurogrid.p2p.quic.certificate_template import certificate_template
 
 __all__ = ["make_certificate", "peer_id_of"]
 

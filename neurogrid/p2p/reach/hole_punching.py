@@ -37,7 +37,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import RemoteProtocolError, TransportError
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.own_port import own_tcp_source

@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 
 from neurogrid.errors import PeerUnreachableError
 from neurogrid.p2p.hosts.host import DIAL_TIMEOUT, parse_peer_address
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 
 __all__ = ["dial_from_own_port", "own_tcp_source"]
 

@@ -22,7 +22,7 @@ import miniupnpc
 import trio
 from multiaddr import Multiaddr
 
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 
 __all__ = ["MappedPort", "PortMapper", "PortMappingState"]

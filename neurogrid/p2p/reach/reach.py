@@ -18,7 +18,7 @@ from multiaddr import Multiaddr
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.hosts.host import parse_peer_address
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.autonat import MAX_ASKED, AutoNat, Reachability, ReachabilityState
 from neurogrid.p2p.reach.circuit import circuit_address, is_relayed_address
 from neurogrid.p2p.reach.hole_punching import HolePuncher, Path, PeerPath

@@ -37,7 +37,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.hosts.errand import Errand
 from neurogrid.p2p.hosts.host import parse_peer_address
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.circuit import (
     circuit_address,

@@ -14,7 +14,7 @@ from libp2p.network.connection.exceptions import RawConnError
 from multiaddr import Multiaddr
 
 from neurogrid.errors import StreamBrokenError
-from neurogrid.p2p.libp2p_stream import Libp2pStream
+from neurogrid.p2p.libp2p.libp2p_stream import Libp2pStream
 from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["RelayedConnection", "connection_of", "is_relayed"]

@@ -18,7 +18,7 @@ from libp2p.peer.id import ID
 from neurogrid.p2p import Identity, open_host
 from neurogrid.p2p.discovery.dht import Announcement, Dht, open_dht
 from neurogrid.p2p.discovery.dht_key import cluster_cid
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.trust import COORDINATOR, WORKER, Cluster, ClusterAdmission, Membership
 from tests.e2e.interop import go_control
 from tests.e2e.interop.foreign_peer import ForeignPeer

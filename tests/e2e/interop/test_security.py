@@ -20,7 +20,7 @@ from multiaddr import Multiaddr
 from neurogrid.errors import PeerUnreachableError
 from neurogrid.p2p import open_host
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.security import security_options
+from neurogrid.p2p.libp2p.security import security_options
 
 DEADLINE = 120.0
 LIBP2P_EXTENSION = "1.3.6.1.4.1.53594.1.1"

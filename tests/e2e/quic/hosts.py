@@ -11,8 +11,8 @@ import trio
 from libp2p.peer.id import ID
 
 from neurogrid.p2p import Host, Stream, open_host
-from neurogrid.p2p import libp2p_host as libp2p_host_module
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p import libp2p_host as libp2p_host_module
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.quic import QuicLimits
 from tests.conformance.networks import until
 

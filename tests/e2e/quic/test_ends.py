@@ -11,7 +11,7 @@ import trio
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p import Stream, open_host
-from neurogrid.p2p import libp2p_host as libp2p_host_module
+from neurogrid.p2p.libp2p import libp2p_host as libp2p_host_module
 from neurogrid.p2p.quic import QuicLimits
 from tests.conformance.streams import ECHO, check_echo, digest, echo, receive_all, stream_pair
 from tests.e2e.quic.hosts import (

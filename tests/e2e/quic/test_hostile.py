@@ -9,7 +9,7 @@ from libp2p.peer.id import ID
 
 from neurogrid.errors import TransportError
 from neurogrid.p2p import Stream, open_host
-from neurogrid.p2p.libp2p_host import Libp2pHost
+from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.quic import QuicLimits
 from tests.conformance.networks import until
 from tests.conformance.streams import check_echo, serve_echo

@@ -32,8 +32,8 @@ from libp2p.security.tls.exceptions import TLSHandshakeFailure
 from libp2p.security.tls.transport import PROTOCOL_ID as TLS
 from libp2p.security.tls.transport import IdentityConfig, TLSTransport
 
-from neurogrid.p2p.certificate_template import certificate_template
 from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.quic.certificate_template import certificate_template
 
 __all__ = ["security_options"]
 

@@ -61,23 +61,23 @@ from neurogrid.p2p.hosts.host import (
     serve_stream,
 )
 from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.http_answer import answer_http
-from neurogrid.p2p.inbound import (
+from neurogrid.p2p.libp2p.http_answer import answer_http
+from neurogrid.p2p.libp2p.inbound import (
     bound_inbound_connections,
     close_connections,
     closed_listeners,
     end_inbound_tasks,
 )
-from neurogrid.p2p.libp2p_stream import Libp2pStream
+from neurogrid.p2p.libp2p.libp2p_stream import Libp2pStream
+from neurogrid.p2p.libp2p.negotiation import propose_at_once
+from neurogrid.p2p.libp2p.patience import link_limits, quic_limits
+from neurogrid.p2p.libp2p.security import security_options
+from neurogrid.p2p.libp2p.tcp import TcpTransport
+from neurogrid.p2p.libp2p.upgrades import close_failed_upgrades
 from neurogrid.p2p.link import install_link
-from neurogrid.p2p.negotiation import propose_at_once
-from neurogrid.p2p.patience import link_limits, quic_limits
 from neurogrid.p2p.quic import QuicTransport, prefer_tcp
-from neurogrid.p2p.security import security_options
 from neurogrid.p2p.streams.stream import Stream
-from neurogrid.p2p.tcp import TcpTransport
 from neurogrid.p2p.trust.admission import Admission
-from neurogrid.p2p.upgrades import close_failed_upgrades
 
 __all__ = ["Libp2pHost", "check_listen_address", "open_host"]
 
