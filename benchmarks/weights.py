@@ -35,8 +35,8 @@ from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.placing import open_placer
 from neurogrid.inference.remote_worker import Timeouts, TransferReports
-from neurogrid.model.checkpoint import Checkpoint
-from neurogrid.model.hash_cache import HashCache
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, open_host
 from neurogrid.p2p.exchange.counters import Direction
 

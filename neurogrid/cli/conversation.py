@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from neurogrid.model.tokenizer import Tokenizer
+    from neurogrid.model.files.tokenizer import Tokenizer
 
 __all__ = ["Conversation", "Turn"]
 

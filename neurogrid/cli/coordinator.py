@@ -324,8 +324,8 @@ def _judge_plan(options: argparse.Namespace) -> None:
     Lenient where more than the options would have to be known: what that lets pass `load_model` refuses.
     """
     from neurogrid.inference.plan_request import PlanRequest
-    from neurogrid.model.checkpoint_files import judge_checkpoint
     from neurogrid.model.embedded import embedded_model_path
+    from neurogrid.model.files.checkpoint_files import judge_checkpoint
 
     path: Path = options.model or embedded_model_path()
     num_layers = judge_checkpoint(path)

@@ -42,7 +42,7 @@ from neurogrid.cli.telemetry import (
 )
 from neurogrid.cli.threads import prepare_threads
 from neurogrid.cli.trust import is_loopback, take_ticket, trust_of
-from neurogrid.model.checkpoint_files import judge_checkpoint
+from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.server.listening import check_port
 
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run"]

@@ -1,6 +1,6 @@
 """Hidden states as envelopes, and back: what a coordinator and its workers send each other.
 
-A session says in which element type they travel; `I8` are the quantised rows of `neurogrid.model.quantized`.
+A session says in which element type they travel; `I8` are the quantised rows of `neurogrid.model.files.quantized`.
 
 T = tokens, D = hidden size.
 """
@@ -10,8 +10,13 @@ from __future__ import annotations
 import torch
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.model.quantized import dequantize_rows, quantize_rows, quantized_width
-from neurogrid.model.tensors import WIRE_DTYPES, dtype_name, tensor_from_bytes, tensor_to_bytes
+from neurogrid.model.files.quantized import dequantize_rows, quantize_rows, quantized_width
+from neurogrid.model.files.tensors import (
+    WIRE_DTYPES,
+    dtype_name,
+    tensor_from_bytes,
+    tensor_to_bytes,
+)
 from neurogrid.p2p.wire import ErrorCode, TensorEnvelope
 
 __all__ = ["check_answer", "pack", "unpack", "width"]

@@ -24,8 +24,8 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.remote_worker import RemoteWorker
-from neurogrid.model.config import config_fingerprint
-from neurogrid.model.tensors import dtype_name
+from neurogrid.model.files.config import config_fingerprint
+from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.protocol import new_request_id
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,

@@ -22,8 +22,8 @@ from neurogrid.inference.caching import CacheSettings, open_directory
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
 from neurogrid.inference.spreading import Spread
-from neurogrid.model.config import model_config_message
-from neurogrid.model.hash_cache import HashCache
+from neurogrid.model.files.config import model_config_message
+from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import PlannedStage

@@ -20,7 +20,7 @@ import torch
 from neurogrid.errors import PeerRefusedError, ResponseTimeout
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.spreading import Spread
-from neurogrid.model.blob import LayerBlob
+from neurogrid.model.files.blob import LayerBlob
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
 from neurogrid.planner import PlannedStage

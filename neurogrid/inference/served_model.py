@@ -23,10 +23,10 @@ from neurogrid.errors import (
     RequestRefusedError,
     UnsupportedModelError,
 )
-from neurogrid.model.blob import parse_blob
 from neurogrid.model.cache import StageCache
-from neurogrid.model.config import build_config, config_fingerprint
 from neurogrid.model.confined import ConfinementError
+from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.files.config import build_config, config_fingerprint
 from neurogrid.model.loading import MODEL_CODE_ERRORS
 from neurogrid.model.proof import Proof, Proving
 from neurogrid.model.stage import Row, Stage

@@ -14,7 +14,7 @@ from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session
 from neurogrid.inference.worker_state import WorkerState, sender_of
 from neurogrid.inference.worker_steps import WorkerSteps
-from neurogrid.model.tensors import tensor_from_bytes, tensor_to_bytes
+from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 
 __all__ = ["WorkerCachesV10"]

@@ -23,8 +23,8 @@ from neurogrid.errors import (
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.inference.worker_transfers import TransferService
+from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof import OWN_SECONDS, PEER_SECONDS
-from neurogrid.model.tensors import dtype_name
 from neurogrid.p2p.wire import (
     Assign,
     AssignAck,

@@ -23,7 +23,7 @@ from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_load import WorkerLoad, worker_load
 from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.inference.worker_steps import WorkerSteps
-from neurogrid.model.tensors import dtype_name
+from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.routes import Place, place_in
 from neurogrid.p2p.wire import (
     ErrorCode,

@@ -21,7 +21,7 @@ from neurogrid.inference.compute_statistics import ComputeStatistics
 from neurogrid.inference.session_table import Session
 from neurogrid.inference.spans import stage_span
 from neurogrid.inference.worker_state import WorkerState
-from neurogrid.model.tensors import is_finite
+from neurogrid.model.files.tensors import is_finite
 from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["WorkerSteps"]

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.safetensors_header import ALIGNMENT
+from neurogrid.model.files.safetensors_header import ALIGNMENT
 
 __all__ = [
     "MODEL_CODE_ERRORS",

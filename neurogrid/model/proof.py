@@ -17,9 +17,14 @@ from typing import Any
 import torch
 
 from neurogrid.errors import ConfigurationError, NeuroGridError, UnsupportedModelError
-from neurogrid.model.config import COMPUTE_DTYPES, build_config, config_fingerprint, resolve_dtype
 from neurogrid.model.confined import ConfinedProcess, ConfinementError, Limits
 from neurogrid.model.cost import LayerCost, layer_cost
+from neurogrid.model.files.config import (
+    COMPUTE_DTYPES,
+    build_config,
+    config_fingerprint,
+    resolve_dtype,
+)
 from neurogrid.model.loading import one_line
 from neurogrid.model.miniature import SplitTraits, check_splittable
 from neurogrid.model.stage import Stage

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrain
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.cache import StageCache
+from neurogrid.model.files.naming import is_end_tensor, layer_of
 from neurogrid.model.loading import (
     MODEL_CODE_ERRORS,
     Pristine,
@@ -36,7 +37,6 @@ from neurogrid.model.loading import (
     place_module,
     quiet_transformers,
 )
-from neurogrid.model.naming import is_end_tensor, layer_of
 from neurogrid.model.prepared import LayerCall, Recorder, same_values
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]

@@ -20,7 +20,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.sampling import derived_seed
 from neurogrid.inference.sampling_params import MAX_SEED, SamplingParams
-from neurogrid.model.chat_template import RENDER_SECONDS, TemplateBusyError
+from neurogrid.model.files.chat_template import RENDER_SECONDS, TemplateBusyError
 from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError
 from neurogrid.server.not_offered import (

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from neurogrid.model.tokenizer import TEMPLATE_ARGUMENTS, ChatEnding, Tokenizer
+from neurogrid.model.files.tokenizer import TEMPLATE_ARGUMENTS, ChatEnding, Tokenizer
 from neurogrid.server.errors import APIError
 
 __all__ = ["MAX_VARIABLES_BYTES", "MAX_VARIABLES_DEPTH", "read_ending", "read_variables"]

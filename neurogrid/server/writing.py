@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neurogrid.inference.sampling import FinishReason, GeneratedToken
-from neurogrid.model.tokenizer import Tokenizer
+from neurogrid.model.files.tokenizer import Tokenizer
 
 __all__ = ["AnswerWriter", "Piece", "WrittenToken", "held_back"]
 

@@ -22,10 +22,10 @@ from neurogrid import (
     open_worker,
 )
 from neurogrid.errors import ConfigurationError
-from neurogrid.model.blob import parse_blob
-from neurogrid.model.checkpoint import Checkpoint
-from neurogrid.model.config import build_config
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.config import build_config
 from neurogrid.model.stage import Ends, Stage
 from neurogrid.p2p import PROTOCOL_V10, Identity
 from tests.e2e.support import (

@@ -15,8 +15,8 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
 from neurogrid.inference.served_model import ServedModel, proving
-from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.config import model_config_message
+from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.files.config import model_config_message
 
 
 class Desk:

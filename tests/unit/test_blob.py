@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import CheckpointError, ModelError, UnsupportedModelError
-from neurogrid.model.blob import CHUNK_BYTES, LayerBlob, parse_blob
-from neurogrid.model.safetensors_header import MAX_HEADER_BYTES, TensorEntry, encode_header
+from neurogrid.model.files.blob import CHUNK_BYTES, LayerBlob, parse_blob
+from neurogrid.model.files.safetensors_header import MAX_HEADER_BYTES, TensorEntry, encode_header
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "protocol_spec" / "vectors" / "layer_blob.json").read_text()

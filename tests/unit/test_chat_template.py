@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.model import chat_template
-from neurogrid.model.chat_template import TemplateBusyError
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.tokenizer import Tokenizer
+from neurogrid.model.files import chat_template
+from neurogrid.model.files.chat_template import TemplateBusyError
+from neurogrid.model.files.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}"

@@ -15,10 +15,10 @@ from blake3 import blake3
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
-from neurogrid.model.blob import parse_blob
-from neurogrid.model.checkpoint import Checkpoint
-from neurogrid.model.config import eos_token_ids
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.config import eos_token_ids
 
 NUM_LAYERS = 4
 INDEX = "model.safetensors.index.json"

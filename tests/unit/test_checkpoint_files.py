@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
-from neurogrid.model.checkpoint_files import judge_checkpoint
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.files.checkpoint_files import judge_checkpoint
 
 
 def test_a_checkpoint_passes() -> None:

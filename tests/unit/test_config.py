@@ -40,7 +40,7 @@ from transformers import (
 )
 
 from neurogrid.errors import ConfigurationError, ModelError, UnsupportedModelError
-from neurogrid.model.config import (
+from neurogrid.model.files.config import (
     build_config,
     config_fingerprint,
     eos_token_ids,
@@ -48,7 +48,7 @@ from neurogrid.model.config import (
     resolve_dtype,
     sanitize_checkpoint_config,
 )
-from neurogrid.model.sanitize import _DROPPED_KEYS
+from neurogrid.model.files.sanitize import _DROPPED_KEYS
 from neurogrid.p2p.wire.model_config import deserialize_config, serialize_config
 
 LLAMA: dict[str, Any] = {
@@ -98,9 +98,7 @@ def saved(config: PreTrainedConfig, folder: Path) -> dict[str, Any]:
 
 def test_the_hub_is_off() -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    program = (
-        "import neurogrid.model.naming, huggingface_hub.constants as c; assert c.HF_HUB_OFFLINE"
-    )
+    program = "import neurogrid.model.files.naming, huggingface_hub.constants as c; assert c.HF_HUB_OFFLINE"
     environment = {**os.environ, "HF_HUB_OFFLINE": "0"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 

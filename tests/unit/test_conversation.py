@@ -11,7 +11,7 @@ import pytest
 from neurogrid.cli.conversation import Conversation
 from neurogrid.errors import ConfigurationError
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.tokenizer import Tokenizer
+from neurogrid.model.files.tokenizer import Tokenizer
 
 KEEPS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"

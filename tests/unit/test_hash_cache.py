@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from neurogrid.model.checkpoint import Checkpoint
-from neurogrid.model.hash_cache import HashCache
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.hash_cache import HashCache
 from tests.unit.full_disk import full_disk
 
 CONFIG = {
@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # The files are seconds old, and a file's time of change cannot be set.
-    monkeypatch.setattr("neurogrid.model.hash_cache._TICK_NS", -1)
+    monkeypatch.setattr("neurogrid.model.files.hash_cache._TICK_NS", -1)
     path = tmp_path / "hashes"
     path.mkdir()
     return path
@@ -129,7 +129,7 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_kept(kept: Path, model: P
 def test_a_file_that_was_just_written_is_not_kept(
     kept: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurogrid.model.hash_cache._TICK_NS", 3_600_000_000_000)
+    monkeypatch.setattr("neurogrid.model.files.hash_cache._TICK_NS", 3_600_000_000_000)
     hash_all(kept, model)
     assert list(kept.iterdir()) == []
 

@@ -15,7 +15,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.plan_request import PlanRequest
-from neurogrid.model.checkpoint_files import judge_checkpoint
+from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.p2p import Identity
 from neurogrid.server.listening import check_port, open_listeners
 

@@ -215,7 +215,7 @@ def test_scripts_are_flat() -> None:
         ("from libp2p.host import basic_host", "neurogrid.model.stage"),
         ("from neurogrid.p2p import Protocol", "neurogrid.model.stage"),
         ("from neurogrid.p2p.streams.stream import Stream", "neurogrid.p2p.link.stream"),
-        ("import pickle", "neurogrid.model.checkpoint"),
+        ("import pickle", "neurogrid.model.files.checkpoint"),
         ("import argparse", "neurogrid.inference.worker"),
         ("import rich.progress", "neurogrid.inference.worker"),
         ("from neurogrid.inference.progress import WorkerInfo", "neurogrid.planner.plan"),
@@ -233,7 +233,7 @@ def test_the_check_finds(source: str, module: str) -> None:
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from neurogrid.p2p.wire import ModelConfig", "neurogrid.model.config"),
+        ("from neurogrid.p2p.wire import ModelConfig", "neurogrid.model.files.config"),
         ("from .headers import Header\nimport json, msgpack", "neurogrid.p2p.wire.types"),
         ("import torch\nfrom neurogrid.model import stage", "neurogrid.inference.worker"),
     ],

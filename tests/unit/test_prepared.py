@@ -22,8 +22,8 @@ from neurogrid.inference.session_table import Session
 from neurogrid.inference.worker_state import WorkerState
 from neurogrid.inference.worker_steps import WorkerSteps
 from neurogrid.model.cache import StageCache
-from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.config import model_config_message
+from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.files.config import model_config_message
 from neurogrid.model.prepared import markers, same_values
 from neurogrid.model.stage import Stage
 

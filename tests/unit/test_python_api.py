@@ -15,7 +15,7 @@ from neurogrid import SamplingParams, blocking
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.text_generation import TextGeneration
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.tokenizer import Tokenizer
+from neurogrid.model.files.tokenizer import Tokenizer
 
 # What has no blocking twin, and why.
 WITHOUT_TWIN = {

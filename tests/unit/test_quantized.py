@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neurogrid.model.quantized import BLOCK, dequantize_rows, quantize_rows, quantized_width
-from neurogrid.model.tensors import is_finite
+from neurogrid.model.files.quantized import BLOCK, dequantize_rows, quantize_rows, quantized_width
+from neurogrid.model.files.tensors import is_finite
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -12,7 +12,7 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint, Pipeline
 from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError, ModelError, UnsupportedModelError
-from neurogrid.model.naming import is_end_tensor
+from neurogrid.model.files.naming import is_end_tensor
 from neurogrid.model.stage import Ends, Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}

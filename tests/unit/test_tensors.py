@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neurogrid.model.tensors import is_finite
+from neurogrid.model.files.tensors import is_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from neurogrid.errors import CheckpointError
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.tokenizer import Tokenizer
+from neurogrid.model.files.tokenizer import Tokenizer
 
 TEXTS = [
     "Hello, world!  Two spaces, a\ttab and a\n\n  newline.",

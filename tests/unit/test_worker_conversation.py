@@ -15,8 +15,8 @@ from neurogrid.errors import PeerRefusedError, ResponseTimeout, StreamBrokenErro
 from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
-from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.config import model_config_message
+from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.files.config import model_config_message
 from neurogrid.p2p import PROTOCOL_V11, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
 from neurogrid.p2p.streams.stream import Stream

@@ -23,8 +23,8 @@ from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.inference.worker_steps import EARLY_TIMEOUT, WorkerSteps
 from neurogrid.model.cache import StageCache
-from neurogrid.model.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.config import model_config_message
+from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.files.config import model_config_message
 from neurogrid.p2p.wire import ErrorCode
 
 NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8

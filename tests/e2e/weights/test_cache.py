@@ -153,7 +153,7 @@ def test_hashes_are_kept_and_found_out_when_they_are_wrong(
     llama: tuple[Path, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The model was written a moment ago.
-    monkeypatch.setattr("neurogrid.model.hash_cache._TICK_NS", -1)
+    monkeypatch.setattr("neurogrid.model.files.hash_cache._TICK_NS", -1)
     path, expected = llama
     hashes = tmp_path / "hashes"
 

@@ -18,7 +18,7 @@ from itertools import accumulate
 import torch
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.safetensors_header import (
+from neurogrid.model.files.safetensors_header import (
     LENGTH_BYTES,
     TORCH_DTYPES,
     TensorEntry,

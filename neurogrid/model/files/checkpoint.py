@@ -18,17 +18,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.blob import LayerBlob
-from neurogrid.model.checkpoint_files import (
+from neurogrid.model.files.blob import LayerBlob
+from neurogrid.model.files.checkpoint_files import (
     INDEX_FILE,
     SINGLE_FILE,
     read_json,
     read_model_config,
     weight_files,
 )
-from neurogrid.model.config import build_config
-from neurogrid.model.naming import is_end_tensor, layer_of
-from neurogrid.model.safetensors_header import (
+from neurogrid.model.files.config import build_config
+from neurogrid.model.files.naming import is_end_tensor, layer_of
+from neurogrid.model.files.safetensors_header import (
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
     TensorEntry,

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from neurogrid.errors import CheckpointError, ConfigurationError
-from neurogrid.model.chat_template import TemplateRenderer
+from neurogrid.model.files.chat_template import TemplateRenderer
 from neurogrid.model.loading import quiet_transformers
 
 __all__ = ["TEMPLATE_ARGUMENTS", "ChatEnding", "TextStream", "TokenKind", "Tokenizer"]

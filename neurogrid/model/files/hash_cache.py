@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from neurogrid.model.checkpoint import Checkpoint
+from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.p2p.wire.blob_id import DIGEST_BYTES
 
 __all__ = ["HashCache"]
