@@ -15,7 +15,7 @@ import signal
 import sys
 from pathlib import Path
 
-from neurogrid.model.rows import RowPool
+from neurogrid.model.caches.rows import RowPool
 
 __all__ = ["Memory", "memory"]
 

@@ -22,7 +22,7 @@ import trio
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.compute_statistics import StageCall
 from neurogrid.inference.served_model import ServedModel
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.stage import Row
 from neurogrid.p2p.wire import ErrorCode
 

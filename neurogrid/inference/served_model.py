@@ -23,7 +23,7 @@ from neurogrid.errors import (
     RequestRefusedError,
     UnsupportedModelError,
 )
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.config import build_config, config_fingerprint

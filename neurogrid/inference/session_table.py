@@ -14,7 +14,7 @@ import trio
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.p2p.exchange.routes import Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import ErrorCode

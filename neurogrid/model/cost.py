@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.loading import MODEL_CODE_ERRORS, quiet_transformers
 from neurogrid.model.skeleton import Skeleton
 

@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from neurogrid.errors import ModelError
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.loading import MODEL_CODE_ERRORS
 from neurogrid.model.module_watch import Seen, Watch, narrow_products
 from neurogrid.model.skeleton import Skeleton

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig
 
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.naming import is_end_tensor, layer_of
 from neurogrid.model.stage import Ends, Row, Stage
 

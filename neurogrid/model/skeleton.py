@@ -26,7 +26,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
+from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.naming import is_end_tensor, layer_of
 from neurogrid.model.loading import (
     MODEL_CODE_ERRORS,
@@ -37,7 +38,6 @@ from neurogrid.model.loading import (
     place_module,
     quiet_transformers,
 )
-from neurogrid.model.prepared import LayerCall, Recorder, same_values
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
 

@@ -24,13 +24,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
+from neurogrid.model.caches.prepared import PreparedPass, markers, same_calls
+from neurogrid.model.caches.row_groups import group_rows
+from neurogrid.model.caches.row_masks import rows_masked
+from neurogrid.model.caches.rows import RowPool
 from neurogrid.model.end_passes import EndPasses
 from neurogrid.model.few_rows import speed_up_few_rows
-from neurogrid.model.prepared import PreparedPass, markers, same_calls
-from neurogrid.model.row_groups import group_rows
-from neurogrid.model.row_masks import rows_masked
-from neurogrid.model.rows import RowPool
 from neurogrid.model.skeleton import Skeleton
 
 __all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]

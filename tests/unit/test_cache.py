@@ -8,7 +8,7 @@ import transformers as tf
 from stage_families import MIXED, SMALL
 
 from neurogrid.errors import ModelError
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 
 WINDOW, FULL_LAYER, WINDOW_LAYER = 8, 1, 0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.miniature import check_splittable
 from neurogrid.model.stage import Row, Stage
 

@@ -11,7 +11,7 @@ from stage_families import MAIN_FAMILIES, PHI3_LONGROPE, Checkpoint, Pipeline
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model import skeleton
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.miniature import SplitTraits, check_splittable
 from neurogrid.model.miniature_config import miniatures
 

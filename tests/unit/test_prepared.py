@@ -21,10 +21,10 @@ from neurogrid.inference.served_model import ServedModel, proving
 from neurogrid.inference.session_table import Session
 from neurogrid.inference.worker_state import WorkerState
 from neurogrid.inference.worker_steps import WorkerSteps
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
+from neurogrid.model.caches.prepared import markers, same_values
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
-from neurogrid.model.prepared import markers, same_values
 from neurogrid.model.stage import Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.model.row_groups import group_rows, zone_of
+from neurogrid.model.caches.row_groups import group_rows, zone_of
 
 
 def _bytes(lengths: list[int], groups: list[list[int]], weight_bytes: int) -> int:

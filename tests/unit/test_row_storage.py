@@ -9,8 +9,8 @@ import pytest
 import torch
 from stage_families import MAIN_FAMILIES, Checkpoint
 
-from neurogrid.model.cache import StageCache
-from neurogrid.model.row_store import RowStore
+from neurogrid.model.caches.cache import StageCache
+from neurogrid.model.caches.row_store import RowStore
 from neurogrid.model.stage import IDLE_ROUNDS, Row, Stage
 
 NUM_LAYERS = 3

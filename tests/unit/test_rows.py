@@ -11,7 +11,7 @@ import torch
 import transformers as tf
 from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, PHI3_LONGROPE, Checkpoint
 
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.miniature import check_splittable
 from neurogrid.model.stage import Row, Stage
 

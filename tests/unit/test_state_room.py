@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neurogrid.model.state_room import StateRoom
+from neurogrid.model.caches.state_room import StateRoom
 
 HEADS, SIZE = 3, 4
 

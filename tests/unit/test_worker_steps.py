@@ -22,7 +22,7 @@ from neurogrid.inference.served_model import ServedModel, proving
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.inference.worker_steps import EARLY_TIMEOUT, WorkerSteps
-from neurogrid.model.cache import StageCache
+from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 from neurogrid.p2p.wire import ErrorCode

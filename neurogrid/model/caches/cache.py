@@ -28,8 +28,8 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from neurogrid.errors import ModelError, UnsupportedModelError
-from neurogrid.model.prepared import PreparedPass
-from neurogrid.model.state_room import StateRoom
+from neurogrid.model.caches.prepared import PreparedPass
+from neurogrid.model.caches.state_room import StateRoom
 
 __all__ = ["Home", "StageCache"]
 

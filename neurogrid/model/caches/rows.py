@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers import DynamicCache, PreTrainedConfig
 
-from neurogrid.model.cache import StageCache
-from neurogrid.model.row_store import RowStore
+from neurogrid.model.caches.cache import StageCache
+from neurogrid.model.caches.row_store import RowStore
 
 __all__ = ["RowPool"]
 
