@@ -31,7 +31,7 @@ from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference import micro_batches
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker import WorkerSettings, open_worker
-from neurogrid.model.stage import Row
+from neurogrid.model.stages.stage import Row
 
 STAGES = (1, 2, 4)
 SESSIONS = (8, 16, 32)

@@ -26,7 +26,7 @@ from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.status import ClusterStatus
 from neurogrid.inference.worker_state import WeightSource
-from neurogrid.model.device import DeviceMemory
+from neurogrid.model.stages.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
 from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, shown_as, twin
 from neurogrid.p2p.exchange.counters import TrafficCounters

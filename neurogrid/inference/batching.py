@@ -23,7 +23,7 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.compute_statistics import StageCall
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.stage import Row
+from neurogrid.model.stages.stage import Row
 from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["Batcher", "Step", "next_steps", "run_steps"]

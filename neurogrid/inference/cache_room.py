@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import trio
 
 from neurogrid.errors import CapacityError
-from neurogrid.model.cost import LayerCost
+from neurogrid.model.stages.cost import LayerCost
 
 __all__ = ["CacheRoom", "MAX_WAITING_SESSIONS", "Reservation"]
 

@@ -23,7 +23,7 @@ from neurogrid.inference.batching import Batcher
 from neurogrid.inference.burst import Burst
 from neurogrid.inference.micro_batches import MicroBatch, MicroBatches
 from neurogrid.inference.torch_thread import TorchThread
-from neurogrid.model.stage import MAX_ROWS, Ends
+from neurogrid.model.stages.stage import MAX_ROWS, Ends
 from neurogrid.p2p.streams.tracing import span
 
 __all__ = ["Choose", "Chosen", "EndsQueue", "open_ends"]

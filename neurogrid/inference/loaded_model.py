@@ -18,13 +18,13 @@ import torch
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.inference.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
-from neurogrid.model.cost import LayerCost, workspace_bytes
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import PreTrainedConfig, build_config, eos_token_ids
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.miniature import SplitTraits
 from neurogrid.model.proof import OWN_SECONDS, Proving
-from neurogrid.model.stage import Ends
+from neurogrid.model.stages.cost import LayerCost, workspace_bytes
+from neurogrid.model.stages.stage import Ends
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
 from neurogrid.planner import LayerSize, ModelSize
 

@@ -44,7 +44,7 @@ from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
-from neurogrid.model.device import device_memory, device_name, select_device
+from neurogrid.model.stages.device import device_memory, device_name, select_device
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import open_memory_network

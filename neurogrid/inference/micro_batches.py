@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
-from neurogrid.model.stage import MAX_ROWS
+from neurogrid.model.stages.stage import MAX_ROWS
 
 __all__ = ["MicroBatch", "MicroBatches"]
 

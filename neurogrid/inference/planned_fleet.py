@@ -40,8 +40,8 @@ from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.inference.trials import Trials
 from neurogrid.model.confined import start_fork_server
-from neurogrid.model.device import device_memory
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.model.stages.device import device_memory
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
 from neurogrid.p2p.exchange.protocol import Protocol

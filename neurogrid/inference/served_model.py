@@ -27,9 +27,9 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.config import build_config, config_fingerprint
-from neurogrid.model.loading import MODEL_CODE_ERRORS
 from neurogrid.model.proof import Proof, Proving
-from neurogrid.model.stage import Row, Stage
+from neurogrid.model.stages.loading import MODEL_CODE_ERRORS
+from neurogrid.model.stages.stage import Row, Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
 
 __all__ = ["ServedModel", "checkpoint_config_of", "proving", "refusing_config"]

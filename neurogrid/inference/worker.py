@@ -32,9 +32,9 @@ from neurogrid.inference.worker_state import WeightSource, WorkerSettings, Worke
 from neurogrid.inference.worker_status import WorkerBoard
 from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.confined import start_fork_server
-from neurogrid.model.device import DeviceMemory, device_name, select_device
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
+from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
 from neurogrid.p2p.exchange.protocol import Protocol

@@ -13,9 +13,9 @@ import logging
 import trio
 
 from neurogrid.inference.worker_state import WorkerState, sender_of
-from neurogrid.model.device_speed import DeviceSpeed, measure_speed
 from neurogrid.model.files.config import config_fingerprint
 from neurogrid.model.files.tensors import WIRE_DTYPES, dtype_name
+from neurogrid.model.stages.device_speed import DeviceSpeed, measure_speed
 from neurogrid.p2p.wire import (
     CONFIG_DTYPES,
     DeviceInfo,

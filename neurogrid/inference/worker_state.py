@@ -23,8 +23,8 @@ from neurogrid.inference.reaching import ReachSettings
 from neurogrid.inference.served_model import ServedModel, proving, refusing_config
 from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker_blobs import WorkerBlobs
-from neurogrid.model.device import DeviceMemory, device_memory
 from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.stages.device import DeviceMemory, device_memory
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from neurogrid.model.skeleton import build_on_meta, find_layers, num_decoder_layers
+from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
 
 __all__ = ["LengthLimit", "Miniature", "miniatures"]
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.naming import is_end_tensor, layer_of
-from neurogrid.model.stage import Ends, Row, Stage
+from neurogrid.model.stages.stage import Ends, Row, Stage
 
 __all__ = ["Session", "Split", "saved_tensors"]
 

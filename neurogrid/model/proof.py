@@ -18,16 +18,16 @@ import torch
 
 from neurogrid.errors import ConfigurationError, NeuroGridError, UnsupportedModelError
 from neurogrid.model.confined import ConfinedProcess, ConfinementError, Limits
-from neurogrid.model.cost import LayerCost, layer_cost
 from neurogrid.model.files.config import (
     COMPUTE_DTYPES,
     build_config,
     config_fingerprint,
     resolve_dtype,
 )
-from neurogrid.model.loading import one_line
 from neurogrid.model.miniature import SplitTraits, check_splittable
-from neurogrid.model.stage import Stage
+from neurogrid.model.stages.cost import LayerCost, layer_cost
+from neurogrid.model.stages.loading import one_line
+from neurogrid.model.stages.stage import Stage
 
 __all__ = ["OWN_SECONDS", "PEER_SECONDS", "Proof", "Proving", "prove"]
 

@@ -26,7 +26,7 @@ from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
-from neurogrid.model.stage import Ends, Stage
+from neurogrid.model.stages.stage import Ends, Stage
 from neurogrid.p2p import PROTOCOL_V10, Identity
 from tests.e2e.support import (
     DEADLINE,

@@ -12,8 +12,8 @@ import transformers as tf
 from safetensors.torch import load_file
 
 from neurogrid.model.files.naming import is_end_tensor, layer_of
-from neurogrid.model.loading import quiet_transformers
-from neurogrid.model.stage import Ends, Stage
+from neurogrid.model.stages.loading import quiet_transformers
+from neurogrid.model.stages.stage import Ends, Stage
 
 SMALL: dict[str, Any] = {
     "hidden_size": 48,

@@ -8,7 +8,7 @@ import trio.testing
 
 from neurogrid.errors import CapacityError
 from neurogrid.inference.cache_room import CacheRoom
-from neurogrid.model.cost import LayerCost
+from neurogrid.model.stages.cost import LayerCost
 
 FULL = LayerCost(weight_bytes=1, cache_bytes_per_token=10)
 WINDOW = LayerCost(weight_bytes=1, cache_bytes_per_token=10, max_cached_tokens=20)

@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 from stage_families import MAIN_FAMILIES, Checkpoint
 
-from neurogrid.model.cost import LayerCost, layer_cost, workspace_bytes
+from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3", "lfm2", "mixtral"])

@@ -11,7 +11,7 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.miniature import check_splittable
-from neurogrid.model.stage import Row, Stage
+from neurogrid.model.stages.stage import Row, Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 TOLERANCE = 1e-4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neurogrid.model import device_speed
-from neurogrid.model.device_speed import measure_speed
+from neurogrid.model.stages import device_speed
+from neurogrid.model.stages.device_speed import measure_speed
 
 CPU = torch.device("cpu")
 MIB = 1024**2

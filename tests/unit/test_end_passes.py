@@ -16,7 +16,7 @@ from transformers.models.llama import modeling_llama
 
 from neurogrid.errors import CheckpointError
 from neurogrid.model.files.naming import is_end_tensor
-from neurogrid.model.stage import Ends
+from neurogrid.model.stages.stage import Ends
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 BOTH = {"embedding", "head"}

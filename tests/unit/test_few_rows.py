@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from neurogrid.model import few_rows
-from neurogrid.model.few_rows import speed_up_few_rows
+from neurogrid.model.stages import few_rows
+from neurogrid.model.stages.few_rows import speed_up_few_rows
 
 
 @pytest.fixture(params=["columns", "rows"])

@@ -18,7 +18,7 @@ from neurogrid.inference.micro_batches import (
     MicroBatch,
     MicroBatches,
 )
-from neurogrid.model.stage import MAX_ROWS
+from neurogrid.model.stages.stage import MAX_ROWS
 
 NEAR, FAR = ("near",), ("near", "middle", "far")
 

@@ -10,10 +10,10 @@ import transformers as tf
 from stage_families import MAIN_FAMILIES, PHI3_LONGROPE, Checkpoint, Pipeline
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model import skeleton
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.miniature import SplitTraits, check_splittable
 from neurogrid.model.miniature_config import miniatures
+from neurogrid.model.stages import skeleton
 
 LONGROPE = {
     "rope_type": "longrope",

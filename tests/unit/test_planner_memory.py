@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from neurogrid.model.cost import layer_cost
 from neurogrid.model.files.config import build_config
+from neurogrid.model.stages.cost import layer_cost
 
 BYTES = 2  # an element in float16, which is what 1.0.0 computes in
 

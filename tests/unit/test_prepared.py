@@ -25,7 +25,7 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import markers, same_values
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
-from neurogrid.model.stage import Stage
+from neurogrid.model.stages.stage import Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 PROMPT = 11

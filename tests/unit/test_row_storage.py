@@ -11,7 +11,7 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.row_store import RowStore
-from neurogrid.model.stage import IDLE_ROUNDS, Row, Stage
+from neurogrid.model.stages.stage import IDLE_ROUNDS, Row, Stage
 
 NUM_LAYERS = 3
 # Keys and values of a token: 2 heads of 12 in float32.

@@ -13,7 +13,7 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, PHI3_LONGROPE, Checkpo
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.miniature import check_splittable
-from neurogrid.model.stage import Row, Stage
+from neurogrid.model.stages.stage import Row, Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 

@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError, ModelError, UnsupportedModelError
 from neurogrid.model.files.naming import is_end_tensor
-from neurogrid.model.stage import Ends, Stage
+from neurogrid.model.stages.stage import Ends, Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 

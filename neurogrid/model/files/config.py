@@ -31,7 +31,7 @@ from neurogrid.model.files.sanitize import (
     config_fingerprint,
     sanitize_checkpoint_config,
 )
-from neurogrid.model.loading import quiet_transformers
+from neurogrid.model.stages.loading import quiet_transformers
 from neurogrid.p2p.wire.model_config import ModelConfig
 from neurogrid.temporary import temporary_directory
 

@@ -29,9 +29,9 @@ from neurogrid.model.caches.prepared import PreparedPass, markers, same_calls
 from neurogrid.model.caches.row_groups import group_rows
 from neurogrid.model.caches.row_masks import rows_masked
 from neurogrid.model.caches.rows import RowPool
-from neurogrid.model.end_passes import EndPasses
-from neurogrid.model.few_rows import speed_up_few_rows
-from neurogrid.model.skeleton import Skeleton
+from neurogrid.model.stages.end_passes import EndPasses
+from neurogrid.model.stages.few_rows import speed_up_few_rows
+from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]
 

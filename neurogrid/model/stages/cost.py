@@ -17,8 +17,8 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.loading import MODEL_CODE_ERRORS, quiet_transformers
-from neurogrid.model.skeleton import Skeleton
+from neurogrid.model.stages.loading import MODEL_CODE_ERRORS, quiet_transformers
+from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["LayerCost", "layer_cost", "workspace_bytes"]
 

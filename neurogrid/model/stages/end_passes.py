@@ -36,9 +36,9 @@ from torch import nn
 
 from neurogrid.errors import ModelError
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.loading import MODEL_CODE_ERRORS
-from neurogrid.model.module_watch import Seen, Watch, narrow_products
-from neurogrid.model.skeleton import Skeleton
+from neurogrid.model.stages.loading import MODEL_CODE_ERRORS
+from neurogrid.model.stages.module_watch import Seen, Watch, narrow_products
+from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["EndPasses"]
 

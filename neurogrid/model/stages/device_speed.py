@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from neurogrid.model.few_rows import measure_few_rows, speed_up_few_rows
+from neurogrid.model.stages.few_rows import measure_few_rows, speed_up_few_rows
 
 __all__ = ["DeviceSpeed", "measure_speed"]
 

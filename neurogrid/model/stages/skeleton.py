@@ -29,7 +29,7 @@ from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.naming import is_end_tensor, layer_of
-from neurogrid.model.loading import (
+from neurogrid.model.stages.loading import (
     MODEL_CODE_ERRORS,
     Pristine,
     load_tensors,
