@@ -21,8 +21,8 @@ from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import PreTrainedConfig, build_config, eos_token_ids
 from neurogrid.model.files.tokenizer import Tokenizer
-from neurogrid.model.miniature import SplitTraits
-from neurogrid.model.proof import OWN_SECONDS, Proving
+from neurogrid.model.proof.miniature import SplitTraits
+from neurogrid.model.proof.proof import OWN_SECONDS, Proving
 from neurogrid.model.stages.cost import LayerCost, workspace_bytes
 from neurogrid.model.stages.stage import Ends
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES

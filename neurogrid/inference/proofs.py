@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from neurogrid.model.proof import Proof, Proving
+from neurogrid.model.proof.proof import Proof, Proving
 
 __all__ = ["result_of"]
 

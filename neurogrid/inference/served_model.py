@@ -27,7 +27,7 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.config import build_config, config_fingerprint
-from neurogrid.model.proof import Proof, Proving
+from neurogrid.model.proof.proof import Proof, Proving
 from neurogrid.model.stages.loading import MODEL_CODE_ERRORS
 from neurogrid.model.stages.stage import Row, Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig

@@ -24,7 +24,7 @@ from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.files.tensors import dtype_name
-from neurogrid.model.proof import OWN_SECONDS, PEER_SECONDS
+from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.p2p.wire import (
     Assign,
     AssignAck,

@@ -58,7 +58,7 @@ ADDRESS_SPACE_FACTOR = 2
 NEARLY_ALL = 0.9
 
 # What a fork server that is a Python of its own imports before it is asked for anything.
-PRELOADED = ("neurogrid.model.proof", "neurogrid.model.files.chat_template")
+PRELOADED = ("neurogrid.model.proof.proof", "neurogrid.model.files.chat_template")
 
 _LENGTH = struct.Struct("!I")
 # What the fork server is told for each child, filled up with spaces.

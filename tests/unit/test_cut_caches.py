@@ -10,7 +10,7 @@ import torch
 from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.miniature import check_splittable
+from neurogrid.model.proof.miniature import check_splittable
 from neurogrid.model.stages.stage import Row, Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}

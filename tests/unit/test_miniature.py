@@ -11,8 +11,8 @@ from stage_families import MAIN_FAMILIES, PHI3_LONGROPE, Checkpoint, Pipeline
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.miniature import SplitTraits, check_splittable
-from neurogrid.model.miniature_config import miniatures
+from neurogrid.model.proof.miniature import SplitTraits, check_splittable
+from neurogrid.model.proof.miniature_config import miniatures
 from neurogrid.model.stages import skeleton
 
 LONGROPE = {

@@ -17,12 +17,12 @@ from neurogrid.inference.authorisation import WORKER_TAKES, authorise
 from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
-from neurogrid.model import confined, proof
+from neurogrid.model import confined
 from neurogrid.model.confined import ConfinedProcess, ConfinementError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message
-from neurogrid.model.proof import Proving, prove
+from neurogrid.model.proof.proof import Proving, proof, prove
 from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
 from neurogrid.p2p.wire import (

@@ -12,7 +12,7 @@ import transformers as tf
 from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, PHI3_LONGROPE, Checkpoint
 
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.miniature import check_splittable
+from neurogrid.model.proof.miniature import check_splittable
 from neurogrid.model.stages.stage import Row, Stage
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}

@@ -24,7 +24,7 @@ from neurogrid.model.files.config import (
     config_fingerprint,
     resolve_dtype,
 )
-from neurogrid.model.miniature import SplitTraits, check_splittable
+from neurogrid.model.proof.miniature import SplitTraits, check_splittable
 from neurogrid.model.stages.cost import LayerCost, layer_cost
 from neurogrid.model.stages.loading import one_line
 from neurogrid.model.stages.stage import Stage
