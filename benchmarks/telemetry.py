@@ -32,8 +32,8 @@ from neurogrid import (
 )
 from neurogrid.inference import ends_queue, generation_spans, token_session, worker_sessions
 from neurogrid.inference.compute_statistics import ComputeStatistics
-from neurogrid.inference.histogram import COMPUTE_SECONDS, Histogram
 from neurogrid.inference.progress import Progress, ProgressTee
+from neurogrid.node.histogram import COMPUTE_SECONDS, Histogram
 from neurogrid.p2p.exchange.exchange import dispatcher, exchange, subscribers
 from neurogrid.p2p.streams.tracing import answer_received, continued_trace, sending, span
 from neurogrid.p2p.wire import MessageType, TensorMessage

@@ -31,12 +31,12 @@ from transport_load import Usage
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference import remote_v11
-from neurogrid.inference.caching import CacheSettings
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.placing import open_placer
 from neurogrid.inference.remote_worker import Timeouts, TransferReports
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.hash_cache import HashCache
+from neurogrid.node.cache_directory import CacheSettings
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, open_host
 from neurogrid.p2p.exchange.counters import Direction
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
-    from neurogrid.inference.caching import CacheSettings
     from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.coordinator_settings import CoordinatorSettings
-    from neurogrid.inference.finding import FindingSettings
     from neurogrid.inference.opening import open_coordinator
-    from neurogrid.inference.reaching import ReachSettings
     from neurogrid.inference.remote_worker import Timeouts
     from neurogrid.inference.sampling import GeneratedToken
     from neurogrid.inference.sampling_params import SamplingParams
     from neurogrid.inference.status import ClusterStatus
     from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
+    from neurogrid.node.cache_directory import CacheSettings
+    from neurogrid.node.finding import FindingSettings
+    from neurogrid.node.reaching import ReachSettings
 
 # Of the distribution, whose metadata takes it from here.
 __version__ = "0.1.0"
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CacheSettings": "neurogrid.inference.caching",
+    "CacheSettings": "neurogrid.node.cache_directory",
     "ClusterStatus": "neurogrid.inference.status",
     "Coordinator": "neurogrid.inference.coordinator",
     "CoordinatorSettings": "neurogrid.inference.coordinator_settings",
     "open_coordinator": "neurogrid.inference.opening",
-    "FindingSettings": "neurogrid.inference.finding",
-    "ReachSettings": "neurogrid.inference.reaching",
+    "FindingSettings": "neurogrid.node.finding",
+    "ReachSettings": "neurogrid.node.reaching",
     "Timeouts": "neurogrid.inference.remote_worker",
     "GeneratedToken": "neurogrid.inference.sampling",
     "SamplingParams": "neurogrid.inference.sampling_params",

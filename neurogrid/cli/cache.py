@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.inference.caching import CacheSettings
+    from neurogrid.node.cache_directory import CacheSettings
 
 __all__ = ["add_cache_options", "cache_of"]
 
@@ -50,7 +50,7 @@ def cache_of(options: argparse.Namespace) -> CacheSettings | None:
     Raises:
         ConfigurationError: contradicting options.
     """
-    from neurogrid.inference.caching import CacheSettings, default_cache_directory
+    from neurogrid.node.cache_directory import CacheSettings, default_cache_directory
 
     limit: int | None = getattr(options, "cache_limit", None)
     if options.no_cache:

@@ -39,9 +39,9 @@ async def diagnose(options: argparse.Namespace) -> int:
         bootstrap = bootstrap_peers(options)
         how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
 
-        from neurogrid.inference.finding import open_discovery
         from neurogrid.inference.gathering import look_for_workers
-        from neurogrid.inference.reaching import open_reach
+        from neurogrid.node.finding import open_discovery
+        from neurogrid.node.reaching import open_reach
         from neurogrid.p2p import Identity, Protocol, open_host
         from neurogrid.p2p.discovery.dht import Announcement
         from neurogrid.p2p.hosts.machine import machine_name

@@ -26,10 +26,10 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.inference.activations import check_answer, pack, unpack
 from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.hedging import SlowWatch
 from neurogrid.model.files.tensors import is_finite
+from neurogrid.node.hidden_states import check_answer, pack, unpack
 from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 

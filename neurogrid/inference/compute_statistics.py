@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from neurogrid.inference.histogram import COMPUTE_SECONDS, NUM_ROWS, WAIT_SECONDS, Histogram
+from neurogrid.node.histogram import COMPUTE_SECONDS, NUM_ROWS, WAIT_SECONDS, Histogram
 
 __all__ = ["ComputeStatistics", "PhaseStatistics", "StageCall"]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurogrid.inference.cache_room import MAX_WAITING_SESSIONS
-from neurogrid.inference.caching import CacheSettings
-from neurogrid.inference.finding import FindingSettings
 from neurogrid.inference.plan_request import LocalLayers
-from neurogrid.inference.reaching import ReachSettings
 from neurogrid.inference.remote_worker import Timeouts
 from neurogrid.inference.routing import RoutingMode
+from neurogrid.node.cache_directory import CacheSettings
+from neurogrid.node.finding import FindingSettings
+from neurogrid.node.reaching import ReachSettings
 from neurogrid.p2p.trust import Admission
 
 __all__ = ["CoordinatorSettings"]

@@ -20,10 +20,10 @@ import torch
 import trio
 
 from neurogrid.inference.batching import Batcher
-from neurogrid.inference.burst import Burst
 from neurogrid.inference.micro_batches import MicroBatch, MicroBatches
-from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.model.stages.stage import MAX_ROWS, Ends
+from neurogrid.node.burst import Burst
+from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.streams.tracing import span
 
 __all__ = ["Choose", "Chosen", "EndsQueue", "open_ends"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from neurogrid.inference.rates import TotalRate
 from neurogrid.inference.status import LinkStatus
+from neurogrid.node.rates import TotalRate
 from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
 
 __all__ = ["LinkRates"]

@@ -28,7 +28,6 @@ from neurogrid.errors import (
     PeerRefusedError,
     RequestRefusedError,
 )
-from neurogrid.inference.authorisation import WORKER_TAKES, authorise
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.plan_request import LocalLayers
@@ -40,11 +39,12 @@ from neurogrid.inference.remote_worker import (
     TransferReports,
 )
 from neurogrid.inference.spreading import Spread
-from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.model.stages.device import device_memory, device_name, select_device
+from neurogrid.node.roles import WORKER_TAKES, authorise
+from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import open_memory_network

@@ -18,12 +18,12 @@ from neurogrid.errors import (
     PeerUnreachableError,
     StreamBrokenError,
 )
-from neurogrid.inference.caching import CacheSettings, open_directory
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
 from neurogrid.inference.spreading import Spread
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
+from neurogrid.node.cache_directory import CacheSettings, open_directory
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import PlannedStage

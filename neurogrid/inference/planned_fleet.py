@@ -18,14 +18,11 @@ import trio
 
 from neurogrid.errors import TransportError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.authorisation import COORDINATOR_TAKES, authorise
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
 from neurogrid.inference.describing import capacities, describe_workers, links
-from neurogrid.inference.finding import open_discovery
 from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.fleet_plan import FleetPlanning
 from neurogrid.inference.gathering import open_gathering
-from neurogrid.inference.keeping import keep_workers
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.local_stage import enlist_with_local
 from neurogrid.inference.local_trust import (
@@ -36,12 +33,15 @@ from neurogrid.inference.local_workers import start_local_workers
 from neurogrid.inference.placing import open_placer
 from neurogrid.inference.plan_request import PlanRequest
 from neurogrid.inference.progress import Progress, WorkerInfo
-from neurogrid.inference.reaching import open_reach
 from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.inference.trials import Trials
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.stages.device import device_memory
+from neurogrid.node.finding import open_discovery
+from neurogrid.node.keeping import keep_workers
+from neurogrid.node.reaching import open_reach
+from neurogrid.node.roles import COORDINATOR_TAKES, authorise
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
 from neurogrid.p2p.exchange.protocol import Protocol

@@ -12,10 +12,10 @@ import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.activations import check_answer, pack, unpack
 from neurogrid.inference.remote_worker import Placement, Prior, RemoteWorker, TransferReports
 from neurogrid.inference.spreading import Choice
 from neurogrid.model.files.tensors import dtype_name
+from neurogrid.node.hidden_states import check_answer, pack, unpack
 from neurogrid.p2p.exchange.protocol import new_request_id
 from neurogrid.p2p.transfer import send_blob
 from neurogrid.p2p.wire import (

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from neurogrid.inference.rates import RateWindow
 from neurogrid.inference.status import RequestStatus
+from neurogrid.node.rates import RateWindow
 
 __all__ = ["RequestLog"]
 

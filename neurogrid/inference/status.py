@@ -12,7 +12,7 @@ from enum import Enum, StrEnum
 from functools import cache
 from typing import Any, TypeAlias, cast
 
-from neurogrid.inference.events import Event
+from neurogrid.node.events import Event
 
 __all__ = [
     "ClusterStatus",

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from neurogrid.inference.drift import how_fast
-from neurogrid.inference.events import EventBus, EventKind, Severity
 from neurogrid.inference.link_rates import LinkRates
 from neurogrid.inference.progress import FleetView, MemberView, Progress, WorkerInfo
 from neurogrid.inference.request_log import RequestLog
@@ -30,6 +29,7 @@ from neurogrid.inference.status import (
     StageStatus,
 )
 from neurogrid.inference.worker_records import WorkerRecords
+from neurogrid.node.events import EventBus, EventKind, Severity
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.planner import Plan

@@ -19,11 +19,6 @@ import trio
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.authorisation import WORKER_TAKES, authorise
-from neurogrid.inference.finding import open_discovery
-from neurogrid.inference.keeping import keep_coordinators
-from neurogrid.inference.reaching import open_reach
-from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker_device import DeviceService
 from neurogrid.inference.worker_layers import LayerService
 from neurogrid.inference.worker_links import WorkerLinks
@@ -35,6 +30,11 @@ from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
+from neurogrid.node.finding import open_discovery
+from neurogrid.node.keeping import keep_coordinators
+from neurogrid.node.reaching import open_reach
+from neurogrid.node.roles import WORKER_TAKES, authorise
+from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
 from neurogrid.p2p.exchange.protocol import Protocol

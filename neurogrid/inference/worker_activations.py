@@ -18,12 +18,12 @@ import torch
 import trio
 
 from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
-from neurogrid.inference.activations import pack, unpack, width
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_caches_v10 import WorkerCachesV10
 from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_state import WorkerState, sender_of
 from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.node.hidden_states import pack, unpack, width
 from neurogrid.p2p.wire import (
     MAX_LAYERS,
     ErrorCode,

@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from neurogrid.inference.caching import CacheSettings, open_directory
+from neurogrid.node.cache_directory import CacheSettings, open_directory
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BlobSource, StoredBlob
 from neurogrid.p2p.wire import MAX_LAYERS
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neurogrid.inference.progress import MemberView, WorkerInfo
-from neurogrid.inference.rates import RateWindow
 from neurogrid.inference.stalls import STALLED_AFTER
 from neurogrid.inference.status import Health, PeerStatus, Role, TransferStatus
+from neurogrid.node.rates import RateWindow
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.planner import Plan
 

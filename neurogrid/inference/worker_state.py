@@ -16,15 +16,15 @@ import torch
 import trio
 
 from neurogrid.errors import CapacityError, RequestRefusedError
-from neurogrid.inference.caching import CacheSettings
-from neurogrid.inference.finding import FindingSettings
 from neurogrid.inference.proofs import result_of
-from neurogrid.inference.reaching import ReachSettings
 from neurogrid.inference.served_model import ServedModel, proving, refusing_config
-from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
+from neurogrid.node.cache_directory import CacheSettings
+from neurogrid.node.finding import FindingSettings
+from neurogrid.node.reaching import ReachSettings
+from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage

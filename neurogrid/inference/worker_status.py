@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from neurogrid.inference.rates import TotalRate
 from neurogrid.inference.worker_load import WorkerLoad
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WeightSource, WorkerState
+from neurogrid.node.rates import TotalRate
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.p2p.wire import Hello

@@ -17,7 +17,6 @@ from functools import partial
 import trio
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
-from neurogrid.inference.authorisation import require_role
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker_sources import BlobSources
 from neurogrid.inference.worker_state import (
@@ -26,6 +25,7 @@ from neurogrid.inference.worker_state import (
     WorkerState,
     sender_of,
 )
+from neurogrid.node.roles import require_role
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
     BlobSource,

@@ -20,9 +20,9 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.events import MAX_SUBSCRIBERS
 from neurogrid.inference.status import ClusterStatus, Health, Json, to_json
 from neurogrid.inference.status_board import StatusBoard
+from neurogrid.node.events import MAX_SUBSCRIBERS
 from neurogrid.server.errors import APIError
 from neurogrid.server.merge_patch import merge_patch, without_nulls
 from neurogrid.server.openapi import Paths, json_answer, operation

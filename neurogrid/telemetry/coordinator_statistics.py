@@ -18,8 +18,8 @@ from neurogrid.errors import (
     ResponseTimeout,
     TransportError,
 )
-from neurogrid.inference.histogram import COMPUTE_SECONDS, WAIT_SECONDS, Histogram
 from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.node.histogram import COMPUTE_SECONDS, WAIT_SECONDS, Histogram
 from neurogrid.planner import Plan
 
 __all__ = ["FAILURES", "OUTCOMES", "SOURCES", "CoordinatorStatistics", "failure_kind"]

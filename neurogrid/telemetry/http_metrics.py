@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from neurogrid.inference.histogram import WAIT_SECONDS, Histogram
+from neurogrid.node.histogram import WAIT_SECONDS, Histogram
 from neurogrid.telemetry.metric import MetricSpec, Reading
 
 __all__ = ["CLIENT_LEFT", "HTTP_METRICS", "OTHER", "HttpStatistics"]

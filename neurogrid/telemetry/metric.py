@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from neurogrid.inference.histogram import Histogram
+from neurogrid.node.histogram import Histogram
 
 __all__ = ["MetricSpec", "Reading", "Source", "make_registry"]
 

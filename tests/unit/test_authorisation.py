@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.authorisation import COORDINATOR_TAKES, WORKER_TAKES, authorise
+from neurogrid.node.roles import COORDINATOR_TAKES, WORKER_TAKES, authorise
 from neurogrid.p2p import Identity, MessageType, Protocol, TensorMessage
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.trust import AllowList, Insecure

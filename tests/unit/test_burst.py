@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from neurogrid.inference.batching import Batcher
-from neurogrid.inference.burst import (
+from neurogrid.node.burst import (
     BRIEF,
     IDLE_SECONDS,
     IDLE_STEPS,

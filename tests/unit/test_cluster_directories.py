@@ -21,7 +21,7 @@ from neurogrid.cli.cluster import manage_cluster
 from neurogrid.cli.main import parse
 from neurogrid.cli.trust import Trust, is_checked, take_ticket, trust_of
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference.caching import CacheSettings, open_directory
+from neurogrid.node.cache_directory import CacheSettings, open_directory
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import (
     COORDINATOR,

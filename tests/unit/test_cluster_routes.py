@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 import neurogrid.server.page
-from neurogrid.inference.events import MAX_SUBSCRIBERS, EventKind
 from neurogrid.inference.status_board import StatusBoard
+from neurogrid.node.events import MAX_SUBSCRIBERS, EventKind
 from neurogrid.server.app import make_app
 from neurogrid.server.cluster import cluster_routes
 from neurogrid.server.merge_patch import merge_patch, without_nulls
@@ -199,7 +199,7 @@ def test_who_goes_away_is_no_subscriber_any_more(board: StatusBoard) -> None:
 
 def test_one_too_many_is_told_to_come_again(board: StatusBoard) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neurogrid.inference.events.MAX_SUBSCRIBERS", 0)
+        patch.setattr("neurogrid.node.events.MAX_SUBSCRIBERS", 0)
         answer = asked(
             make_app(cluster_routes(board)), lambda client: client.get("/v1/cluster/events")
         )

@@ -18,7 +18,7 @@ from neurogrid.errors import (
     ResponseTimeout,
     StreamBrokenError,
 )
-from neurogrid.inference.histogram import Histogram
+from neurogrid.node.histogram import Histogram
 from neurogrid.p2p.exchange.counters import OTHERS
 from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics, failure_kind

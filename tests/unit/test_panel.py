@@ -15,7 +15,6 @@ from neurogrid.cli.panel.coordinator import coordinator_view
 from neurogrid.cli.panel.view import View, bar, draw, spark
 from neurogrid.cli.panel.worker import worker_view
 from neurogrid.cli.transfer_view import part_of
-from neurogrid.inference.events import Event, EventKind, Severity
 from neurogrid.inference.status import (
     ClusterStatus,
     Health,
@@ -27,6 +26,7 @@ from neurogrid.inference.status import (
 from neurogrid.inference.worker_load import WorkerLoad
 from neurogrid.inference.worker_state import WeightSource
 from neurogrid.inference.worker_status import PeerTraffic, WorkerStatus
+from neurogrid.node.events import Event, EventKind, Severity
 
 GB = 10**9
 LOST = "Lost worker …xAAAAAA4 with layers 18 to 35: the stream ended; looking for a worker for them"

@@ -13,8 +13,6 @@ import transformers as tf
 import trio
 
 from neurogrid.errors import PeerRefusedError, UnsupportedModelError
-from neurogrid.inference.authorisation import WORKER_TAKES, authorise
-from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.model import confined
@@ -23,6 +21,8 @@ from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message
 from neurogrid.model.proof.proof import Proving, proof, prove
+from neurogrid.node.roles import WORKER_TAKES, authorise
+from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
 from neurogrid.p2p.wire import (

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from neurogrid.inference.torch_thread import TorchThread
+from neurogrid.node.torch_thread import TorchThread
 
 
 def run(test: Callable[[TorchThread], Awaitable[None]]) -> None:

@@ -14,11 +14,11 @@ import trio
 import trio.testing
 
 from neurogrid.inference.batching import Batcher
-from neurogrid.inference.burst import Burst
 from neurogrid.inference.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.node.burst import Burst
+from neurogrid.node.torch_thread import TorchThread
 
 PASS, ROW, HOP, PAUSE = 0.005, 0.0005, 0.0002, 0.1
 NUM_STEPS = 60

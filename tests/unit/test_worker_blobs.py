@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference.caching import CacheSettings, default_cache_directory, open_directory
 from neurogrid.inference.worker_blobs import WorkerBlobs
+from neurogrid.node.cache_directory import CacheSettings, default_cache_directory, open_directory
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BytesSource, MemoryStore, StoredBlob
 from tests.unit.full_disk import full_disk
 

@@ -12,11 +12,11 @@ import trio
 from stage_families import SMALL, Checkpoint
 
 from neurogrid.errors import PeerRefusedError, ResponseTimeout, StreamBrokenError
-from neurogrid.inference.torch_thread import TorchThread
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
+from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p import PROTOCOL_V11, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
 from neurogrid.p2p.streams.stream import Stream

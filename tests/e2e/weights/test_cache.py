@@ -14,7 +14,7 @@ import trio
 
 from neurogrid import CoordinatorSettings, WorkerSettings, open_coordinator, open_worker
 from neurogrid.errors import NoRouteError
-from neurogrid.inference.caching import CacheSettings
+from neurogrid.node.cache_directory import CacheSettings
 from tests.e2e.bad_input_peer.scenarios import Good
 from tests.e2e.support import (
     DEADLINE,
