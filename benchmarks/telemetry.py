@@ -30,9 +30,9 @@ from neurogrid import (
     open_coordinator,
     open_worker,
 )
+from neurogrid.fleet.progress import Progress, ProgressTee
 from neurogrid.inference import ends_queue, generation_spans, token_session, worker_sessions
 from neurogrid.inference.compute_statistics import ComputeStatistics
-from neurogrid.inference.progress import Progress, ProgressTee
 from neurogrid.node.histogram import COMPUTE_SECONDS, Histogram
 from neurogrid.p2p.exchange.exchange import dispatcher, exchange, subscribers
 from neurogrid.p2p.streams.tracing import answer_received, continued_trace, sending, span

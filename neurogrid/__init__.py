@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
+    from neurogrid.fleet.remote_worker import Timeouts
     from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.opening import open_coordinator
-    from neurogrid.inference.remote_worker import Timeouts
     from neurogrid.inference.sampling import GeneratedToken
     from neurogrid.inference.sampling_params import SamplingParams
     from neurogrid.inference.status import ClusterStatus
@@ -53,7 +53,7 @@ _HOMES = {
     "open_coordinator": "neurogrid.inference.opening",
     "FindingSettings": "neurogrid.node.finding",
     "ReachSettings": "neurogrid.node.reaching",
-    "Timeouts": "neurogrid.inference.remote_worker",
+    "Timeouts": "neurogrid.fleet.remote_worker",
     "GeneratedToken": "neurogrid.inference.sampling",
     "SamplingParams": "neurogrid.inference.sampling_params",
     "Worker": "neurogrid.inference.worker",

@@ -22,8 +22,8 @@ import torch
 import neurogrid.inference.coordinator
 import neurogrid.inference.opening
 import neurogrid.inference.worker
+from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.progress import WorkerInfo
 from neurogrid.inference.status import ClusterStatus
 from neurogrid.inference.worker_state import WeightSource
 from neurogrid.model.stages.device import DeviceMemory

@@ -62,10 +62,10 @@ from neurogrid.server.listening import check_port
 if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
     from neurogrid.cli.show import JoinLine
+    from neurogrid.fleet.progress import Progress
     from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.loaded_model import LoadedModel
-    from neurogrid.inference.progress import Progress
     from neurogrid.inference.sampling_params import SamplingParams
 
 __all__ = ["add_coordinator_options", "build_parser", "main", "run"]
@@ -367,9 +367,9 @@ async def _open_coordinator(
         check: raises what is wrong with what the model is to do, before anybody is waited for.
         also: is told what the terminal is told.
     """
+    from neurogrid.fleet.progress import ProgressTee
     from neurogrid.inference.opening import open_coordinator
     from neurogrid.inference.planned_fleet import load_model
-    from neurogrid.inference.progress import ProgressTee
 
     trust = existing_trust(options)
     with exporting_traces(options, NAME), ExitStack() as stack:

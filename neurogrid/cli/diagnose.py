@@ -39,7 +39,7 @@ async def diagnose(options: argparse.Namespace) -> int:
         bootstrap = bootstrap_peers(options)
         how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
 
-        from neurogrid.inference.gathering import look_for_workers
+        from neurogrid.fleet.gathering import look_for_workers
         from neurogrid.node.finding import open_discovery
         from neurogrid.node.reaching import open_reach
         from neurogrid.p2p import Identity, Protocol, open_host

@@ -19,8 +19,8 @@ from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
+    from neurogrid.fleet.progress import Progress
     from neurogrid.inference.coordinator import Coordinator
-    from neurogrid.inference.progress import Progress
     from neurogrid.inference.status_board import StatusBoard
     from neurogrid.server.backend import Backend
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
@@ -163,7 +163,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     Raises:
         ConfigurationError: the port is taken, or the host is not this machine's.
     """
-    from neurogrid.inference.progress import ProgressTee
+    from neurogrid.fleet.progress import ProgressTee
     from neurogrid.inference.status_board import StatusBoard
     from neurogrid.server.app import make_app
     from neurogrid.server.backend import Backend

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from neurogrid.errors import NeuroGridError, NoRouteError
-from neurogrid.inference.remote_worker import RemoteWorker
-from neurogrid.inference.step_times import StepTimes
+from neurogrid.fleet.remote_worker import RemoteWorker
+from neurogrid.fleet.step_times import StepTimes
 from neurogrid.planner import PlannedStage
 
 __all__ = ["PipelineStage"]

@@ -17,12 +17,12 @@ from itertools import count
 import torch
 
 from neurogrid.errors import ConfigurationError, NeuroGridError
+from neurogrid.fleet.placing.fleet import Fleet
+from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.inference.ends_queue import Chosen, EndsQueue
-from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.generation_spans import generation_spans
 from neurogrid.inference.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.sampling import (
     FinishReason,

@@ -22,8 +22,8 @@ from typing import Final, Protocol
 import trio
 
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerRefusedError
+from neurogrid.fleet.progress import Progress
 from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.progress import Progress
 
 __all__ = ["Alternatives", "SlowWatch"]
 

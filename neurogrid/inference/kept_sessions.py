@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 import trio
 
+from neurogrid.fleet.member import Selection
+from neurogrid.fleet.placing.fleet import Fleet
+from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.cache_room import CacheRoom, Reservation
-from neurogrid.inference.fleet import Fleet
-from neurogrid.inference.member import Selection
 from neurogrid.inference.pipeline import PipelineSession
 from neurogrid.inference.prefixes import MIN_REUSED, reusable
-from neurogrid.inference.remote_worker import Prior
 
 __all__ = ["Beginning", "KeptSession", "KeptSessions", "open_kept_sessions"]
 

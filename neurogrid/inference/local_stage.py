@@ -28,17 +28,17 @@ from neurogrid.errors import (
     PeerRefusedError,
     RequestRefusedError,
 )
-from neurogrid.inference.fleet import Fleet
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.plan_request import LocalLayers
-from neurogrid.inference.remote_v11 import RemoteWorkerV11
-from neurogrid.inference.remote_worker import (
+from neurogrid.fleet.placing.fleet import Fleet
+from neurogrid.fleet.remote_worker import (
     Placement,
     RemoteWorker,
     Timeouts,
     TransferReports,
 )
-from neurogrid.inference.spreading import Spread
+from neurogrid.fleet.spreading import Spread
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.plan_request import LocalLayers
+from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.inference.worker_state import WorkerSettings, WorkerState

@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
+from neurogrid.fleet.progress import Progress, ProgressTee
+from neurogrid.fleet.watching import watch_workers
 from neurogrid.inference.cache_room import CacheRoom
 from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
@@ -20,10 +22,8 @@ from neurogrid.inference.hedging import SlowWatch
 from neurogrid.inference.kept_sessions import open_kept_sessions
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.planned_fleet import open_plan
-from neurogrid.inference.progress import Progress, ProgressTee
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.status_board import StatusBoard
-from neurogrid.inference.watching import watch_workers
 
 __all__ = ["open_coordinator"]
 

@@ -23,10 +23,10 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.chain import Chain
 from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.prefill import Bounds, MakeHidden, Prefill
-from neurogrid.inference.remote_worker import Prior
 from neurogrid.inference.routing import Routing
 from neurogrid.p2p.wire import ErrorCode
 

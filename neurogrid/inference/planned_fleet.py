@@ -18,22 +18,22 @@ import trio
 
 from neurogrid.errors import TransportError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.coordinator_settings import CoordinatorSettings
-from neurogrid.inference.describing import capacities, describe_workers, links
-from neurogrid.inference.fleet import Fleet
-from neurogrid.inference.fleet_plan import FleetPlanning
-from neurogrid.inference.gathering import open_gathering
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.local_stage import enlist_with_local
-from neurogrid.inference.local_trust import (
+from neurogrid.fleet.describing import capacities, describe_workers, links
+from neurogrid.fleet.gathering import open_gathering
+from neurogrid.fleet.local_trust import (
     credentials_of_local_workers,
     listen_address_beside,
 )
-from neurogrid.inference.local_workers import start_local_workers
-from neurogrid.inference.placing import open_placer
+from neurogrid.fleet.local_workers import start_local_workers
+from neurogrid.fleet.placing.fleet import Fleet
+from neurogrid.fleet.placing.fleet_plan import FleetPlanning
+from neurogrid.fleet.placing.placer import open_placer
+from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.remote_worker import RemoteWorker
+from neurogrid.inference.coordinator_settings import CoordinatorSettings
+from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.local_stage import enlist_with_local
 from neurogrid.inference.plan_request import PlanRequest
-from neurogrid.inference.progress import Progress, WorkerInfo
-from neurogrid.inference.remote_worker import RemoteWorker
 from neurogrid.inference.trials import Trials
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.embedded import embedded_model_path

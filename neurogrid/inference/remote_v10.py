@@ -15,7 +15,7 @@ import torch
 import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError, TransportError
-from neurogrid.inference.remote_worker import Placement, Prior, RemoteWorker, TransferReports
+from neurogrid.fleet.remote_worker import Placement, Prior, RemoteWorker, TransferReports
 from neurogrid.model.files.blob import CHUNK_BYTES, LayerBlob
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.exchange.protocol import new_request_id

@@ -12,8 +12,8 @@ import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.remote_worker import Placement, Prior, RemoteWorker, TransferReports
-from neurogrid.inference.spreading import Choice
+from neurogrid.fleet.remote_worker import Placement, Prior, RemoteWorker, TransferReports
+from neurogrid.fleet.spreading import Choice
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.node.hidden_states import check_answer, pack, unpack
 from neurogrid.p2p.exchange.protocol import new_request_id

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from neurogrid.inference.drift import how_fast
-from neurogrid.inference.link_rates import LinkRates
-from neurogrid.inference.progress import FleetView, MemberView, Progress, WorkerInfo
+from neurogrid.fleet.board.link_rates import LinkRates
+from neurogrid.fleet.board.worker_records import WorkerRecords
+from neurogrid.fleet.progress import FleetView, MemberView, Progress, WorkerInfo
+from neurogrid.fleet.speeds.drift import how_fast
 from neurogrid.inference.request_log import RequestLog
 from neurogrid.inference.status import (
     ClusterStatus,
@@ -28,7 +29,6 @@ from neurogrid.inference.status import (
     Phase,
     StageStatus,
 )
-from neurogrid.inference.worker_records import WorkerRecords
 from neurogrid.node.events import EventBus, EventKind, Severity
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.machine import PeerNames

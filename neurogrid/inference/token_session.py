@@ -19,14 +19,14 @@ import torch
 import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError
+from neurogrid.fleet.member import Selection
+from neurogrid.fleet.placing.fleet import Fleet
+from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.ends_queue import Choose, EndsQueue
-from neurogrid.inference.fleet import Fleet
 from neurogrid.inference.kept_sessions import Beginning, KeptSessions
-from neurogrid.inference.member import Selection
 from neurogrid.inference.pipeline import PipelineSession, PriorLostError, open_session
 from neurogrid.inference.prefill import Bounds, chunk_lengths
 from neurogrid.inference.prefixes import first_calls
-from neurogrid.inference.remote_worker import Prior
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.spans import note_failure, recovery_span
 from neurogrid.p2p.streams.tracing import span

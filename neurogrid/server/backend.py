@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import trio
 
+from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.inference.coordinator import Coordinator
-from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.planner import Plan
 from neurogrid.server.errors import APIError
 

@@ -18,7 +18,7 @@ from neurogrid.errors import (
     ResponseTimeout,
     TransportError,
 )
-from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.node.histogram import COMPUTE_SECONDS, WAIT_SECONDS, Histogram
 from neurogrid.planner import Plan
 

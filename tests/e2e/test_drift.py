@@ -14,9 +14,9 @@ import trio
 from transformers import AutoModelForCausalLM
 
 from neurogrid import open_coordinator
+from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.speeds.drift import MIN_DRIFT, NUM_LOOKS
 from neurogrid.inference.coordinator import Coordinator
-from neurogrid.inference.drift import MIN_DRIFT, NUM_LOOKS
-from neurogrid.inference.progress import Progress
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
@@ -90,7 +90,7 @@ def num_layers(coordinator: Coordinator, peer_id: str) -> int:
 def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurogrid.inference.speeds.DRIFT_INTERVAL", 1.0)
+    monkeypatch.setattr("neurogrid.fleet.speeds.speed_watch.DRIFT_INTERVAL", 1.0)
 
     async def main() -> tuple[list[int], list[list[int]]]:
         told = Told()
@@ -133,7 +133,7 @@ def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
 def test_a_worker_that_was_left_out_for_its_slowness_is_looked_at_again_and_used_when_it_is_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neurogrid.inference.speeds.DRIFT_INTERVAL", 1.0)
+    monkeypatch.setattr("neurogrid.fleet.speeds.speed_watch.DRIFT_INTERVAL", 1.0)
     monkeypatch.setattr("neurogrid.inference.trials.FIRST_DELAY", 0.5)
     monkeypatch.setattr("neurogrid.inference.trials.MAX_DELAY", 2.0)
 

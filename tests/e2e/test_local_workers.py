@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
-from neurogrid.inference import local_workers
-from neurogrid.inference.local_workers import MAX_RESTARTS, start_local_workers
-from neurogrid.inference.progress import Progress
+from neurogrid.fleet import local_workers
+from neurogrid.fleet.local_workers import MAX_RESTARTS, start_local_workers
+from neurogrid.fleet.progress import Progress
 from tests.e2e.support import DEADLINE
 
 PROMPT = [5, 6, 7, 8]
@@ -87,7 +87,7 @@ def test_one_that_ends_again_and_again_stays_away(
                 while not told.ends or told.ends[-1][2] is not None:
                     await trio.sleep(0.01)
 
-    with caplog.at_level(logging.ERROR, "neurogrid.inference.local_workers"):
+    with caplog.at_level(logging.ERROR, "neurogrid.fleet.local_workers"):
         trio.run(main)
     assert [how for _, how, _ in told.ends] == ["ended with status 7"] * (MAX_RESTARTS + 1)
     delays = [delay for _, _, delay in told.ends if delay is not None]

@@ -9,9 +9,9 @@ from typing import Any, cast
 import trio
 from trio.testing import MockClock
 
+from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.pipeline import PipelineSession, open_session
-from neurogrid.inference.remote_worker import Timeouts
 from neurogrid.inference.routing import Routing
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.planner import PlannedStage

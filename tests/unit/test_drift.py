@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from neurogrid.inference.drift import (
+from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.speeds.drift import (
     MIN_STEPS,
     NUM_LOOKS,
     DriftWatch,
@@ -10,7 +11,6 @@ from neurogrid.inference.drift import (
     how_fast,
     with_drifts,
 )
-from neurogrid.inference.progress import WorkerInfo
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
 STAGE = 0.001

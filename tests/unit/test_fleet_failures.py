@@ -12,16 +12,16 @@ import trio.testing
 
 from neurogrid import errors
 from neurogrid.errors import NeuroGridError, StreamBrokenError
-from neurogrid.inference.describing import describe_workers
-from neurogrid.inference.fleet import Fleet
-from neurogrid.inference.fleet_plan import FleetPlanning
+from neurogrid.fleet.describing import describe_workers
+from neurogrid.fleet.placing.fleet import Fleet
+from neurogrid.fleet.placing.fleet_plan import FleetPlanning
+from neurogrid.fleet.placing.placer import Placer
+from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
+from neurogrid.fleet.watching import watch_workers
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.placing import Placer
-from neurogrid.inference.progress import Progress, WorkerInfo
 from neurogrid.inference.remote_v10 import RemoteWorkerV10
-from neurogrid.inference.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
 from neurogrid.inference.trials import Trials
-from neurogrid.inference.watching import watch_workers
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.trust import NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, GPUInfo

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.drift import with_drifts
-from neurogrid.inference.fleet_plan import FleetPlanning
-from neurogrid.inference.progress import WorkerInfo
+from neurogrid.fleet.placing.fleet_plan import FleetPlanning
+from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.speeds.drift import with_drifts
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed, PlannedStage
 
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)))

@@ -8,7 +8,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.inference.member import Member, joined
+from neurogrid.fleet.member import Member, joined
 from neurogrid.planner import PlannedStage
 
 

@@ -12,6 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, StreamBrokenError
+from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.step_times import StepTimes
 from neurogrid.inference.chain_stage import PipelineStage
 from neurogrid.inference.hedging import (
     FACTOR_IF_THERE,
@@ -22,8 +24,6 @@ from neurogrid.inference.hedging import (
     SILENT_FLOOR,
     SlowWatch,
 )
-from neurogrid.inference.progress import Progress
-from neurogrid.inference.step_times import StepTimes
 from neurogrid.planner import PlannedStage
 
 USUAL = 0.1

@@ -218,7 +218,7 @@ def test_scripts_are_flat() -> None:
         ("import pickle", "neurogrid.model.files.checkpoint"),
         ("import argparse", "neurogrid.inference.worker"),
         ("import rich.progress", "neurogrid.inference.worker"),
-        ("from neurogrid.inference.progress import WorkerInfo", "neurogrid.planner.plan"),
+        ("from neurogrid.fleet.progress import WorkerInfo", "neurogrid.planner.plan"),
         ("from transformers import AutoConfig", "neurogrid.inference.worker"),
         ("from neurogrid.cli import common", "neurogrid.inference.worker"),
         ("from cmd import neurogrid_worker", "neurogrid.cli.worker"),

@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from neurogrid.inference.local_workers import _log_line
+from neurogrid.fleet.local_workers import _log_line
 
 
 def words(caplog: pytest.LogCaptureFixture, line: bytes) -> tuple[int, str]:
     caplog.clear()
-    with caplog.at_level(logging.DEBUG, "neurogrid.inference.local_workers"):
+    with caplog.at_level(logging.DEBUG, "neurogrid.fleet.local_workers"):
         _log_line(line, 2)
     (record,) = caplog.records
     assert vars(record)["local_worker"] == 2

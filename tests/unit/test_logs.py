@@ -16,7 +16,7 @@ import pytest
 
 from neurogrid.cli.logs import set_up_logging
 from neurogrid.cli.show import TerminalProgress
-from neurogrid.inference.progress import WorkerInfo
+from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.planner import Plan, PlannedStage
 
 
@@ -50,14 +50,14 @@ class Stderr:
 
 def test_one_object_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Stderr(monkeypatch)
-    logger = logging.getLogger("neurogrid.inference.fleet")
+    logger = logging.getLogger("neurogrid.fleet.placing.fleet")
     logger.warning("lost\n%s", "worker", extra={"peer_id": "12D3Koo", "layers": [0, 4]})
     logger.debug("nobody asked")
     (line,) = stderr.objects
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
     assert line == {
         "level": "warning",
-        "logger": "neurogrid.inference.fleet",
+        "logger": "neurogrid.fleet.placing.fleet",
         "message": "lost\nworker",
         "peer_id": "12D3Koo",
         "layers": [0, 4],

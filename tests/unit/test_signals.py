@@ -36,7 +36,7 @@ with Watchdog() as watchdog:
 """
 WITH_LOCAL_WORKERS = """
 from neurogrid.cli.signals import end_process
-from neurogrid.inference.local_trust import credentials_of_local_workers
+from neurogrid.fleet.local_trust import credentials_of_local_workers
 with credentials_of_local_workers(2, None, "") as credentials:
     print(credentials[1][1], flush=True)
     end_process(130)

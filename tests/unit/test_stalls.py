@@ -5,10 +5,10 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock
 
-from neurogrid.inference.progress import Progress
-from neurogrid.inference.stalls import STALLED_AFTER, StallWatch
+from neurogrid.fleet.board.worker_records import WorkerRecords
+from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.stalls import STALLED_AFTER, StallWatch
 from neurogrid.inference.status import TransferStatus
-from neurogrid.inference.worker_records import WorkerRecords
 
 
 class Told(Progress):

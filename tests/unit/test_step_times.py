@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.inference.step_times import MIN_STEPS, NUM_RECENT, StepTimes
+from neurogrid.fleet.step_times import MIN_STEPS, NUM_RECENT, StepTimes
 
 SECONDS = st.floats(1e-5, 10.0)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from neurogrid.cli.threads import prepare_threads
-from neurogrid.inference.local_workers import _threads_of_each
+from neurogrid.fleet.local_workers import _threads_of_each
 
 
 def told(environment: dict[str, str], threads: int | None = None) -> dict[str, str]:

@@ -12,11 +12,11 @@ import trio
 import trio.testing
 
 from neurogrid.errors import PeerRefusedError
+from neurogrid.fleet.member import Member
+from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.speeds.drift import MIN_STEPS, NUM_LOOKS
+from neurogrid.fleet.speeds.speed_watch import DRIFT_INTERVAL, SpeedWatch
 from neurogrid.inference import trials
-from neurogrid.inference.drift import MIN_STEPS, NUM_LOOKS
-from neurogrid.inference.member import Member
-from neurogrid.inference.progress import Progress, WorkerInfo
-from neurogrid.inference.speeds import DRIFT_INTERVAL, SpeedWatch
 from neurogrid.inference.trials import FIRST_DELAY, MAX_DELAY, TRIAL_TIMEOUT, Trials, TrialTimes
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 

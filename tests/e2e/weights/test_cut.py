@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NoRouteError
-from neurogrid.inference import placing
+from neurogrid.fleet.placing import placer as placing
 from tests.e2e.support import DEADLINE, WorkerProcess, generate, reference_tokens, start_worker
 
 MIB = 1024 * 1024

@@ -33,14 +33,14 @@ from neurogrid.errors import (
     NoRouteError,
     TransportError,
 )
-from neurogrid.inference.assigning import Assigner
-from neurogrid.inference.fleet_plan import FleetPlanning
-from neurogrid.inference.member import Member
-from neurogrid.inference.placing import RECONNECT_TIMEOUT, Placer, name_range
-from neurogrid.inference.progress import Progress, WorkerInfo
-from neurogrid.inference.remote_worker import RemoteWorker
-from neurogrid.inference.roster import Roster
-from neurogrid.inference.speeds import SpeedWatch
+from neurogrid.fleet.member import Member
+from neurogrid.fleet.placing.assigning import Assigner
+from neurogrid.fleet.placing.fleet_plan import FleetPlanning
+from neurogrid.fleet.placing.placer import RECONNECT_TIMEOUT, Placer, name_range
+from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.remote_worker import RemoteWorker
+from neurogrid.fleet.roster import Roster
+from neurogrid.fleet.speeds.speed_watch import SpeedWatch
 from neurogrid.inference.trials import Trials
 from neurogrid.planner import Plan
 

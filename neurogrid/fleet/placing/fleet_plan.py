@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from neurogrid.inference.describing import capacities, far_links, links
-from neurogrid.inference.progress import WorkerInfo
+from neurogrid.fleet.describing import capacities, far_links, links
+from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.planner import (
     KeptLayers,
     ModelSize,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
+from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.remote_worker import RemoteWorker
+from neurogrid.fleet.step_times import StepTimes
 from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.progress import WorkerInfo
-from neurogrid.inference.remote_worker import RemoteWorker
-from neurogrid.inference.step_times import StepTimes
 from neurogrid.planner import PlannedStage
 
 __all__ = ["Member", "Selection", "joined"]

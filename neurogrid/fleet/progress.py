@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from neurogrid.errors import NoRouteError
-from neurogrid.inference.step_times import StepTimes
+from neurogrid.fleet.step_times import StepTimes
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.machine import named_peer
 from neurogrid.planner import PeerSpeed, Plan

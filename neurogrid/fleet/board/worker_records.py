@@ -9,8 +9,8 @@ from collections.abc import Container, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from neurogrid.inference.progress import MemberView, WorkerInfo
-from neurogrid.inference.stalls import STALLED_AFTER
+from neurogrid.fleet.progress import MemberView, WorkerInfo
+from neurogrid.fleet.stalls import STALLED_AFTER
 from neurogrid.inference.status import Health, PeerStatus, Role, TransferStatus
 from neurogrid.node.rates import RateWindow
 from neurogrid.p2p.exchange.counters import Direction

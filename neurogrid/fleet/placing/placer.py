@@ -18,9 +18,9 @@ from neurogrid.errors import (
     PeerUnreachableError,
     StreamBrokenError,
 )
+from neurogrid.fleet.remote_worker import Placement, RemoteWorker, TransferReports
+from neurogrid.fleet.spreading import Spread
 from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.remote_worker import Placement, RemoteWorker, TransferReports
-from neurogrid.inference.spreading import Spread
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.node.cache_directory import CacheSettings, open_directory

@@ -15,9 +15,9 @@ from dataclasses import replace
 import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TransportError
-from neurogrid.inference.member import Member, Selection, joined
-from neurogrid.inference.placing import name_range
-from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.fleet.member import Member, Selection, joined
+from neurogrid.fleet.placing.placer import name_range
+from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import Plan, PlannedStage
 

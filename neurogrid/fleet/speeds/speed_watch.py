@@ -10,10 +10,10 @@ from typing import Final
 
 import trio
 
-from neurogrid.inference.describing import capacities
-from neurogrid.inference.drift import MIN_STEPS, DriftWatch, Steps, drifts, with_drifts
-from neurogrid.inference.member import Member
-from neurogrid.inference.progress import Progress, WorkerInfo
+from neurogrid.fleet.describing import capacities
+from neurogrid.fleet.member import Member
+from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.speeds.drift import MIN_STEPS, DriftWatch, Steps, drifts, with_drifts
 from neurogrid.inference.trials import Trials
 from neurogrid.planner import ModelSize, PeerSpeed
 

@@ -11,11 +11,11 @@ import trio
 
 from neurogrid.errors import NoRouteError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.member import Member
-from neurogrid.inference.placing import Placer, name_range
-from neurogrid.inference.progress import Progress
-from neurogrid.inference.roster import Roster
-from neurogrid.inference.stalls import StallWatch
+from neurogrid.fleet.member import Member
+from neurogrid.fleet.placing.placer import Placer, name_range
+from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.roster import Roster
+from neurogrid.fleet.stalls import StallWatch
 from neurogrid.planner import PlannedStage
 
 __all__ = ["Assigner"]

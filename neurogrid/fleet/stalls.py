@@ -10,8 +10,8 @@ from typing import Final
 
 import trio
 
-from neurogrid.inference.progress import Progress
-from neurogrid.inference.remote_worker import TransferReports
+from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.remote_worker import TransferReports
 
 __all__ = ["STALLED_AFTER", "StallWatch"]
 

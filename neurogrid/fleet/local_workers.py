@@ -20,7 +20,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError, TransportError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.progress import Progress
+from neurogrid.fleet.progress import Progress
 
 __all__ = ["start_local_workers"]
 

@@ -11,9 +11,9 @@ from typing import Final
 import trio
 
 from neurogrid.errors import NeuroGridError
-from neurogrid.inference.fleet import Fleet
-from neurogrid.inference.member import Member
-from neurogrid.inference.progress import Progress
+from neurogrid.fleet.member import Member
+from neurogrid.fleet.placing.fleet import Fleet
+from neurogrid.fleet.progress import Progress
 
 __all__ = ["watch_workers"]
 

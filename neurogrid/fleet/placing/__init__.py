@@ -1,0 +1,1 @@
+"""Layers onto members: plans carried out, assignments, and what follows a loss."""

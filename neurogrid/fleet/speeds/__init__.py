@@ -1,0 +1,1 @@
+"""How fast members turn out to be, and when that changes a plan."""
