@@ -25,12 +25,12 @@ import neurogrid.inference.worker
 from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.status import ClusterStatus
-from neurogrid.inference.worker_state import WeightSource
 from neurogrid.model.stages.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
 from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, shown_as, twin
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.planner import PlannedStage
+from neurogrid.worker.state import WeightSource
 
 __all__ = ["Coordinator", "Worker", "fail_after", "open_coordinator", "open_worker"]
 

@@ -41,7 +41,6 @@ from neurogrid.inference.plan_request import LocalLayers
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_sessions import SessionService
-from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.model.stages.device import device_memory, device_name, select_device
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
@@ -49,6 +48,7 @@ from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.wire import PROTOCOL_V11
+from neurogrid.worker.state import WorkerSettings, WorkerState
 
 __all__ = ["LocalWorker", "enlist_with_local", "open_local_worker"]
 

@@ -19,13 +19,8 @@ import trio
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.worker_device import DeviceService
-from neurogrid.inference.worker_layers import LayerService
-from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_sessions import SessionService
-from neurogrid.inference.worker_state import WeightSource, WorkerSettings, WorkerState
 from neurogrid.inference.worker_status import WorkerBoard
-from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
@@ -43,6 +38,11 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
+from neurogrid.worker.device import DeviceService
+from neurogrid.worker.layers import LayerService
+from neurogrid.worker.links import WorkerLinks
+from neurogrid.worker.state import WeightSource, WorkerSettings, WorkerState
+from neurogrid.worker.transfers import TransferService
 
 __all__ = ["Worker", "WorkerSettings", "open_worker"]
 

@@ -20,8 +20,6 @@ import trio
 from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_caches_v10 import WorkerCachesV10
-from neurogrid.inference.worker_links import WorkerLinks
-from neurogrid.inference.worker_state import WorkerState, sender_of
 from neurogrid.inference.worker_steps import WorkerSteps
 from neurogrid.node.hidden_states import pack, unpack, width
 from neurogrid.p2p.wire import (
@@ -34,6 +32,8 @@ from neurogrid.p2p.wire import (
 )
 from neurogrid.p2p.wire.limits import MAX_MAP_BYTES
 from neurogrid.p2p.wire.maps import MAX_U64
+from neurogrid.worker.links import WorkerLinks
+from neurogrid.worker.state import WorkerState, sender_of
 
 __all__ = ["WorkerActivations"]
 

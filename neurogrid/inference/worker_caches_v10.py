@@ -12,10 +12,10 @@ import torch
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session
-from neurogrid.inference.worker_state import WorkerState, sender_of
 from neurogrid.inference.worker_steps import WorkerSteps
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
+from neurogrid.worker.state import WorkerState, sender_of
 
 __all__ = ["WorkerCachesV10"]
 

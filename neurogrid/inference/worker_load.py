@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neurogrid.inference.session_table import SessionTable
-from neurogrid.inference.worker_state import WorkerState
+from neurogrid.worker.state import WorkerState
 
 __all__ = ["WorkerLoad", "worker_load"]
 

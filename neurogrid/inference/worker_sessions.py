@@ -19,9 +19,7 @@ from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.session_table import Session, SessionTable
 from neurogrid.inference.worker_activations import WorkerActivations
 from neurogrid.inference.worker_caches_v10 import WorkerCachesV10
-from neurogrid.inference.worker_links import WorkerLinks
 from neurogrid.inference.worker_load import WorkerLoad, worker_load
-from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.inference.worker_steps import WorkerSteps
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.routes import Place, place_in
@@ -36,6 +34,8 @@ from neurogrid.p2p.wire import (
     SessionQuery,
     TensorMessage,
 )
+from neurogrid.worker.links import WorkerLinks
+from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
 
 __all__ = ["SessionService"]
 

@@ -17,11 +17,11 @@ from typing import Final
 
 from neurogrid.inference.worker_load import WorkerLoad
 from neurogrid.inference.worker_sessions import SessionService
-from neurogrid.inference.worker_state import WeightSource, WorkerState
 from neurogrid.node.rates import TotalRate
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.p2p.wire import Hello
+from neurogrid.worker.state import WeightSource, WorkerState
 
 __all__ = ["PeerTraffic", "WorkerBoard", "WorkerStatus"]
 

@@ -19,10 +19,10 @@ from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
 from neurogrid.inference.compute_statistics import ComputeStatistics
 from neurogrid.inference.session_table import Session
 from neurogrid.inference.spans import stage_span
-from neurogrid.inference.worker_state import WorkerState
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.burst import Burst
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.worker.state import WorkerState
 
 __all__ = ["WorkerSteps"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import trio
 
 from neurogrid import CoordinatorSettings, WorkerSettings, open_coordinator, open_worker
-from neurogrid.inference.worker_state import WeightSource
 from neurogrid.node.cache_directory import CacheSettings
+from neurogrid.worker.state import WeightSource
 from tests.e2e.support import DEADLINE
 
 

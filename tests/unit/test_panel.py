@@ -24,9 +24,9 @@ from neurogrid.inference.status import (
     TransferStatus,
 )
 from neurogrid.inference.worker_load import WorkerLoad
-from neurogrid.inference.worker_state import WeightSource
 from neurogrid.inference.worker_status import PeerTraffic, WorkerStatus
 from neurogrid.node.events import Event, EventKind, Severity
+from neurogrid.worker.state import WeightSource
 
 GB = 10**9
 LOST = "Lost worker …xAAAAAA4 with layers 18 to 35: the stream ended; looking for a worker for them"

@@ -19,13 +19,13 @@ from transformers.models.llama import modeling_llama
 
 from neurogrid.inference.served_model import ServedModel, proving
 from neurogrid.inference.session_table import Session
-from neurogrid.inference.worker_state import WorkerState
 from neurogrid.inference.worker_steps import WorkerSteps
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import markers, same_values
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.stages.stage import Stage
+from neurogrid.worker.state import WorkerState
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 PROMPT = 11

@@ -14,7 +14,6 @@ import trio
 
 from neurogrid.errors import PeerRefusedError, UnsupportedModelError
 from neurogrid.inference.worker import Worker
-from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.model import confined
 from neurogrid.model.confined import ConfinedProcess, ConfinementError
 from neurogrid.model.embedded import embedded_model_path
@@ -32,6 +31,7 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     serialize_config,
 )
+from neurogrid.worker.state import WorkerSettings, WorkerState
 
 SECONDS = 120.0
 # 60 bytes that ask for minutes, and some that ask for gigabytes.
@@ -149,7 +149,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_worker_says_that_it_gave_a_config_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurogrid.inference.worker_layers.PEER_SECONDS", 1.0)
+    monkeypatch.setattr("neurogrid.worker.layers.PEER_SECONDS", 1.0)
 
     async def main() -> None:
         async with open_memory_network() as network, worker_on(network) as address:

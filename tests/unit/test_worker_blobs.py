@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.node.cache_directory import CacheSettings, default_cache_directory, open_directory
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BytesSource, MemoryStore, StoredBlob
+from neurogrid.worker.blobs import WorkerBlobs
 from tests.unit.full_disk import full_disk
 
 MODEL = "ab" * 32
@@ -23,7 +23,7 @@ MODEL = "ab" * 32
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for the network to be quiet."""
-    monkeypatch.setattr("neurogrid.inference.worker_blobs.QUIET", 0.0)
+    monkeypatch.setattr("neurogrid.worker.blobs.QUIET", 0.0)
 
 
 def blob_of(seed: int) -> StoredBlob:

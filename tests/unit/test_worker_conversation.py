@@ -13,7 +13,6 @@ from stage_families import SMALL, Checkpoint
 
 from neurogrid.errors import PeerRefusedError, ResponseTimeout, StreamBrokenError
 from neurogrid.inference.worker import Worker
-from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 from neurogrid.node.torch_thread import TorchThread
@@ -38,6 +37,7 @@ from neurogrid.p2p.wire import (
     encode_message,
     serialize_config,
 )
+from neurogrid.worker.state import WorkerSettings, WorkerState
 
 DEADLINE = 120.0
 LEAST = 64 * 1024  # the least that a Hello may say

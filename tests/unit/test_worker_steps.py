@@ -19,13 +19,13 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.served_model import ServedModel, proving
 from neurogrid.inference.session_table import Session, SessionTable
-from neurogrid.inference.worker_state import WorkerSettings, WorkerState
 from neurogrid.inference.worker_steps import EARLY_TIMEOUT, WorkerSteps
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 from neurogrid.node.burst import MAX_GAP
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.worker.state import WorkerSettings, WorkerState
 
 NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8
 # Relative to the largest element: sums of other shapes have another order.

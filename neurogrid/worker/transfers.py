@@ -18,13 +18,6 @@ import trio
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
 from neurogrid.inference.served_model import ServedModel
-from neurogrid.inference.worker_sources import BlobSources
-from neurogrid.inference.worker_state import (
-    Assignment,
-    WeightSource,
-    WorkerState,
-    sender_of,
-)
 from neurogrid.node.roles import require_role
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
@@ -47,6 +40,13 @@ from neurogrid.p2p.wire import (
     Ready,
     TensorMessage,
     WeightsChunk,
+)
+from neurogrid.worker.sources import BlobSources
+from neurogrid.worker.state import (
+    Assignment,
+    WeightSource,
+    WorkerState,
+    sender_of,
 )
 
 __all__ = ["TransferService"]

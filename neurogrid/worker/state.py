@@ -16,9 +16,7 @@ import torch
 import trio
 
 from neurogrid.errors import CapacityError, RequestRefusedError
-from neurogrid.inference.proofs import result_of
 from neurogrid.inference.served_model import ServedModel, proving, refusing_config
-from neurogrid.inference.worker_blobs import WorkerBlobs
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
 from neurogrid.node.cache_directory import CacheSettings
@@ -28,6 +26,8 @@ from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
+from neurogrid.worker.blobs import WorkerBlobs
+from neurogrid.worker.proofs import result_of
 
 __all__ = [
     "Assignment",

@@ -12,7 +12,6 @@ import logging
 
 import trio
 
-from neurogrid.inference.worker_state import WorkerState, sender_of
 from neurogrid.model.files.config import config_fingerprint
 from neurogrid.model.files.tensors import WIRE_DTYPES, dtype_name
 from neurogrid.model.stages.device_speed import DeviceSpeed, measure_speed
@@ -23,6 +22,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     TensorMessage,
 )
+from neurogrid.worker.state import WorkerState, sender_of
 
 __all__ = ["DeviceService"]
 

@@ -21,8 +21,6 @@ from neurogrid.errors import (
     RequestRefusedError,
 )
 from neurogrid.inference.served_model import ServedModel
-from neurogrid.inference.worker_state import Assignment, WorkerState, name_layers, sender_of
-from neurogrid.inference.worker_transfers import TransferService
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.p2p.wire import (
@@ -37,6 +35,8 @@ from neurogrid.p2p.wire import (
     config_fingerprint,
     deserialize_config,
 )
+from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
+from neurogrid.worker.transfers import TransferService
 
 __all__ = ["LayerService"]
 

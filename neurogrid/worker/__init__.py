@@ -1,0 +1,1 @@
+"""A machine's side: claim, layers, transfers, blobs, links."""
