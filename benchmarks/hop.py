@@ -26,7 +26,7 @@ import trio
 from report import Spread, spread, table, write_report
 
 from neurogrid import CoordinatorSettings, open_coordinator
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.pipeline import open_session
 from neurogrid.inference.routing import Routing, RoutingMode
 from neurogrid.inference.served_model import ServedModel

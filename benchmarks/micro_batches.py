@@ -28,7 +28,7 @@ from report import spread, table, write_report
 from sessions import rate
 
 from neurogrid import CoordinatorSettings, open_coordinator
-from neurogrid.inference import micro_batches
+from neurogrid.inference.generation import micro_batches
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker import WorkerSettings, open_worker
 from neurogrid.model.stages.stage import Row

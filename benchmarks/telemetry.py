@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 import trio
 
-import neurogrid.inference.coordinator as coordinator_module
+import neurogrid.inference.generation.coordinator as coordinator_module
 from neurogrid import (
     Coordinator,
     CoordinatorSettings,
@@ -31,8 +31,9 @@ from neurogrid import (
     open_worker,
 )
 from neurogrid.fleet.progress import Progress, ProgressTee
-from neurogrid.inference import ends_queue, generation_spans, token_session, worker_sessions
+from neurogrid.inference import worker_sessions
 from neurogrid.inference.compute_statistics import ComputeStatistics
+from neurogrid.inference.generation import ends_queue, generation_spans, token_session
 from neurogrid.node.histogram import COMPUTE_SECONDS, Histogram
 from neurogrid.p2p.exchange.exchange import dispatcher, exchange, subscribers
 from neurogrid.p2p.streams.tracing import answer_received, continued_trace, sending, span

@@ -14,11 +14,11 @@ from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
     from neurogrid.fleet.remote_worker import Timeouts
-    from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.coordinator_settings import CoordinatorSettings
+    from neurogrid.inference.generation.coordinator import Coordinator
+    from neurogrid.inference.generation.sampling import GeneratedToken
+    from neurogrid.inference.generation.sampling_params import SamplingParams
     from neurogrid.inference.opening import open_coordinator
-    from neurogrid.inference.sampling import GeneratedToken
-    from neurogrid.inference.sampling_params import SamplingParams
     from neurogrid.inference.status import ClusterStatus
     from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
     from neurogrid.node.cache_directory import CacheSettings
@@ -48,14 +48,14 @@ __all__ = [
 _HOMES = {
     "CacheSettings": "neurogrid.node.cache_directory",
     "ClusterStatus": "neurogrid.inference.status",
-    "Coordinator": "neurogrid.inference.coordinator",
+    "Coordinator": "neurogrid.inference.generation.coordinator",
     "CoordinatorSettings": "neurogrid.inference.coordinator_settings",
     "open_coordinator": "neurogrid.inference.opening",
     "FindingSettings": "neurogrid.node.finding",
     "ReachSettings": "neurogrid.node.reaching",
     "Timeouts": "neurogrid.fleet.remote_worker",
-    "GeneratedToken": "neurogrid.inference.sampling",
-    "SamplingParams": "neurogrid.inference.sampling_params",
+    "GeneratedToken": "neurogrid.inference.generation.sampling",
+    "SamplingParams": "neurogrid.inference.generation.sampling_params",
     "Worker": "neurogrid.inference.worker",
     "WorkerSettings": "neurogrid.inference.worker",
     "open_worker": "neurogrid.inference.worker",

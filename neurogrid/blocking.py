@@ -19,11 +19,11 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
-import neurogrid.inference.coordinator
+import neurogrid.inference.generation.coordinator
 import neurogrid.inference.opening
 import neurogrid.inference.worker
 from neurogrid.fleet.progress import WorkerInfo
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.status import ClusterStatus
 from neurogrid.model.stages.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
@@ -34,7 +34,7 @@ from neurogrid.worker.state import WeightSource
 
 __all__ = ["Coordinator", "Worker", "fail_after", "open_coordinator", "open_worker"]
 
-AsyncCoordinator = neurogrid.inference.coordinator.Coordinator
+AsyncCoordinator = neurogrid.inference.generation.coordinator.Coordinator
 AsyncWorker = neurogrid.inference.worker.Worker
 P = ParamSpec("P")
 A = TypeVar("A")

@@ -16,8 +16,8 @@ from neurogrid.cli.screen import Screen
 from neurogrid.errors import ConfigurationError, NeuroGridError
 
 if TYPE_CHECKING:
-    from neurogrid.inference.coordinator import Coordinator
-    from neurogrid.inference.sampling import SamplingParams
+    from neurogrid.inference.generation.coordinator import Coordinator
+    from neurogrid.inference.generation.sampling import SamplingParams
 
 __all__ = ["Chat"]
 

@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
     from neurogrid.cli.show import JoinLine
     from neurogrid.fleet.progress import Progress
-    from neurogrid.inference.coordinator import Coordinator
     from neurogrid.inference.coordinator_settings import CoordinatorSettings
-    from neurogrid.inference.loaded_model import LoadedModel
-    from neurogrid.inference.sampling_params import SamplingParams
+    from neurogrid.inference.generation.coordinator import Coordinator
+    from neurogrid.inference.generation.loaded_model import LoadedModel
+    from neurogrid.inference.generation.sampling_params import SamplingParams
 
 __all__ = ["add_coordinator_options", "build_parser", "main", "run"]
 
@@ -242,7 +242,7 @@ async def _chat(
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:
-    from neurogrid.inference.sampling_params import SamplingParams
+    from neurogrid.inference.generation.sampling_params import SamplingParams
 
     return SamplingParams(
         temperature=options.temperature,

@@ -14,8 +14,8 @@ from neurogrid.cli.screen import Screen
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.inference.coordinator import Coordinator
-    from neurogrid.inference.sampling import SamplingParams
+    from neurogrid.inference.generation.coordinator import Coordinator
+    from neurogrid.inference.generation.sampling import SamplingParams
 
 __all__ = ["read_prompt", "write_completion"]
 

@@ -20,7 +20,7 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
     from neurogrid.fleet.progress import Progress
-    from neurogrid.inference.coordinator import Coordinator
+    from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.status_board import StatusBoard
     from neurogrid.server.backend import Backend
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics

@@ -23,7 +23,7 @@ from neurogrid.errors import (
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.config import config_fingerprint
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.protocol import new_request_id

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurogrid.fleet.remote_worker import Timeouts
-from neurogrid.inference.cache_room import MAX_WAITING_SESSIONS
+from neurogrid.inference.generation.cache_room import MAX_WAITING_SESSIONS
 from neurogrid.inference.plan_request import LocalLayers
 from neurogrid.inference.routing import RoutingMode
 from neurogrid.node.cache_directory import CacheSettings

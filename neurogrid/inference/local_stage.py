@@ -36,7 +36,7 @@ from neurogrid.fleet.remote_worker import (
     TransferReports,
 )
 from neurogrid.fleet.spreading import Spread
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.plan_request import LocalLayers
 from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.worker import Worker

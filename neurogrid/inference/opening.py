@@ -14,13 +14,13 @@ import trio
 
 from neurogrid.fleet.progress import Progress, ProgressTee
 from neurogrid.fleet.watching import watch_workers
-from neurogrid.inference.cache_room import CacheRoom
-from neurogrid.inference.coordinator import Coordinator
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
-from neurogrid.inference.ends_queue import open_ends
+from neurogrid.inference.generation.cache_room import CacheRoom
+from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.inference.generation.ends_queue import open_ends
+from neurogrid.inference.generation.kept_sessions import open_kept_sessions
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.hedging import SlowWatch
-from neurogrid.inference.kept_sessions import open_kept_sessions
-from neurogrid.inference.loaded_model import LoadedModel
 from neurogrid.inference.planned_fleet import open_plan
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.status_board import StatusBoard

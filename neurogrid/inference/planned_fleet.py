@@ -31,7 +31,7 @@ from neurogrid.fleet.placing.placer import open_placer
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.local_stage import enlist_with_local
 from neurogrid.inference.plan_request import PlanRequest
 from neurogrid.inference.trials import Trials

@@ -24,7 +24,7 @@ from neurogrid.errors import (
     RequestRefusedError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.server.errors import APIError
 from neurogrid.server.reading import CompletionRequest
 from neurogrid.server.writing import AnswerWriter, Piece

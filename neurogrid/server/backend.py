@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import trio
 
 from neurogrid.fleet.progress import Progress, WorkerInfo
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.planner import Plan
 from neurogrid.server.errors import APIError
 

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.answer_shapes import ChatShape, CompletionShape
 from neurogrid.server.answering import Answer, while_connected
 from neurogrid.server.backend import Backend

@@ -17,9 +17,9 @@ from typing import Any, cast
 import trio
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.sampling import derived_seed
-from neurogrid.inference.sampling_params import MAX_SEED, SamplingParams
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.sampling import derived_seed
+from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
 from neurogrid.model.files.chat_template import RENDER_SECONDS, TemplateBusyError
 from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError

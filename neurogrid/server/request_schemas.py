@@ -6,7 +6,7 @@ change it, and that we do not have, stand in not_offered.py with the values that
 
 from __future__ import annotations
 
-from neurogrid.inference.sampling_params import (
+from neurogrid.inference.generation.sampling_params import (
     MAX_REPETITION_PENALTY,
     MAX_STOP_TOKENS,
     MIN_REPETITION_PENALTY,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neurogrid.inference.sampling import FinishReason, GeneratedToken
+from neurogrid.inference.generation.sampling import FinishReason, GeneratedToken
 from neurogrid.model.files.tokenizer import Tokenizer
 
 __all__ = ["AnswerWriter", "Piece", "WrittenToken", "held_back"]

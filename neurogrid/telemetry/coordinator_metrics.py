@@ -18,7 +18,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from neurogrid.fleet.progress import FleetView, Progress, ProgressTee
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.status import Health, PeerStatus
 from neurogrid.inference.status_board import StatusBoard
 from neurogrid.p2p.exchange.counters import TrafficCounters

@@ -16,7 +16,7 @@ import torch
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.planner import PlannedStage
 
 __all__ = [

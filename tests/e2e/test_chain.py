@@ -14,7 +14,7 @@ import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerUnreachableError
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.pipeline import open_session
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from neurogrid import open_coordinator
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.speeds.drift import MIN_DRIFT, NUM_LOOKS
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType

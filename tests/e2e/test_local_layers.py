@@ -11,7 +11,7 @@ import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import CapacityError, ConfigurationError
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.commands import expect, run_preloaded

@@ -13,7 +13,7 @@ import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference import prefill
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.prefill import MAX_CHUNK, chunk_lengths
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType

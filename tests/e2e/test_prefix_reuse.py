@@ -254,7 +254,7 @@ def test_what_workers_have_no_more_is_computed_again(
 ) -> None:
     """A worker drops a kept session, or has no room beside it: nobody notices."""
     model = save_checkpoint(FAMILIES[0], tmp_path)
-    caplog.set_level(logging.DEBUG, "neurogrid.inference.token_session")
+    caplog.set_level(logging.DEBUG, "neurogrid.inference.generation.token_session")
 
     async def main() -> None:
         async with AsyncExitStack() as stack:

@@ -21,7 +21,7 @@ import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.p2p import Identity, MessageType, Protocol, TensorMessage, new_request_id, open_host
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from neurogrid import open_coordinator
-from neurogrid.inference.coordinator import Coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
 from tests.e2e.support import DEADLINE, start_worker
 from tests.e2e.test_recovery import by_stage, generate, holders, settings
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from neurogrid.inference.generation_spans import DETAILED_STEPS
+from neurogrid.inference.generation.generation_spans import DETAILED_STEPS
 from tests.e2e.otlp_collector import Collector, ReceivedSpan, open_collector
 from tests.e2e.server_process import ServerProcess, start_server
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker

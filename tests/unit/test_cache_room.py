@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.cache_room import CacheRoom
+from neurogrid.inference.generation.cache_room import CacheRoom
 from neurogrid.model.stages.cost import LayerCost
 
 FULL = LayerCost(weight_bytes=1, cache_bytes_per_token=10)

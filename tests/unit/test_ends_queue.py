@@ -7,8 +7,8 @@ import torch
 import trio
 
 from neurogrid.errors import ModelError
-from neurogrid.inference.ends_queue import Chosen, EndsQueue, open_ends
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue, open_ends
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.embedded import embedded_model_path
 
 

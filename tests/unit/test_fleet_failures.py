@@ -19,7 +19,7 @@ from neurogrid.fleet.placing.placer import Placer
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
 from neurogrid.fleet.watching import watch_workers
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.trials import Trials
 from neurogrid.model.embedded import embedded_model_path

@@ -8,8 +8,9 @@ import pytest
 from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference import loaded_model, prefill
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference import prefill
+from neurogrid.inference.generation import loaded_model
+from neurogrid.inference.generation.loaded_model import LoadedModel
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 

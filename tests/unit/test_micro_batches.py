@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.inference.micro_batches import (
+from neurogrid.inference.generation.micro_batches import (
     FEW_ROWS,
     MAX_PAUSE,
     MIN_PAUSE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.inference.prefixes import MIN_REUSED, first_calls, reusable, shared_length
+from neurogrid.inference.generation.prefixes import MIN_REUSED, first_calls, reusable, shared_length
 
 TOKENS = st.lists(st.integers(0, 2), max_size=600)
 LONG = list(range(40))

@@ -12,8 +12,8 @@ import trio
 
 import neurogrid
 from neurogrid import SamplingParams, blocking
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.text_generation import TextGeneration
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.tokenizer import Tokenizer
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from neurogrid.errors import ConfigurationError, ModelError
-from neurogrid.inference.sampling import (
+from neurogrid.inference.generation.sampling import (
     Sampler,
     SamplingParams,
     derived_seed,

@@ -15,9 +15,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteError
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.sampling import derived_seed
-from neurogrid.inference.sampling_params import MAX_SEED, SamplingParams
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.sampling import derived_seed
+from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
 from neurogrid.server.answer_shapes import ChatShape
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.reading import read_chat
 from neurogrid.server.templating import MAX_VARIABLES_BYTES, MAX_VARIABLES_DEPTH
 from tests.unit.told_coordinator import Told, asked, load_embedded, message

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neurogrid.inference.sampling import GeneratedToken, Logprobs
+from neurogrid.inference.generation.sampling import GeneratedToken, Logprobs
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.server.writing import AnswerWriter, Piece, held_back

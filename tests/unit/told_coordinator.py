@@ -12,9 +12,9 @@ from typing import Any
 import trio
 
 from neurogrid.errors import NeuroGridError
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.sampling import GeneratedToken
-from neurogrid.inference.sampling_params import SamplingParams
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.sampling import GeneratedToken
+from neurogrid.inference.generation.sampling_params import SamplingParams
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend

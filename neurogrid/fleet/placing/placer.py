@@ -20,7 +20,7 @@ from neurogrid.errors import (
 )
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, TransferReports
 from neurogrid.fleet.spreading import Spread
-from neurogrid.inference.loaded_model import LoadedModel
+from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.node.cache_directory import CacheSettings, open_directory

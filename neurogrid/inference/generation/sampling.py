@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 
 from neurogrid.errors import ConfigurationError, ModelError
-from neurogrid.inference.sampling_params import MAX_SEED, SamplingParams
+from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
 
 __all__ = [
     "FinishReason",

@@ -22,11 +22,11 @@ from neurogrid.errors import NoRouteError, PeerRefusedError
 from neurogrid.fleet.member import Selection
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.remote_worker import Prior
-from neurogrid.inference.ends_queue import Choose, EndsQueue
-from neurogrid.inference.kept_sessions import Beginning, KeptSessions
+from neurogrid.inference.generation.ends_queue import Choose, EndsQueue
+from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
+from neurogrid.inference.generation.prefixes import first_calls
 from neurogrid.inference.pipeline import PipelineSession, PriorLostError, open_session
 from neurogrid.inference.prefill import Bounds, chunk_lengths
-from neurogrid.inference.prefixes import first_calls
 from neurogrid.inference.routing import Routing
 from neurogrid.inference.spans import note_failure, recovery_span
 from neurogrid.p2p.streams.tracing import span

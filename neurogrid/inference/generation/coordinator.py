@@ -19,12 +19,11 @@ import torch
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.progress import Progress, WorkerInfo
-from neurogrid.inference.ends_queue import Chosen, EndsQueue
-from neurogrid.inference.generation_spans import generation_spans
-from neurogrid.inference.kept_sessions import Beginning, KeptSessions
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.routing import Routing
-from neurogrid.inference.sampling import (
+from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
+from neurogrid.inference.generation.generation_spans import generation_spans
+from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.sampling import (
     FinishReason,
     GeneratedToken,
     Logprobs,
@@ -32,10 +31,11 @@ from neurogrid.inference.sampling import (
     SamplingParams,
     token_logprobs,
 )
+from neurogrid.inference.generation.text_generation import TextGeneration
+from neurogrid.inference.generation.token_session import TokenSession
+from neurogrid.inference.routing import Routing
 from neurogrid.inference.status import ClusterStatus
 from neurogrid.inference.status_board import StatusBoard
-from neurogrid.inference.text_generation import TextGeneration
-from neurogrid.inference.token_session import TokenSession
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import Host

@@ -20,7 +20,7 @@ import torch
 import trio
 
 from neurogrid.inference.batching import Batcher
-from neurogrid.inference.micro_batches import MicroBatch, MicroBatches
+from neurogrid.inference.generation.micro_batches import MicroBatch, MicroBatches
 from neurogrid.model.stages.stage import MAX_ROWS, Ends
 from neurogrid.node.burst import Burst
 from neurogrid.node.torch_thread import TorchThread

@@ -11,8 +11,8 @@ from contextlib import aclosing
 
 import trio
 
-from neurogrid.inference.loaded_model import LoadedModel
-from neurogrid.inference.sampling import SamplingParams
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.generation.sampling import SamplingParams
 
 __all__ = ["DEFAULT_MAX_TOKENS", "Prompt", "TextGeneration"]
 
