@@ -27,8 +27,8 @@ from report import Spread, spread, table, write_report
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.inference.pipeline import open_session
-from neurogrid.inference.routing import Routing, RoutingMode
+from neurogrid.inference.pipeline.routing import Routing, RoutingMode
+from neurogrid.inference.pipeline.session import open_session
 from neurogrid.inference.served_model import ServedModel
 from neurogrid.inference.worker import WorkerSettings, open_worker
 

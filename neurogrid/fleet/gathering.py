@@ -20,8 +20,8 @@ from neurogrid.errors import (
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.remote_worker import RemoteWorker, Timeouts
-from neurogrid.inference.remote_v10 import RemoteWorkerV10
-from neurogrid.inference.remote_v11 import RemoteWorkerV11
+from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
+from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.dialing import connect_any

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.generation.cache_room import MAX_WAITING_SESSIONS
+from neurogrid.inference.pipeline.routing import RoutingMode
 from neurogrid.inference.plan_request import LocalLayers
-from neurogrid.inference.routing import RoutingMode
 from neurogrid.node.cache_directory import CacheSettings
 from neurogrid.node.finding import FindingSettings
 from neurogrid.node.reaching import ReachSettings

@@ -37,8 +37,8 @@ from neurogrid.fleet.remote_worker import (
 )
 from neurogrid.fleet.spreading import Spread
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.plan_request import LocalLayers
-from neurogrid.inference.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.worker import Worker
 from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.model.stages.device import device_memory, device_name, select_device

@@ -20,9 +20,9 @@ from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.ends_queue import open_ends
 from neurogrid.inference.generation.kept_sessions import open_kept_sessions
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.hedging import SlowWatch
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.inference.planned_fleet import open_plan
-from neurogrid.inference.routing import Routing
 from neurogrid.inference.status_board import StatusBoard
 
 __all__ = ["open_coordinator"]

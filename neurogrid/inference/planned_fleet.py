@@ -33,8 +33,8 @@ from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.local_stage import enlist_with_local
+from neurogrid.inference.pipeline.trials import Trials
 from neurogrid.inference.plan_request import PlanRequest
-from neurogrid.inference.trials import Trials
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.stages.device import device_memory

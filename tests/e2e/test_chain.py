@@ -15,8 +15,8 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerUnreachableError
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.inference.pipeline import open_session
-from neurogrid.inference.routing import Routing
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.session import open_session
 from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.identity import Identity

@@ -12,9 +12,9 @@ import torch
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
-from neurogrid.inference import prefill
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.inference.prefill import MAX_CHUNK, chunk_lengths
+from neurogrid.inference.pipeline.prefill import MAX_CHUNK, chunk_lengths
+from neurogrid.inference.pipeline.session import prefill
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import (

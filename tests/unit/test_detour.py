@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from neurogrid.fleet.remote_worker import Timeouts
-from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.pipeline import PipelineSession, open_session
-from neurogrid.inference.routing import Routing
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.session import PipelineSession, open_session
+from neurogrid.inference.pipeline.stage import PipelineStage
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.planner import PlannedStage
 

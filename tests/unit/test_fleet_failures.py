@@ -20,8 +20,8 @@ from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
 from neurogrid.fleet.watching import watch_workers
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.remote_v10 import RemoteWorkerV10
-from neurogrid.inference.trials import Trials
+from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
+from neurogrid.inference.pipeline.trials import Trials
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.trust import NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, GPUInfo

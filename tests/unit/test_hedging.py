@@ -14,8 +14,7 @@ from trio.testing import MockClock
 from neurogrid.errors import NoRouteError, PeerRefusedError, StreamBrokenError
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.step_times import StepTimes
-from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.hedging import (
+from neurogrid.inference.pipeline.slow_watch import (
     FACTOR_IF_THERE,
     FLOOR,
     INTERVAL,
@@ -24,6 +23,7 @@ from neurogrid.inference.hedging import (
     SILENT_FLOOR,
     SlowWatch,
 )
+from neurogrid.inference.pipeline.stage import PipelineStage
 from neurogrid.planner import PlannedStage
 
 USUAL = 0.1

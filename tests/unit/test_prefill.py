@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.errors import NoRouteError
-from neurogrid.inference.prefill import (
+from neurogrid.inference.pipeline.prefill import (
     MAX_CHUNK,
     MAX_PIECE_BYTES,
     MIN_CHUNK,

@@ -16,8 +16,14 @@ from neurogrid.fleet.member import Member
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import MIN_STEPS, NUM_LOOKS
 from neurogrid.fleet.speeds.speed_watch import DRIFT_INTERVAL, SpeedWatch
-from neurogrid.inference import trials
-from neurogrid.inference.trials import FIRST_DELAY, MAX_DELAY, TRIAL_TIMEOUT, Trials, TrialTimes
+from neurogrid.inference.pipeline.session import trials
+from neurogrid.inference.pipeline.trials import (
+    FIRST_DELAY,
+    MAX_DELAY,
+    TRIAL_TIMEOUT,
+    Trials,
+    TrialTimes,
+)
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)))

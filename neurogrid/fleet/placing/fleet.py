@@ -41,7 +41,7 @@ from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.speeds.speed_watch import SpeedWatch
-from neurogrid.inference.trials import Trials
+from neurogrid.inference.pipeline.trials import Trials
 from neurogrid.planner import Plan
 
 __all__ = ["Fleet"]

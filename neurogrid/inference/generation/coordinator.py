@@ -33,7 +33,7 @@ from neurogrid.inference.generation.sampling import (
 )
 from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
-from neurogrid.inference.routing import Routing
+from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.status import ClusterStatus
 from neurogrid.inference.status_board import StatusBoard
 from neurogrid.p2p.exchange.counters import TrafficCounters

@@ -24,7 +24,7 @@ from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.generation.cache_room import CacheRoom, Reservation
 from neurogrid.inference.generation.prefixes import MIN_REUSED, reusable
-from neurogrid.inference.pipeline import PipelineSession
+from neurogrid.inference.pipeline.session import PipelineSession
 
 __all__ = ["Beginning", "KeptSession", "KeptSessions", "open_kept_sessions"]
 

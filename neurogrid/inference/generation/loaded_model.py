@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
-from neurogrid.inference.prefill import max_piece
+from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import PreTrainedConfig, build_config, eos_token_ids

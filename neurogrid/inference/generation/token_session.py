@@ -25,9 +25,9 @@ from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.generation.ends_queue import Choose, EndsQueue
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.prefixes import first_calls
-from neurogrid.inference.pipeline import PipelineSession, PriorLostError, open_session
-from neurogrid.inference.prefill import Bounds, chunk_lengths
-from neurogrid.inference.routing import Routing
+from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.session import PipelineSession, PriorLostError, open_session
 from neurogrid.inference.spans import note_failure, recovery_span
 from neurogrid.p2p.streams.tracing import span
 from neurogrid.p2p.wire import ErrorCode

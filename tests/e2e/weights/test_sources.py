@@ -17,7 +17,7 @@ from neurogrid.errors import PeerRefusedError
 from neurogrid.fleet.placing.placer import open_placer
 from neurogrid.fleet.remote_worker import RemoteWorker, Timeouts, TransferReports
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.remote_v11 import RemoteWorkerV11
+from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
 from neurogrid.p2p import Protocol, open_host
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.transfer import BlobSource, TransferPolicy, Transfers

@@ -19,7 +19,7 @@ import torch
 import trio
 
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.chain import Chain
+from neurogrid.inference.pipeline.chain import Chain
 from neurogrid.p2p.wire import DEFAULT_LIMITS
 
 __all__ = ["Bounds", "MakeHidden", "Prefill", "chunk_lengths", "max_piece"]

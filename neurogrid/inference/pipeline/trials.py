@@ -24,9 +24,9 @@ from neurogrid.errors import NeuroGridError
 from neurogrid.fleet.member import Member
 from neurogrid.fleet.speeds.drift import MIN_STEPS, Steps
 from neurogrid.fleet.step_times import NUM_RECENT, StepTimes
-from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.pipeline import open_session
-from neurogrid.inference.routing import Routing
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.session import open_session
+from neurogrid.inference.pipeline.stage import PipelineStage
 from neurogrid.planner import PlannedStage
 
 __all__ = ["FIRST_DELAY", "MAX_DELAY", "TrialTimes", "Trials"]

@@ -24,10 +24,10 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.fleet.remote_worker import Prior
-from neurogrid.inference.chain import Chain
-from neurogrid.inference.chain_stage import PipelineStage
-from neurogrid.inference.prefill import Bounds, MakeHidden, Prefill
-from neurogrid.inference.routing import Routing
+from neurogrid.inference.pipeline.chain import Chain
+from neurogrid.inference.pipeline.prefill import Bounds, MakeHidden, Prefill
+from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.stage import PipelineStage
 from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["PipelineSession", "PriorLostError", "open_session"]

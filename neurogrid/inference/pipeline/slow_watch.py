@@ -23,7 +23,7 @@ import trio
 
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerRefusedError
 from neurogrid.fleet.progress import Progress
-from neurogrid.inference.chain_stage import PipelineStage
+from neurogrid.inference.pipeline.stage import PipelineStage
 
 __all__ = ["Alternatives", "SlowWatch"]
 
