@@ -29,7 +29,7 @@ from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.pipeline.routing import Routing, RoutingMode
 from neurogrid.inference.pipeline.session import open_session
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.inference.worker import WorkerSettings, open_worker
 
 HIDDEN = 4096  # of float32: 16 KiB a token

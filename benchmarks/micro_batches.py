@@ -29,7 +29,7 @@ from sessions import rate
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation import micro_batches
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.inference.worker import WorkerSettings, open_worker
 from neurogrid.model.stages.stage import Row
 

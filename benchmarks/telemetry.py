@@ -31,9 +31,9 @@ from neurogrid import (
     open_worker,
 )
 from neurogrid.fleet.progress import Progress, ProgressTee
-from neurogrid.inference import worker_sessions
-from neurogrid.inference.compute_statistics import ComputeStatistics
 from neurogrid.inference.generation import ends_queue, generation_spans, token_session
+from neurogrid.inference.sessions import service as worker_sessions
+from neurogrid.inference.sessions.statistics import ComputeStatistics
 from neurogrid.node.histogram import COMPUTE_SECONDS, Histogram
 from neurogrid.p2p.exchange.exchange import dispatcher, exchange, subscribers
 from neurogrid.p2p.streams.tracing import answer_received, continued_trace, sending, span
@@ -107,7 +107,7 @@ def without_hooks() -> Iterator[None]:
 
 def _worker_steps() -> object:
     try:
-        from neurogrid.inference import worker_steps
+        from neurogrid.inference.sessions import step_queue as worker_steps
     except ImportError:
         return None
     return worker_steps

@@ -39,8 +39,8 @@ from neurogrid.fleet.spreading import Spread
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.plan_request import LocalLayers
+from neurogrid.inference.sessions.service import SessionService
 from neurogrid.inference.worker import Worker
-from neurogrid.inference.worker_sessions import SessionService
 from neurogrid.model.stages.device import device_memory, device_name, select_device
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread

@@ -19,8 +19,8 @@ import trio
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.inference.worker_sessions import SessionService
-from neurogrid.inference.worker_status import WorkerBoard
+from neurogrid.inference.sessions.board import WorkerBoard
+from neurogrid.inference.sessions.service import SessionService
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype

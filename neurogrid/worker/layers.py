@@ -20,7 +20,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     RequestRefusedError,
 )
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.p2p.wire import (

@@ -16,7 +16,7 @@ import torch
 import trio
 
 from neurogrid.errors import CapacityError, RequestRefusedError
-from neurogrid.inference.served_model import ServedModel, proving, refusing_config
+from neurogrid.inference.sessions.served_model import ServedModel, proving, refusing_config
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
 from neurogrid.node.cache_directory import CacheSettings

@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.node.roles import require_role
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,

@@ -337,7 +337,7 @@ def test_sessions_end_by_themselves(
 ) -> None:
     """By idleness, and with the coordinator."""
     path, _ = llama
-    monkeypatch.setattr("neurogrid.inference.worker_sessions.EXPIRY_INTERVAL", 0.05)
+    monkeypatch.setattr("neurogrid.inference.sessions.service.EXPIRY_INTERVAL", 0.05)
 
     async def main() -> None:
         with trio.fail_after(DEADLINE):

@@ -13,8 +13,8 @@ import trio.testing
 from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
-from neurogrid.inference.served_model import ServedModel, proving
+from neurogrid.inference.sessions.served_model import ServedModel, proving
+from neurogrid.inference.sessions.steps import Batcher, Step, next_steps, run_steps
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 

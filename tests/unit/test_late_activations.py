@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from neurogrid.errors import PeerRefusedError, RequestRefusedError, ResponseTimeout
-from neurogrid.inference.session_table import MAX_REMEMBERED, Session, SessionTable
-from neurogrid.inference.worker_activations import WorkerActivations
+from neurogrid.inference.sessions.activations import WorkerActivations
+from neurogrid.inference.sessions.table import MAX_REMEMBERED, Session, SessionTable
 from neurogrid.p2p import Protocol, TensorMessage
 from neurogrid.p2p.exchange.routes import Place
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope

@@ -17,9 +17,9 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 from torch import nn
 from transformers.models.llama import modeling_llama
 
-from neurogrid.inference.served_model import ServedModel, proving
-from neurogrid.inference.session_table import Session
-from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.inference.sessions.served_model import ServedModel, proving
+from neurogrid.inference.sessions.step_queue import WorkerSteps
+from neurogrid.inference.sessions.table import Session
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import markers, same_values
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles

@@ -13,9 +13,9 @@ import torch
 import trio
 import trio.testing
 
-from neurogrid.inference.batching import Batcher
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.sessions.steps import Batcher
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.node.burst import Burst
 from neurogrid.node.torch_thread import TorchThread

@@ -17,9 +17,9 @@ import trio.testing
 from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.served_model import ServedModel, proving
-from neurogrid.inference.session_table import Session, SessionTable
-from neurogrid.inference.worker_steps import EARLY_TIMEOUT, WorkerSteps
+from neurogrid.inference.sessions.served_model import ServedModel, proving
+from neurogrid.inference.sessions.step_queue import EARLY_TIMEOUT, WorkerSteps
+from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message

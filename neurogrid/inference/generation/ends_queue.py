@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 import trio
 
-from neurogrid.inference.batching import Batcher
 from neurogrid.inference.generation.micro_batches import MicroBatch, MicroBatches
+from neurogrid.inference.sessions.steps import Batcher
 from neurogrid.model.stages.stage import MAX_ROWS, Ends
 from neurogrid.node.burst import Burst
 from neurogrid.node.torch_thread import TorchThread

@@ -28,7 +28,7 @@ from neurogrid.inference.generation.prefixes import first_calls
 from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import PipelineSession, PriorLostError, open_session
-from neurogrid.inference.spans import note_failure, recovery_span
+from neurogrid.inference.sessions.spans import note_failure, recovery_span
 from neurogrid.p2p.streams.tracing import span
 from neurogrid.p2p.wire import ErrorCode
 

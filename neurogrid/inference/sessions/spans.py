@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from neurogrid.errors import NoRouteError
-from neurogrid.inference.batching import Step
+from neurogrid.inference.sessions.steps import Step
 from neurogrid.p2p.streams.tracing import (
     current_trace_context,
     layers_name,

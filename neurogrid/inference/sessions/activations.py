@@ -18,9 +18,9 @@ import torch
 import trio
 
 from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
-from neurogrid.inference.session_table import Session, SessionTable
-from neurogrid.inference.worker_caches_v10 import WorkerCachesV10
-from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.inference.sessions.caches_v10 import WorkerCachesV10
+from neurogrid.inference.sessions.step_queue import WorkerSteps
+from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.node.hidden_states import pack, unpack, width
 from neurogrid.p2p.wire import (
     MAX_LAYERS,

@@ -20,8 +20,8 @@ import torch
 import trio
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.compute_statistics import StageCall
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.sessions.served_model import ServedModel
+from neurogrid.inference.sessions.statistics import StageCall
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.stages.stage import Row
 from neurogrid.p2p.wire import ErrorCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neurogrid.inference.session_table import SessionTable
+from neurogrid.inference.sessions.table import SessionTable
 from neurogrid.worker.state import WorkerState
 
 __all__ = ["WorkerLoad", "worker_load"]

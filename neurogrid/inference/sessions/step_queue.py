@@ -15,10 +15,10 @@ import torch
 import trio
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.batching import Batcher, Step, next_steps, run_steps
-from neurogrid.inference.compute_statistics import ComputeStatistics
-from neurogrid.inference.session_table import Session
-from neurogrid.inference.spans import stage_span
+from neurogrid.inference.sessions.spans import stage_span
+from neurogrid.inference.sessions.statistics import ComputeStatistics
+from neurogrid.inference.sessions.steps import Batcher, Step, next_steps, run_steps
+from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.burst import Burst
 from neurogrid.p2p.wire import ErrorCode

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.served_model import ServedModel
+from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.p2p.exchange.routes import Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW

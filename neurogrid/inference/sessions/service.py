@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 import trio
 
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError, TransportError
-from neurogrid.inference.served_model import ServedModel
-from neurogrid.inference.session_table import Session, SessionTable
-from neurogrid.inference.worker_activations import WorkerActivations
-from neurogrid.inference.worker_caches_v10 import WorkerCachesV10
-from neurogrid.inference.worker_load import WorkerLoad, worker_load
-from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.inference.sessions.activations import WorkerActivations
+from neurogrid.inference.sessions.caches_v10 import WorkerCachesV10
+from neurogrid.inference.sessions.load import WorkerLoad, worker_load
+from neurogrid.inference.sessions.served_model import ServedModel
+from neurogrid.inference.sessions.step_queue import WorkerSteps
+from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.routes import Place, place_in
 from neurogrid.p2p.wire import (

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from neurogrid.inference.worker_load import WorkerLoad
-from neurogrid.inference.worker_sessions import SessionService
+from neurogrid.inference.sessions.load import WorkerLoad
+from neurogrid.inference.sessions.service import SessionService
 from neurogrid.node.rates import TotalRate
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.machine import PeerNames

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.served_model import ServedModel
-from neurogrid.inference.session_table import Session
-from neurogrid.inference.worker_steps import WorkerSteps
+from neurogrid.inference.sessions.served_model import ServedModel
+from neurogrid.inference.sessions.step_queue import WorkerSteps
+from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.worker.state import WorkerState, sender_of
