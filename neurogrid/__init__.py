@@ -14,12 +14,12 @@ from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
     from neurogrid.fleet.remote_worker import Timeouts
+    from neurogrid.inference.board.status import ClusterStatus
     from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.generation.sampling import GeneratedToken
     from neurogrid.inference.generation.sampling_params import SamplingParams
     from neurogrid.inference.opening import open_coordinator
-    from neurogrid.inference.status import ClusterStatus
     from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
     from neurogrid.node.cache_directory import CacheSettings
     from neurogrid.node.finding import FindingSettings
@@ -47,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "CacheSettings": "neurogrid.node.cache_directory",
-    "ClusterStatus": "neurogrid.inference.status",
+    "ClusterStatus": "neurogrid.inference.board.status",
     "Coordinator": "neurogrid.inference.generation.coordinator",
     "CoordinatorSettings": "neurogrid.inference.coordinator_settings",
     "open_coordinator": "neurogrid.inference.opening",

@@ -23,8 +23,8 @@ import neurogrid.inference.generation.coordinator
 import neurogrid.inference.opening
 import neurogrid.inference.worker
 from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.status import ClusterStatus
 from neurogrid.model.stages.device import DeviceMemory
 from neurogrid.p2p.blocking.trio_thread import TrioThread, fail_after
 from neurogrid.p2p.blocking.twins import Blocking, iterating_twin, shown_as, twin

@@ -20,8 +20,8 @@ from neurogrid.errors import ConfigurationError
 if TYPE_CHECKING:
     from neurogrid.cli.screen import Screen
     from neurogrid.fleet.progress import Progress
+    from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator
-    from neurogrid.inference.status_board import StatusBoard
     from neurogrid.server.backend import Backend
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
@@ -164,7 +164,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
         ConfigurationError: the port is taken, or the host is not this machine's.
     """
     from neurogrid.fleet.progress import ProgressTee
-    from neurogrid.inference.status_board import StatusBoard
+    from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.server.app import make_app
     from neurogrid.server.backend import Backend
     from neurogrid.server.cluster import CLUSTER_PATHS, cluster_routes

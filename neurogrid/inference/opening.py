@@ -14,6 +14,7 @@ import trio
 
 from neurogrid.fleet.progress import Progress, ProgressTee
 from neurogrid.fleet.watching import watch_workers
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.coordinator_settings import CoordinatorSettings
 from neurogrid.inference.generation.cache_room import CacheRoom
 from neurogrid.inference.generation.coordinator import Coordinator
@@ -23,7 +24,6 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.inference.planned_fleet import open_plan
-from neurogrid.inference.status_board import StatusBoard
 
 __all__ = ["open_coordinator"]
 

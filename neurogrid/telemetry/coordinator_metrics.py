@@ -18,9 +18,9 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from neurogrid.fleet.progress import FleetView, Progress, ProgressTee
+from neurogrid.inference.board.status import Health, PeerStatus
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.inference.status import Health, PeerStatus
-from neurogrid.inference.status_board import StatusBoard
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.build_metrics import BUILD_METRICS, BuildSource

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import trio
 
-from neurogrid.inference.status_board import StatusBoard
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.server.app import make_app
 from neurogrid.server.cluster import cluster_routes
 from neurogrid.server.guard import Access

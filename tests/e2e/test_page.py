@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from neurogrid.inference.status_board import StatusBoard
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.planner import Plan, PlannedStage
 from tests.e2e.page_server import serve_page

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 import neurogrid.server.page
-from neurogrid.inference.status_board import StatusBoard
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS, EventKind
 from neurogrid.server.app import make_app
 from neurogrid.server.cluster import cluster_routes

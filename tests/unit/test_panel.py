@@ -15,9 +15,7 @@ from neurogrid.cli.panel.coordinator import coordinator_view
 from neurogrid.cli.panel.view import View, bar, draw, spark
 from neurogrid.cli.panel.worker import worker_view
 from neurogrid.cli.transfer_view import part_of
-from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
-from neurogrid.inference.sessions.load import WorkerLoad
-from neurogrid.inference.status import (
+from neurogrid.inference.board.status import (
     ClusterStatus,
     Health,
     PeerStatus,
@@ -25,6 +23,8 @@ from neurogrid.inference.status import (
     Role,
     TransferStatus,
 )
+from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
+from neurogrid.inference.sessions.load import WorkerLoad
 from neurogrid.node.events import Event, EventKind, Severity
 from neurogrid.worker.state import WeightSource
 

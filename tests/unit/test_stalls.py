@@ -8,7 +8,7 @@ from trio.testing import MockClock
 from neurogrid.fleet.board.worker_records import WorkerRecords
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.stalls import STALLED_AFTER, StallWatch
-from neurogrid.inference.status import TransferStatus
+from neurogrid.inference.board.status import TransferStatus
 
 
 class Told(Progress):

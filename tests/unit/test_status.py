@@ -14,8 +14,8 @@ import trio.testing
 from neurogrid.errors import CapacityError
 from neurogrid.fleet.progress import Progress, ProgressTee, WorkerInfo
 from neurogrid.fleet.step_times import StepTimes
-from neurogrid.inference.status import Health, Phase, Role
-from neurogrid.inference.status_board import SHOW_LOST, StatusBoard
+from neurogrid.inference.board.status import Health, Phase, Role
+from neurogrid.inference.board.status_board import SHOW_LOST, StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS, MAX_UNREAD, EventBus, EventKind
 from neurogrid.node.rates import RateWindow, TotalRate
 from neurogrid.p2p.exchange.counters import Direction, TrafficCounters

@@ -11,7 +11,7 @@ from typing import Any
 
 from neurogrid.fleet.progress import MemberView, WorkerInfo
 from neurogrid.fleet.stalls import STALLED_AFTER
-from neurogrid.inference.status import Health, PeerStatus, Role, TransferStatus
+from neurogrid.inference.board.status import Health, PeerStatus, Role, TransferStatus
 from neurogrid.node.rates import RateWindow
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.planner import Plan

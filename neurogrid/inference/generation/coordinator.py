@@ -19,6 +19,8 @@ import torch
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.inference.board.status import ClusterStatus
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.generation.generation_spans import generation_spans
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
@@ -34,8 +36,6 @@ from neurogrid.inference.generation.sampling import (
 from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
-from neurogrid.inference.status import ClusterStatus
-from neurogrid.inference.status_board import StatusBoard
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import Host

@@ -20,8 +20,8 @@ from neurogrid.fleet.board.link_rates import LinkRates
 from neurogrid.fleet.board.worker_records import WorkerRecords
 from neurogrid.fleet.progress import FleetView, MemberView, Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import how_fast
-from neurogrid.inference.request_log import RequestLog
-from neurogrid.inference.status import (
+from neurogrid.inference.board.request_log import RequestLog
+from neurogrid.inference.board.status import (
     ClusterStatus,
     Failure,
     Health,

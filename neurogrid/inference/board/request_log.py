@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from neurogrid.inference.status import RequestStatus
+from neurogrid.inference.board.status import RequestStatus
 from neurogrid.node.rates import RateWindow
 
 __all__ = ["RequestLog"]

@@ -1,0 +1,1 @@
+"""What there is to see of a coordinator that serves: its state, its requests, its progress."""
