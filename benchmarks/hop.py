@@ -26,11 +26,11 @@ import trio
 from report import Spread, spread, table, write_report
 
 from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.assembly.worker import WorkerSettings, open_worker
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.pipeline.routing import Routing, RoutingMode
 from neurogrid.inference.pipeline.session import open_session
 from neurogrid.inference.sessions.served_model import ServedModel
-from neurogrid.inference.worker import WorkerSettings, open_worker
 
 HIDDEN = 4096  # of float32: 16 KiB a token
 NUM_BYTES = 4 * HIDDEN

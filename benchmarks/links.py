@@ -97,7 +97,7 @@ def main() -> None:
         form = "%(asctime)s.%(msecs)03d %(name)s %(message)s"
         logging.basicConfig(filename=options.log, format=form, datefmt="%H:%M:%S")
         logging.getLogger("neurogrid").setLevel(logging.DEBUG)
-    FORKSERVER.set_forkserver_preload(["neurogrid.inference.worker"])
+    FORKSERVER.set_forkserver_preload(["neurogrid.assembly.worker"])
     cases: list[Case] = []
     for dtype in ("float32", None):
         with network() as net, TemporaryDirectory() as directory:

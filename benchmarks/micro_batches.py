@@ -28,9 +28,9 @@ from report import spread, table, write_report
 from sessions import rate
 
 from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.assembly.worker import WorkerSettings, open_worker
 from neurogrid.inference.generation import micro_batches
 from neurogrid.inference.sessions.served_model import ServedModel
-from neurogrid.inference.worker import WorkerSettings, open_worker
 from neurogrid.model.stages.stage import Row
 
 STAGES = (1, 2, 4)

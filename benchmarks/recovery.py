@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     random.seed(options.seed)
-    FORKSERVER.set_forkserver_preload(["neurogrid.inference.worker"])
+    FORKSERVER.set_forkserver_preload(["neurogrid.assembly.worker"])
     scenarios = [
         Scenario("replicas", "float32", 2 * NUM_STAGES, True, options.trials),
         Scenario(

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from neurogrid.extras import missing_extra
 
 if TYPE_CHECKING:
+    from neurogrid.assembly.coordinator import open_coordinator
+    from neurogrid.assembly.coordinator_settings import CoordinatorSettings
+    from neurogrid.assembly.worker import Worker, WorkerSettings, open_worker
     from neurogrid.fleet.remote_worker import Timeouts
     from neurogrid.inference.board.status import ClusterStatus
-    from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.generation.sampling import GeneratedToken
     from neurogrid.inference.generation.sampling_params import SamplingParams
-    from neurogrid.inference.opening import open_coordinator
-    from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
     from neurogrid.node.cache_directory import CacheSettings
     from neurogrid.node.finding import FindingSettings
     from neurogrid.node.reaching import ReachSettings
@@ -49,16 +49,16 @@ _HOMES = {
     "CacheSettings": "neurogrid.node.cache_directory",
     "ClusterStatus": "neurogrid.inference.board.status",
     "Coordinator": "neurogrid.inference.generation.coordinator",
-    "CoordinatorSettings": "neurogrid.inference.coordinator_settings",
-    "open_coordinator": "neurogrid.inference.opening",
+    "CoordinatorSettings": "neurogrid.assembly.coordinator_settings",
+    "open_coordinator": "neurogrid.assembly.coordinator",
     "FindingSettings": "neurogrid.node.finding",
     "ReachSettings": "neurogrid.node.reaching",
     "Timeouts": "neurogrid.fleet.remote_worker",
     "GeneratedToken": "neurogrid.inference.generation.sampling",
     "SamplingParams": "neurogrid.inference.generation.sampling_params",
-    "Worker": "neurogrid.inference.worker",
-    "WorkerSettings": "neurogrid.inference.worker",
-    "open_worker": "neurogrid.inference.worker",
+    "Worker": "neurogrid.assembly.worker",
+    "WorkerSettings": "neurogrid.assembly.worker",
+    "open_worker": "neurogrid.assembly.worker",
 }
 
 

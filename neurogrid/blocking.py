@@ -19,9 +19,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
+import neurogrid.assembly.coordinator
+import neurogrid.assembly.worker
 import neurogrid.inference.generation.coordinator
-import neurogrid.inference.opening
-import neurogrid.inference.worker
 from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.generation.loaded_model import LoadedModel
@@ -35,7 +35,7 @@ from neurogrid.worker.state import WeightSource
 __all__ = ["Coordinator", "Worker", "fail_after", "open_coordinator", "open_worker"]
 
 AsyncCoordinator = neurogrid.inference.generation.coordinator.Coordinator
-AsyncWorker = neurogrid.inference.worker.Worker
+AsyncWorker = neurogrid.assembly.worker.Worker
 P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B", bound=Blocking[Any])
@@ -159,9 +159,9 @@ def _in_thread(
 
 
 open_coordinator = _in_thread(
-    neurogrid.inference.opening.open_coordinator, Coordinator, "coordinator"
+    neurogrid.assembly.coordinator.open_coordinator, Coordinator, "coordinator"
 )
 """`neurogrid.open_coordinator` for a `with` block: the same arguments and errors. It gives a `Coordinator`."""
 
-open_worker = _in_thread(neurogrid.inference.worker.open_worker, Worker, "worker")
+open_worker = _in_thread(neurogrid.assembly.worker.open_worker, Worker, "worker")
 """`neurogrid.open_worker` for a `with` block: the same arguments and errors. It gives a `Worker`."""

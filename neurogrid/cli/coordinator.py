@@ -60,10 +60,10 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.server.listening import check_port
 
 if TYPE_CHECKING:
+    from neurogrid.assembly.coordinator_settings import CoordinatorSettings
     from neurogrid.cli.screen import Screen
     from neurogrid.cli.show import JoinLine
     from neurogrid.fleet.progress import Progress
-    from neurogrid.inference.coordinator_settings import CoordinatorSettings
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.generation.loaded_model import LoadedModel
     from neurogrid.inference.generation.sampling_params import SamplingParams
@@ -72,7 +72,7 @@ __all__ = ["add_coordinator_options", "build_parser", "main", "run"]
 
 NAME = "neurogrid-coordinator"
 # Whatever it is to do with a model takes these.
-LIBRARIES = ("neurogrid.inference.opening", "neurogrid.cli.show")
+LIBRARIES = ("neurogrid.assembly.coordinator", "neurogrid.cli.show")
 # And to serve, these.
 SERVER_LIBRARIES = (
     *("neurogrid.server.serving", "neurogrid.server.openai_routes", "neurogrid.server.page"),
@@ -323,7 +323,7 @@ def _judge_plan(options: argparse.Namespace) -> None:
 
     Lenient where more than the options would have to be known: what that lets pass `load_model` refuses.
     """
-    from neurogrid.inference.plan_request import PlanRequest
+    from neurogrid.assembly.plan_request import PlanRequest
     from neurogrid.model.embedded import embedded_model_path
     from neurogrid.model.files.checkpoint_files import judge_checkpoint
 
@@ -367,9 +367,9 @@ async def _open_coordinator(
         check: raises what is wrong with what the model is to do, before anybody is waited for.
         also: is told what the terminal is told.
     """
+    from neurogrid.assembly.coordinator import open_coordinator
+    from neurogrid.assembly.planned_fleet import load_model
     from neurogrid.fleet.progress import ProgressTee
-    from neurogrid.inference.opening import open_coordinator
-    from neurogrid.inference.planned_fleet import load_model
 
     trust = existing_trust(options)
     with exporting_traces(options, NAME), ExitStack() as stack:
@@ -406,7 +406,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
 
     with trust.held(), TerminalProgress(screen) as progress:
         progress.working("reading the model")
-        from neurogrid.inference.planned_fleet import load_model, open_plan
+        from neurogrid.assembly.planned_fleet import load_model, open_plan
 
         settings = _settings(options, where, trust)
         model = await load_model(settings)
@@ -420,7 +420,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
 
 
 def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> CoordinatorSettings:
-    from neurogrid.inference.coordinator_settings import CoordinatorSettings
+    from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 
     bootstrap = bootstrap_peers(options)
     how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)

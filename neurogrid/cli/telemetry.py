@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from neurogrid.inference.worker import Worker
+    from neurogrid.assembly.worker import Worker
 
 __all__ = ["add_metrics_options", "add_trace_options", "serving_metrics", "exporting_traces"]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from neurogrid.inference.worker import Worker
+from neurogrid.assembly.worker import Worker
 from neurogrid.telemetry.build_metrics import BUILD_METRICS, BuildSource
 from neurogrid.telemetry.coordinator_metrics import CACHE_LIMIT, CACHE_RESERVED
 from neurogrid.telemetry.gpu_metrics import GPU_METRICS, GpuSource

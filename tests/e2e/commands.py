@@ -18,7 +18,7 @@ __all__ = ["Ended", "expect", "expect_at_once", "run_command", "run_preloaded"]
 
 # Processes that have torch and transformers imported already, and are a second old instead of ten.
 PRELOADED = multiprocessing.get_context("forkserver")
-PRELOADED.set_forkserver_preload(["neurogrid.inference.opening", "neurogrid.inference.worker"])
+PRELOADED.set_forkserver_preload(["neurogrid.assembly.coordinator", "neurogrid.assembly.worker"])
 
 
 @dataclass

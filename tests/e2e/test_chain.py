@@ -13,11 +13,11 @@ import torch
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.assembly.worker import Worker, WorkerSettings, open_worker
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerUnreachableError
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import open_session
-from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import MessageType

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.assembly.worker import Worker, WorkerSettings, open_worker
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, reference_tokens

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
-from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
+from neurogrid.assembly.worker import Worker, WorkerSettings, open_worker
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import DEADLINE, WorkerProcess, reference_tokens, start_worker

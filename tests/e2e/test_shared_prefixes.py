@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
-from neurogrid.inference.worker import Worker, WorkerSettings, open_worker
+from neurogrid.assembly.worker import Worker, WorkerSettings, open_worker
 from tests.e2e.support import DEADLINE, reference_tokens
 from tests.families import FAMILIES, save_checkpoint
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from neurogrid.assembly.plan_request import PlanRequest
 from neurogrid.errors import ConfigurationError
-from neurogrid.inference.plan_request import PlanRequest
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.p2p import Identity
 from neurogrid.server.listening import check_port, open_listeners

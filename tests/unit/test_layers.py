@@ -216,11 +216,11 @@ def test_scripts_are_flat() -> None:
         ("from neurogrid.p2p import Protocol", "neurogrid.model.stages.stage"),
         ("from neurogrid.p2p.streams.stream import Stream", "neurogrid.p2p.link.stream"),
         ("import pickle", "neurogrid.model.files.checkpoint"),
-        ("import argparse", "neurogrid.inference.worker"),
-        ("import rich.progress", "neurogrid.inference.worker"),
+        ("import argparse", "neurogrid.assembly.worker"),
+        ("import rich.progress", "neurogrid.assembly.worker"),
         ("from neurogrid.fleet.progress import WorkerInfo", "neurogrid.planner.plan"),
-        ("from transformers import AutoConfig", "neurogrid.inference.worker"),
-        ("from neurogrid.cli import common", "neurogrid.inference.worker"),
+        ("from transformers import AutoConfig", "neurogrid.assembly.worker"),
+        ("from neurogrid.cli import common", "neurogrid.assembly.worker"),
         ("from cmd import neurogrid_worker", "neurogrid.cli.worker"),
         ("import torch", "neurogrid.cli.worker"),
         ("import torch", "neurogrid"),
@@ -235,7 +235,7 @@ def test_the_check_finds(source: str, module: str) -> None:
     [
         ("from neurogrid.p2p.wire import ModelConfig", "neurogrid.model.files.config"),
         ("from .headers import Header\nimport json, msgpack", "neurogrid.p2p.wire.types"),
-        ("import torch\nfrom neurogrid.model import stage", "neurogrid.inference.worker"),
+        ("import torch\nfrom neurogrid.model import stage", "neurogrid.assembly.worker"),
     ],
 )
 def test_the_check_lets_pass(source: str, module: str) -> None:

@@ -7,9 +7,9 @@ import logging
 import pytest
 import trio
 
+from neurogrid.assembly.local_stage import open_local_worker
 from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.local_stage import open_local_worker
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.config import model_config_message
 from neurogrid.p2p.hosts.identity import Identity

@@ -12,8 +12,8 @@ import torch
 import transformers as tf
 import trio
 
+from neurogrid.assembly.worker import Worker
 from neurogrid.errors import PeerRefusedError, UnsupportedModelError
-from neurogrid.inference.worker import Worker
 from neurogrid.model import confined
 from neurogrid.model.confined import ConfinedProcess, ConfinementError
 from neurogrid.model.embedded import embedded_model_path

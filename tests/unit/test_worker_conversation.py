@@ -11,8 +11,8 @@ import transformers as tf
 import trio
 from stage_families import SMALL, Checkpoint
 
+from neurogrid.assembly.worker import Worker
 from neurogrid.errors import PeerRefusedError, ResponseTimeout, StreamBrokenError
-from neurogrid.inference.worker import Worker
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 from neurogrid.node.torch_thread import TorchThread

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from neurogrid.assembly.plan_request import LocalLayers
 from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.generation.cache_room import MAX_WAITING_SESSIONS
 from neurogrid.inference.pipeline.routing import RoutingMode
-from neurogrid.inference.plan_request import LocalLayers
 from neurogrid.node.cache_directory import CacheSettings
 from neurogrid.node.finding import FindingSettings
 from neurogrid.node.reaching import ReachSettings

@@ -22,6 +22,8 @@ from typing import Final
 
 import torch
 
+from neurogrid.assembly.plan_request import LocalLayers
+from neurogrid.assembly.worker import Worker
 from neurogrid.errors import (
     CapacityError,
     ConfigurationError,
@@ -38,9 +40,7 @@ from neurogrid.fleet.remote_worker import (
 from neurogrid.fleet.spreading import Spread
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
-from neurogrid.inference.plan_request import LocalLayers
 from neurogrid.inference.sessions.service import SessionService
-from neurogrid.inference.worker import Worker
 from neurogrid.model.stages.device import device_memory, device_name, select_device
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread

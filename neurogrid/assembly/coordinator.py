@@ -12,10 +12,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
+from neurogrid.assembly.coordinator_settings import CoordinatorSettings
+from neurogrid.assembly.planned_fleet import open_plan
 from neurogrid.fleet.progress import Progress, ProgressTee
 from neurogrid.fleet.watching import watch_workers
 from neurogrid.inference.board.status_board import StatusBoard
-from neurogrid.inference.coordinator_settings import CoordinatorSettings
 from neurogrid.inference.generation.cache_room import CacheRoom
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.generation.ends_queue import open_ends
@@ -23,7 +24,6 @@ from neurogrid.inference.generation.kept_sessions import open_kept_sessions
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
-from neurogrid.inference.planned_fleet import open_plan
 
 __all__ = ["open_coordinator"]
 

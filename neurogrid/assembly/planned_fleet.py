@@ -16,6 +16,9 @@ from typing import Any
 import torch
 import trio
 
+from neurogrid.assembly.coordinator_settings import CoordinatorSettings
+from neurogrid.assembly.local_stage import enlist_with_local
+from neurogrid.assembly.plan_request import PlanRequest
 from neurogrid.errors import TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.describing import capacities, describe_workers, links
@@ -30,11 +33,8 @@ from neurogrid.fleet.placing.fleet_plan import FleetPlanning
 from neurogrid.fleet.placing.placer import open_placer
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
-from neurogrid.inference.coordinator_settings import CoordinatorSettings
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.local_stage import enlist_with_local
 from neurogrid.inference.pipeline.trials import Trials
-from neurogrid.inference.plan_request import PlanRequest
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.stages.device import device_memory

@@ -1,0 +1,1 @@
+"""A coordinator and a worker put together: settings, and `open_*`."""
