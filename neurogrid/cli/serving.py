@@ -204,7 +204,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
 
 
 def _read_keys(file: Path) -> tuple[str, ...]:
-    from neurogrid.p2p.hosts.key_files import check_owner_alone
+    from neurogrid.p2p.trust.key_files import check_owner_alone
 
     try:
         check_owner_alone(file, "which opens this server")

@@ -19,7 +19,7 @@ from libp2p.crypto.serialization import deserialize_private_key
 from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.hosts.key_files import check_owner_alone
+from neurogrid.p2p.trust.key_files import check_owner_alone
 
 __all__ = ["Identity", "short_peer_id", "signing_key"]
 

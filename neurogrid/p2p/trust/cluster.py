@@ -31,10 +31,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.hosts.key_files import check_owner_alone
 from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.holding import held
 from neurogrid.p2p.trust.join_token import JoinToken
+from neurogrid.p2p.trust.key_files import check_owner_alone
 from neurogrid.p2p.trust.limits import (
     CERTIFICATE_LIFETIME,
     MAX_REVOCATION_BYTES,
