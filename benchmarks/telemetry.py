@@ -35,7 +35,7 @@ from neurogrid.inference.generation import ends_queue, generation_spans, token_s
 from neurogrid.inference.sessions import service as worker_sessions
 from neurogrid.inference.sessions.statistics import ComputeStatistics
 from neurogrid.node.histogram import COMPUTE_SECONDS, Histogram
-from neurogrid.p2p.exchange.exchange import dispatcher, exchange, subscribers
+from neurogrid.p2p.exchange import dispatcher, exchange, subscribers
 from neurogrid.p2p.streams.tracing import answer_received, continued_trace, sending, span
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics

@@ -33,7 +33,7 @@ from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.fleet.placing.placer import open_placer
 from neurogrid.fleet.remote_worker import Timeouts, TransferReports
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.pipeline.session import remote_v11
+from neurogrid.inference.pipeline import remote_v11
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.node.cache_directory import CacheSettings

@@ -13,8 +13,8 @@ import trio
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation.coordinator import Coordinator
+from neurogrid.inference.pipeline import prefill
 from neurogrid.inference.pipeline.prefill import MAX_CHUNK, chunk_lengths
-from neurogrid.inference.pipeline.session import prefill
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
 from tests.e2e.support import (

@@ -10,7 +10,7 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.generation import loaded_model
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.pipeline.session import prefill
+from neurogrid.inference.pipeline import prefill
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 

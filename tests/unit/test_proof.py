@@ -19,7 +19,8 @@ from neurogrid.model.confined import ConfinedProcess, ConfinementError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message
-from neurogrid.model.proof.proof import Proving, proof, prove
+from neurogrid.model.proof import proof
+from neurogrid.model.proof.proof import Proving, prove
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.exchange.protocol import Protocol, new_request_id

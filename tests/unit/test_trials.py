@@ -16,7 +16,7 @@ from neurogrid.fleet.member import Member
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import MIN_STEPS, NUM_LOOKS
 from neurogrid.fleet.speeds.speed_watch import DRIFT_INTERVAL, SpeedWatch
-from neurogrid.inference.pipeline.session import trials
+from neurogrid.inference.pipeline import trials
 from neurogrid.inference.pipeline.trials import (
     FIRST_DELAY,
     MAX_DELAY,
