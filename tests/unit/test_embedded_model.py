@@ -12,8 +12,8 @@ from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from neurogrid.model.embedded import embedded_model_path
-from neurogrid.model.embedded.corpus import Section, prose_paragraphs, python_prose
-from neurogrid.model.embedded.train import Recipe, generate_text, rows, train
+from tools.embedded.corpus import Section, prose_paragraphs, python_prose
+from tools.embedded.train import Recipe, generate_text, rows, train
 
 FILES = (
     "config.json",

@@ -1,7 +1,7 @@
 """The model that comes with the package: a small Llama that knows the language reference of Python.
 
 Says where the checkpoint lies, and nothing more: it is read as any other checkpoint is.
-TRAINING.md in this folder says what it was trained on, ``train.py`` is how.
+TRAINING.md in this folder says what it was trained on, `tools/embedded/train.py` is how.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trains the embedded model: ``python -m neurogrid.model.embedded.train --out DIR``.
+"""Trains the embedded model: ``python -m tools.embedded.train --out DIR``.
 
 A byte-level BPE tokenizer and a Llama with tied embeddings, both trained from nothing on the prose
 of Python's language reference (corpus.py), on one CPU thread, in well under an hour. Knows nothing
@@ -33,7 +33,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from neurogrid.model.embedded.corpus import Section, python_prose
+from tools.embedded.corpus import Section, python_prose
 
 __all__ = [
     "Recipe",
@@ -355,7 +355,7 @@ def generate_text(
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains, saves, and prints what the model makes of a few prompts."""
     defaults = Recipe()
-    parser = argparse.ArgumentParser(prog="python -m neurogrid.model.embedded.train")
+    parser = argparse.ArgumentParser(prog="python -m tools.embedded.train")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--steps", type=int, default=defaults.steps)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,0 +1,1 @@
+"""What the project itself needs now and then; not in the wheel."""

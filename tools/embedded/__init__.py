@@ -1,0 +1,1 @@
+"""The training of the embedded model: its corpus, and its recipe."""
