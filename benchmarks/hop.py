@@ -30,7 +30,8 @@ from neurogrid.assembly.worker import WorkerSettings, open_worker
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.pipeline.routing import Routing, RoutingMode
 from neurogrid.inference.pipeline.session import open_session
-from neurogrid.inference.sessions.served_model import ServedModel
+from neurogrid.inference.sessions import passes, steps
+from neurogrid.worker.held_model import HeldModel
 
 HIDDEN = 4096  # of float32: 16 KiB a token
 NUM_BYTES = 4 * HIDDEN
@@ -133,11 +134,11 @@ def _save_model(path: Path) -> None:
 async def _worker() -> None:
     torch.set_num_threads(1)
 
-    def give_back(self: ServedModel, hidden_BTD: torch.Tensor, **kwargs: object) -> torch.Tensor:
+    def give_back(model: HeldModel, hidden_BTD: torch.Tensor, **kwargs: object) -> torch.Tensor:
         return hidden_BTD
 
     # To remove the computation is the question of this benchmark; nothing in the package offers that, nor should it.
-    ServedModel.forward = give_back  # type: ignore[assignment,method-assign]
+    passes.forward = steps.forward = give_back
     async with open_worker(WorkerSettings(device="cpu")) as worker:
         print(worker.addresses[0], flush=True)
         await trio.sleep_forever()

@@ -30,8 +30,9 @@ from sessions import rate
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.assembly.worker import WorkerSettings, open_worker
 from neurogrid.inference.generation import micro_batches
-from neurogrid.inference.sessions.served_model import ServedModel
+from neurogrid.inference.sessions import passes, steps
 from neurogrid.model.stages.stage import Row
+from neurogrid.worker.held_model import HeldModel
 
 STAGES = (1, 2, 4)
 SESSIONS = (8, 16, 32)
@@ -111,20 +112,20 @@ def _save_model(path: Path) -> None:
 async def _worker() -> None:
     torch.set_num_threads(1)
 
-    def sleep(self: ServedModel, hidden_BTD: torch.Tensor, **kwargs: object) -> torch.Tensor:
+    def sleep(model: HeldModel, hidden_BTD: torch.Tensor, **kwargs: object) -> torch.Tensor:
         time.sleep(PASS_SECONDS + ROW_SECONDS * hidden_BTD.shape[1])
         return hidden_BTD
 
     def sleep_rows(
-        self: ServedModel, rows: Sequence[Row], **kwargs: object
+        model: HeldModel, rows: Sequence[Row], **kwargs: object
     ) -> Sequence[torch.Tensor]:
         time.sleep(PASS_SECONDS + ROW_SECONDS * len(rows))
         return [row.hidden for row in rows]
 
     # To sleep in place of computing is how this benchmark gives each stage a machine of its own; nothing in the package
     # offers that, nor should it.
-    ServedModel.forward = sleep  # type: ignore[assignment,method-assign]
-    ServedModel.forward_rows = sleep_rows  # type: ignore[assignment,method-assign]
+    passes.forward = steps.forward = sleep
+    steps.forward_rows = sleep_rows
     async with open_worker(WorkerSettings(device="cpu")) as worker:
         print(worker.addresses[0], flush=True)
         await trio.sleep_forever()

@@ -14,8 +14,8 @@ import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.planned_fleet import open_plan
+from neurogrid.fleet.placing.watching import watch_workers
 from neurogrid.fleet.progress import Progress, ProgressTee
-from neurogrid.fleet.watching import watch_workers
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.cache_room import CacheRoom
 from neurogrid.inference.generation.coordinator import Coordinator

@@ -34,7 +34,8 @@ from neurogrid.fleet.placing.placer import open_placer
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.pipeline.trials import Trials
+from neurogrid.inference.pipeline.remote_workers import remote_worker
+from neurogrid.inference.pipeline.trials import SessionTrials
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.stages.device import device_memory
@@ -179,7 +180,7 @@ async def open_plan(
                 protocol,
                 discovery,
                 addresses=named,
-                timeouts=settings.timeouts,
+                make_worker=partial(remote_worker, protocol, timeouts=settings.timeouts),
                 progress=progress,
             )
         )
@@ -204,7 +205,7 @@ async def open_plan(
                 assumed_bytes=settings.peer_memory_bytes,
                 alike={parse_peer_address(address)[1] for address in local},
             ),
-            Trials(model.ends.hidden_size, model.dtype, model.max_seq_len),
+            SessionTrials(model.ends.hidden_size, model.dtype, model.max_seq_len),
             progress,
             partial(_disconnect, host),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
@@ -40,6 +41,8 @@ async def diagnose(options: argparse.Namespace) -> int:
         how = finding(options, where.addresses, trust, bootstrap, to_open=TO_OPEN)
 
         from neurogrid.fleet.gathering import look_for_workers
+        from neurogrid.fleet.remote_worker import Timeouts
+        from neurogrid.inference.pipeline.remote_workers import remote_worker
         from neurogrid.node.finding import open_discovery
         from neurogrid.node.reaching import open_reach
         from neurogrid.p2p import Identity, Protocol, open_host
@@ -78,6 +81,7 @@ async def diagnose(options: argparse.Namespace) -> int:
                 protocol,
                 discovery,
                 addresses=[*options.peer, *(() if how.dht else bootstrap)],
+                make_worker=partial(remote_worker, protocol, timeouts=Timeouts()),
                 wait=options.wait or DIAGNOSE_WAIT,
             )
             found = [_worker(protocol, peer_id) for peer_id in workers]

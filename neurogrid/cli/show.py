@@ -14,9 +14,9 @@ from rich.status import Status
 
 from neurogrid.cli.screen import Screen
 from neurogrid.cli.transfer_view import TransferView, format_bytes
-from neurogrid.fleet.placing.placer import name_range
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import how_fast
+from neurogrid.node.words import name_range
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.planner import Plan
 

@@ -23,9 +23,9 @@ from neurogrid.errors import (
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
-from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.config import config_fingerprint
 from neurogrid.model.files.tensors import dtype_name
+from neurogrid.model.source import ModelSource
 from neurogrid.p2p.exchange.protocol import new_request_id
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
@@ -53,7 +53,7 @@ SAME_SPEED = 2.0
 
 async def describe_workers(
     workers: Sequence[RemoteWorker],
-    model: LoadedModel,
+    model: ModelSource,
     *,
     assumed_bytes: int,
     alike: Collection[str] = (),

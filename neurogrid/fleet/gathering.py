@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import trio
 
@@ -19,19 +20,20 @@ from neurogrid.errors import (
 )
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.progress import Progress
-from neurogrid.fleet.remote_worker import RemoteWorker, Timeouts
-from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
-from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
+from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.dialing import connect_any
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.trust import SILENCE, NotAdmittedError
-from neurogrid.p2p.wire import PROTOCOL_V10, Hello
+from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11, Hello
 
-__all__ = ["Gathering", "look_for_workers", "open_gathering"]
+__all__ = ["Gathering", "MakeRemoteWorker", "look_for_workers", "open_gathering"]
 
 logger = logging.getLogger(__name__)
+
+MakeRemoteWorker: TypeAlias = Callable[[str, str], RemoteWorker]
+"""Gives how a worker is spoken to, by its peer id and the protocol id of its stream."""
 
 # Between attempts at an address where nobody answers yet. Seconds.
 RETRY_DELAY = 0.5
@@ -45,7 +47,7 @@ async def open_gathering(
     discovery: Discovery,
     *,
     addresses: Sequence[str],
-    timeouts: Timeouts,
+    make_worker: MakeRemoteWorker,
     progress: Progress,
 ) -> AsyncIterator[Gathering]:
     """Dial, follow what is found and take in who dials, until the block is left.
@@ -53,7 +55,7 @@ async def open_gathering(
     Raises:
         ConfigurationError: an address is malformed or our own.
     """
-    gathering = Gathering(protocol, discovery, timeouts, progress, addresses)
+    gathering = Gathering(protocol, discovery, make_worker, progress, addresses)
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
             gathering.start(nursery)
@@ -65,7 +67,12 @@ async def open_gathering(
 
 
 async def look_for_workers(
-    protocol: Protocol, discovery: Discovery, *, addresses: Sequence[str], wait: float
+    protocol: Protocol,
+    discovery: Discovery,
+    *,
+    addresses: Sequence[str],
+    make_worker: MakeRemoteWorker,
+    wait: float,
 ) -> list[str]:
     """Look for workers for `wait` seconds; returns their peer ids. `discovery.explain()` tells the rest.
 
@@ -73,7 +80,7 @@ async def look_for_workers(
         ConfigurationError: an address is malformed or our own.
     """
     async with open_gathering(
-        protocol, discovery, addresses=addresses, timeouts=Timeouts(), progress=Progress()
+        protocol, discovery, addresses=addresses, make_worker=make_worker, progress=Progress()
     ) as gathering:
         await trio.sleep(wait)
         return list(gathering.workers)
@@ -91,7 +98,7 @@ class Gathering:
         self,
         protocol: Protocol,
         discovery: Discovery,
-        timeouts: Timeouts,
+        make_worker: MakeRemoteWorker,
         progress: Progress,
         addresses: Sequence[str],
     ) -> None:
@@ -99,7 +106,7 @@ class Gathering:
         self.failures: dict[str, str] = {}
         self._protocol = protocol
         self._discovery = discovery
-        self._timeouts = timeouts
+        self._make_worker = make_worker
         self._progress = progress
         self._addresses = tuple(dict.fromkeys(addresses))
         self._named = {parse_peer_address(address)[1]: address for address in self._addresses}
@@ -242,7 +249,7 @@ class Gathering:
     def _on_opened(self, peer_id: str, hello: Hello) -> None:
         """A peer said what it is."""
         if hello.role == "worker":
-            self._add(RemoteWorkerV11(self._protocol, peer_id, self._timeouts))
+            self._add(self._make_worker(peer_id, PROTOCOL_V11))
 
     def _on_stream_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         self._remove(peer_id, str(reason))
@@ -268,7 +275,7 @@ class Gathering:
 
     async def _meet(self, peer_id: str) -> None:
         if await self._protocol.open(peer_id) == PROTOCOL_V10:
-            worker = RemoteWorkerV10(self._protocol, peer_id, self._timeouts)
+            worker = self._make_worker(peer_id, PROTOCOL_V10)
             await worker.describe(assumed_bytes=0)
             self._add(worker)
             return

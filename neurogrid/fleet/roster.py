@@ -16,8 +16,8 @@ import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TransportError
 from neurogrid.fleet.member import Member, Selection, joined
-from neurogrid.fleet.placing.placer import name_range
 from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.node.words import name_range
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import Plan, PlannedStage
 

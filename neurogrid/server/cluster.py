@@ -20,7 +20,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from neurogrid.errors import CapacityError
-from neurogrid.inference.board.status import ClusterStatus, Health, Json, to_json
+from neurogrid.fleet.board.status import Health, Json, to_json
+from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS
 from neurogrid.server.errors import APIError

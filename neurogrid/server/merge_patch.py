@@ -5,7 +5,7 @@ In a merge patch null means "remove", so the objects themselves have none: `with
 
 from __future__ import annotations
 
-from neurogrid.inference.board.status import Json
+from neurogrid.fleet.board.status import Json
 
 __all__ = ["merge_patch", "without_nulls"]
 

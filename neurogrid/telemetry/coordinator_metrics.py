@@ -17,8 +17,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
+from neurogrid.fleet.board.status import Health, PeerStatus
 from neurogrid.fleet.progress import FleetView, Progress, ProgressTee
-from neurogrid.inference.board.status import Health, PeerStatus
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.p2p.exchange.counters import TrafficCounters

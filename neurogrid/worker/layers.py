@@ -20,7 +20,6 @@ from neurogrid.errors import (
     RemoteProtocolError,
     RequestRefusedError,
 )
-from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.p2p.wire import (
@@ -35,6 +34,7 @@ from neurogrid.p2p.wire import (
     config_fingerprint,
     deserialize_config,
 )
+from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.worker.transfers import TransferService
 
@@ -129,7 +129,7 @@ class LayerService:
             ack = ConfigAck(fingerprint=config_fingerprint(message.data))
             await state.answer(message, MessageType.CONFIG_ACK, ack.encode())
 
-    async def _exchange(self, model: ServedModel, peer_id: str) -> None:
+    async def _exchange(self, model: HeldModel, peer_id: str) -> None:
         """Put `model` in the place of what is held, unless that is the same model."""
         state = self._state
         held = state.model
@@ -170,7 +170,7 @@ class LayerService:
         ack = AssignAck(held=tuple(sorted(held)))
         await state.answer(message, MessageType.ASSIGN_ACK, ack.encode())
 
-    def _check_assignment(self, model: ServedModel, assign: Assign) -> None:
+    def _check_assignment(self, model: HeldModel, assign: Assign) -> None:
         """Refuse what this worker cannot do.
 
         Raises:
@@ -220,7 +220,7 @@ class LayerService:
         held = sorted(state.model.held) if state.model else []
         await state.answer(message, MessageType.LAYER_STATUS, LayerIds(tuple(held)).encode())
 
-    async def _load_requested(self, model: ServedModel, wanted: tuple[int, ...]) -> None:
+    async def _load_requested(self, model: HeldModel, wanted: tuple[int, ...]) -> None:
         """A non-empty LayerRequest: load those layers from the worker's own model."""
         state = self._state
         if state.assignment is not None:

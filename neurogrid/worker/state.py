@@ -16,7 +16,6 @@ import torch
 import trio
 
 from neurogrid.errors import CapacityError, RequestRefusedError
-from neurogrid.inference.sessions.served_model import ServedModel, proving, refusing_config
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
 from neurogrid.node.cache_directory import CacheSettings
@@ -27,6 +26,7 @@ from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
 from neurogrid.worker.blobs import WorkerBlobs
+from neurogrid.worker.held_model import HeldModel, proving, refusing_config
 from neurogrid.worker.proofs import result_of
 
 __all__ = [
@@ -156,7 +156,7 @@ class WorkerState:
         self.device = device
         self.checkpoint: Checkpoint | None = None
         self.blobs = WorkerBlobs(settings.cache)
-        self.model: ServedModel | None = None
+        self.model: HeldModel | None = None
         self.assignment: Assignment | None = None
         self.coordinator: str | None = None
         self.received_bytes = dict.fromkeys(WeightSource, 0)
@@ -216,7 +216,7 @@ class WorkerState:
         self.coordinator = None
         self.assignment = None
 
-    def require_coordinator(self, peer_id: str | None) -> ServedModel:
+    def require_coordinator(self, peer_id: str | None) -> HeldModel:
         """The model, for the peer whose config it came with.
 
         Raises:
@@ -231,7 +231,7 @@ class WorkerState:
             )
         return self.model
 
-    def require_layer_room(self, model: ServedModel, layer_id: int) -> None:
+    def require_layer_room(self, model: HeldModel, layer_id: int) -> None:
         """Check that one more layer's weights fit beside those that are held.
 
         Raises:
@@ -257,7 +257,7 @@ class WorkerState:
         held = self.model.held.values() if self.model else ()
         self.blobs.use(layer.blob_id for layer in held)
 
-    async def build_model(self, config: ModelConfig, *, seconds: float) -> ServedModel:
+    async def build_model(self, config: ModelConfig, *, seconds: float) -> HeldModel:
         """The model of a config, built here once a child process has proven it within so many seconds.
 
         Cancellation ends the child.
@@ -267,10 +267,10 @@ class WorkerState:
         """
         with refusing_config():
             proof = await result_of(proving(config), seconds=seconds)
-        return await self.run_torch(ServedModel, config, proof, device=self.device)
+        return await self.run_torch(HeldModel, config, proof, device=self.device)
 
     async def load_own_layer(
-        self, model: ServedModel, layer_id: int, *, only: bytes | None = None
+        self, model: HeldModel, layer_id: int, *, only: bytes | None = None
     ) -> bool:
         """Load one layer from the worker's own checkpoint; False if it is not there.
 

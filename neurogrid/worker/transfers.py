@@ -17,7 +17,6 @@ from functools import partial
 import trio
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
-from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.node.roles import require_role
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
@@ -41,6 +40,7 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     WeightsChunk,
 )
+from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.sources import BlobSources
 from neurogrid.worker.state import (
     Assignment,
@@ -166,7 +166,7 @@ class TransferService(TransferPolicy):
         logger.warning("%s (from %s)", reason, offered.peer_id)
         self._on_gave_up(offered.peer_id)
 
-    async def _holds(self, model: ServedModel, offered: OfferedBlob) -> bool:
+    async def _holds(self, model: HeldModel, offered: OfferedBlob) -> bool:
         """Whether the offered bytes are here, in memory or on disk; loads them from disk if so."""
         layer_id, blob_id = offered.layer_id, offered.info.blob_id
         held = model.held.get(layer_id)
@@ -182,7 +182,7 @@ class TransferService(TransferPolicy):
         self,
         source: WeightSource,
         offered: OfferedBlob,
-        model: ServedModel,
+        model: HeldModel,
         assignment: Assignment,
         stored: StoredBlob,
     ) -> None:
@@ -193,7 +193,7 @@ class TransferService(TransferPolicy):
         await self._state.blobs.keep(stored, model=name, layer_id=offered.layer_id)
 
     async def _use(
-        self, offered: OfferedBlob, model: ServedModel, assignment: Assignment, stored: StoredBlob
+        self, offered: OfferedBlob, model: HeldModel, assignment: Assignment, stored: StoredBlob
     ) -> None:
         """Load a layer that is here, for the assignment that it was offered for."""
         state, layer_id = self._state, offered.layer_id
@@ -264,7 +264,7 @@ class TransferService(TransferPolicy):
         return self._finish_plain(model, incoming, message)
 
     def _begin_plain(
-        self, peer_id: str, model: ServedModel, layer_id: int, total_chunks: int
+        self, peer_id: str, model: HeldModel, layer_id: int, total_chunks: int
     ) -> PlainBlob:
         """1.0.0 offers nothing: the first chunk opens the transfer."""
         if layer_id >= model.num_layers:
@@ -283,7 +283,7 @@ class TransferService(TransferPolicy):
         return incoming
 
     async def _finish_plain(
-        self, model: ServedModel, incoming: PlainBlob, message: TensorMessage
+        self, model: HeldModel, incoming: PlainBlob, message: TensorMessage
     ) -> None:
         state, layer_id = self._state, incoming.layer_id
         async with state.model_lock:
@@ -297,7 +297,7 @@ class TransferService(TransferPolicy):
     # Both
 
     async def _load(
-        self, model: ServedModel, layer_id: int, data: memoryview, blob_id: bytes
+        self, model: HeldModel, layer_id: int, data: memoryview, blob_id: bytes
     ) -> None:
         """Put a layer's bytes in the place of what is held of it; the caller has the model's lock."""
         state = self._state
@@ -334,7 +334,7 @@ class TransferService(TransferPolicy):
         )
 
 
-def _require_size(model: ServedModel, layer_id: int, num_bytes: int) -> None:
+def _require_size(model: HeldModel, layer_id: int, num_bytes: int) -> None:
     """Refuse a blob that is larger than the layer can be (LIMIT_EXCEEDED)."""
     limit = MAX_BLOB_RATIO * model.costs[layer_id].weight_bytes + BLOB_HEADROOM
     if num_bytes > limit:

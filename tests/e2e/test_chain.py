@@ -303,12 +303,12 @@ def test_what_is_not_finite_is_named_by_who_computed_it(
             async with cluster(path, 2) as (coordinator, workers):
                 model = workers[index]._state.model
                 assert model is not None
-                forward = model.forward
+                forward = model.stage.forward
 
                 def spoilt(*args: Any, **kwargs: Any) -> torch.Tensor:
                     return forward(*args, **kwargs).index_fill(2, torch.tensor([3]), torch.inf)
 
-                model.forward = spoilt  # type: ignore[method-assign]
+                model.stage.forward = spoilt  # type: ignore[method-assign]
                 with pytest.raises(NoRouteError, match="NaN or infinity") as caught:
                     await anext(unmended(coordinator))
                 stage = coordinator.stages[index]

@@ -134,8 +134,8 @@ def test_a_worker_that_was_left_out_for_its_slowness_is_looked_at_again_and_used
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurogrid.fleet.speeds.speed_watch.DRIFT_INTERVAL", 1.0)
-    monkeypatch.setattr("neurogrid.inference.pipeline.trials.FIRST_DELAY", 0.5)
-    monkeypatch.setattr("neurogrid.inference.pipeline.trials.MAX_DELAY", 2.0)
+    monkeypatch.setattr("neurogrid.fleet.speeds.trials.FIRST_DELAY", 0.5)
+    monkeypatch.setattr("neurogrid.fleet.speeds.trials.MAX_DELAY", 2.0)
 
     async def main() -> list[list[int]]:
         told = Told()

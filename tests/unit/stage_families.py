@@ -11,8 +11,8 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
+from neurogrid.model.files.foreign import quiet_transformers
 from neurogrid.model.files.naming import is_end_tensor, layer_of
-from neurogrid.model.stages.loading import quiet_transformers
 from neurogrid.model.stages.stage import Ends, Stage
 
 SMALL: dict[str, Any] = {

@@ -13,10 +13,11 @@ import trio.testing
 from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.served_model import ServedModel, proving
+from neurogrid.inference.sessions.passes import forward
 from neurogrid.inference.sessions.steps import Batcher, Step, next_steps, run_steps
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
+from neurogrid.worker.held_model import HeldModel, proving
 
 
 class Desk:
@@ -172,7 +173,7 @@ async def test_cancelled_while_it_runs_it_waits_for_the_end(
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> HeldModel:
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("llama")
     checkpoint = Checkpoint(MAIN_FAMILIES["llama"](), path)
@@ -180,24 +181,24 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     message = model_config_message(
         checkpoint.config, files.config, model_name="llama", max_seq_len=128, dtype=torch.float32
     )
-    model = ServedModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
+    model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
     for layer_id in range(3):
         blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
         model.load(layer_id, memoryview(bytearray(blob)), b"")
     return model
 
 
-def _step(model: ServedModel, num_tokens: int, position: int = 0, stop: int = 3) -> Step:
+def _step(model: HeldModel, num_tokens: int, position: int = 0, stop: int = 3) -> Step:
     generator = torch.Generator().manual_seed(num_tokens + position)
-    cache = model.new_cache()
+    cache = model.stage.new_cache()
     if position:
         hidden = torch.randn(1, position, 48, generator=generator)
-        model.forward(hidden, start=0, stop=stop, position=0, cache=cache)
+        forward(model, hidden, start=0, stop=stop, position=0, cache=cache)
     hidden = torch.randn(1, num_tokens, 48, generator=generator)
     return Step(model, 0, stop, position, hidden, cache)
 
 
-def test_all_that_decode_share_a_forward_with_one_chunk_between(llama: ServedModel) -> None:
+def test_all_that_decode_share_a_forward_with_one_chunk_between(llama: HeldModel) -> None:
     first, other, last = (_step(llama, 1, position) for position in (3, 9, 5))
     elsewhere = _step(llama, 1, 4, stop=2)
     long, short = _step(llama, 100), _step(llama, 1)  # a prompt of one token is a prefill too
@@ -209,7 +210,7 @@ def test_all_that_decode_share_a_forward_with_one_chunk_between(llama: ServedMod
     assert next_steps([first], after_prefill=False) == [first]
 
 
-def test_steps_give_what_each_gives_alone(llama: ServedModel) -> None:
+def test_steps_give_what_each_gives_alone(llama: HeldModel) -> None:
     steps = [_step(llama, 1, position) for position in (3, 9, 5)]
     alone = [_step(llama, 1, position) for position in (3, 9, 5)]
     got = run_steps(steps, chunk=None)
@@ -220,7 +221,7 @@ def test_steps_give_what_each_gives_alone(llama: ServedModel) -> None:
         assert torch.allclose(mine, expected, atol=1e-4)
 
 
-def test_a_prefill_runs_in_chunks(llama: ServedModel) -> None:
+def test_a_prefill_runs_in_chunks(llama: HeldModel) -> None:
     whole, chunked = _step(llama, 20), _step(llama, 20)
     (expected,) = run_steps([whole], chunk=None)
     results = [run_steps([chunked], chunk=8)[0] for _ in range(3)]
@@ -231,7 +232,7 @@ def test_a_prefill_runs_in_chunks(llama: ServedModel) -> None:
     assert chunked.cache.length == 20
 
 
-def test_the_row_at_fault_fails_alone(llama: ServedModel) -> None:
+def test_the_row_at_fault_fails_alone(llama: HeldModel) -> None:
     steps = [_step(llama, 1, position) for position in (3, 9, 5)]
     steps[1].cache.spoil("it was dropped")
     got = run_steps(steps, chunk=None)
@@ -241,7 +242,7 @@ def test_the_row_at_fault_fails_alone(llama: ServedModel) -> None:
     assert [step.cache.length for step in steps] == [4, 9, 6]
 
 
-def test_a_long_prompt_does_not_stall_those_that_decode(llama: ServedModel) -> None:
+def test_a_long_prompt_does_not_stall_those_that_decode(llama: HeldModel) -> None:
     order: list[str] = []
     after_prefill = True
 

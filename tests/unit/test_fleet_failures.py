@@ -16,12 +16,12 @@ from neurogrid.fleet.describing import describe_workers
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
 from neurogrid.fleet.placing.placer import Placer
+from neurogrid.fleet.placing.watching import watch_workers
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
-from neurogrid.fleet.watching import watch_workers
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
-from neurogrid.inference.pipeline.trials import Trials
+from neurogrid.inference.pipeline.trials import SessionTrials
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.trust import NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, GPUInfo
@@ -169,7 +169,7 @@ def fleet_of(script: Script, *, num_stages: int) -> Fleet:
         FleetPlanning(loaded.size(num_sessions=1), num_stages=num_stages),
         placer,
         partial(describe_workers, model=loaded, assumed_bytes=GIB),
-        Trials(loaded.ends.hidden_size, loaded.dtype, loaded.max_seq_len),
+        SessionTrials(loaded.ends.hidden_size, loaded.dtype, loaded.max_seq_len),
         Progress(),
         script.cut,
     )

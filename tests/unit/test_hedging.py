@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, StreamBrokenError
+from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.step_times import StepTimes
 from neurogrid.inference.pipeline.slow_watch import (
@@ -23,7 +24,6 @@ from neurogrid.inference.pipeline.slow_watch import (
     SILENT_FLOOR,
     SlowWatch,
 )
-from neurogrid.inference.pipeline.stage import PipelineStage
 from neurogrid.planner import PlannedStage
 
 USUAL = 0.1

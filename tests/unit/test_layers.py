@@ -155,33 +155,6 @@ HOUSE = (
     Room("neurogrid", frozenset({"neurogrid"})),
 )
 
-# Imports that the house does not allow and that stand yet: they go, and none is added.
-EXCEPTIONS = frozenset(
-    {
-        "neurogrid.fleet.board.link_rates imports neurogrid.inference.board.status.LinkStatus",
-        "neurogrid.fleet.board.worker_records imports neurogrid.inference.board.status.Health",
-        "neurogrid.fleet.board.worker_records imports neurogrid.inference.board.status.PeerStatus",
-        "neurogrid.fleet.board.worker_records imports neurogrid.inference.board.status.Role",
-        "neurogrid.fleet.board.worker_records imports neurogrid.inference.board.status.TransferStatus",
-        "neurogrid.fleet.describing imports neurogrid.inference.generation.loaded_model.LoadedModel",
-        "neurogrid.fleet.gathering imports neurogrid.inference.pipeline.remote_v10.RemoteWorkerV10",
-        "neurogrid.fleet.gathering imports neurogrid.inference.pipeline.remote_v11.RemoteWorkerV11",
-        "neurogrid.fleet.member imports neurogrid.inference.pipeline.stage.PipelineStage",
-        "neurogrid.fleet.placing.fleet imports neurogrid.inference.pipeline.trials.Trials",
-        "neurogrid.fleet.placing.placer imports neurogrid.inference.generation.loaded_model.LoadedModel",
-        "neurogrid.fleet.roster imports neurogrid.fleet.placing.placer.name_range",
-        "neurogrid.fleet.speeds.speed_watch imports neurogrid.inference.pipeline.trials.Trials",
-        "neurogrid.fleet.watching imports neurogrid.fleet.placing.fleet.Fleet",
-        "neurogrid.model.files.config imports neurogrid.model.stages.loading.quiet_transformers",
-        "neurogrid.model.files.tokenizer imports neurogrid.model.stages.loading.quiet_transformers",
-        "neurogrid.worker.layers imports neurogrid.inference.sessions.served_model.ServedModel",
-        "neurogrid.worker.state imports neurogrid.inference.sessions.served_model.ServedModel",
-        "neurogrid.worker.state imports neurogrid.inference.sessions.served_model.proving",
-        "neurogrid.worker.state imports neurogrid.inference.sessions.served_model.refusing_config",
-        "neurogrid.worker.transfers imports neurogrid.inference.sessions.served_model.ServedModel",
-    }
-)
-
 
 def module_name(file: Path, root: Path = PACKAGE) -> str:
     parts = [root.name, *file.relative_to(root).with_suffix("").parts]
@@ -250,7 +223,7 @@ def test_every_import_points_down() -> None:
         found |= set(
             faults(file.read_text(encoding="utf-8"), module_name(file), is_package=is_package)
         )
-    assert found == EXCEPTIONS
+    assert found == set()
 
 
 def test_nothing_above_the_commands() -> None:

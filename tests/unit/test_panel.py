@@ -15,14 +15,8 @@ from neurogrid.cli.panel.coordinator import coordinator_view
 from neurogrid.cli.panel.view import View, bar, draw, spark
 from neurogrid.cli.panel.worker import worker_view
 from neurogrid.cli.transfer_view import part_of
-from neurogrid.inference.board.status import (
-    ClusterStatus,
-    Health,
-    PeerStatus,
-    Phase,
-    Role,
-    TransferStatus,
-)
+from neurogrid.fleet.board.status import Health, PeerStatus, Role, TransferStatus
+from neurogrid.inference.board.status import ClusterStatus, Phase
 from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
 from neurogrid.inference.sessions.load import WorkerLoad
 from neurogrid.node.events import Event, EventKind, Severity

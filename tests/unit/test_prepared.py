@@ -17,7 +17,7 @@ from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
 from torch import nn
 from transformers.models.llama import modeling_llama
 
-from neurogrid.inference.sessions.served_model import ServedModel, proving
+from neurogrid.inference.sessions.passes import forward, prepare
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.caches.cache import StageCache
@@ -25,6 +25,7 @@ from neurogrid.model.caches.prepared import markers, same_values
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.stages.stage import Stage
+from neurogrid.worker.held_model import HeldModel, proving
 from neurogrid.worker.state import WorkerState
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
@@ -185,15 +186,15 @@ def test_no_next_position_is_no_error(tmp_path: Path) -> None:
     message = model_config_message(
         checkpoint.config, files.config, model_name="m", max_seq_len=longest, dtype=torch.float32
     )
-    model = ServedModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
+    model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
     blob = b"".join(bytes(chunk) for chunk in files.layer_blob(0).chunks())
     model.load(0, memoryview(bytearray(blob)), b"")
-    cache = model.new_cache()
+    cache = model.stage.new_cache()
     hidden = torch.randn(1, longest, model.hidden_size)
-    model.forward(hidden, start=0, stop=1, position=0, cache=cache)
+    forward(model, hidden, start=0, stop=1, position=0, cache=cache)
     with pytest.raises(IndexError):  # the table of positions ends here
-        model._stage.prepare(start=0, stop=1, position=longest, cache=cache)
-    model.prepare(start=0, stop=1, position=longest, cache=cache)
+        model.stage.prepare(start=0, stop=1, position=longest, cache=cache)
+    prepare(model, start=0, stop=1, position=longest, cache=cache)
     assert cache.prepared is None
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock
 
+from neurogrid.fleet.board.status import TransferStatus
 from neurogrid.fleet.board.worker_records import WorkerRecords
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.stalls import STALLED_AFTER, StallWatch
-from neurogrid.inference.board.status import TransferStatus
 
 
 class Told(Progress):

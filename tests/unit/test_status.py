@@ -12,9 +12,10 @@ import trio
 import trio.testing
 
 from neurogrid.errors import CapacityError
+from neurogrid.fleet.board.status import Health, Role
 from neurogrid.fleet.progress import Progress, ProgressTee, WorkerInfo
 from neurogrid.fleet.step_times import StepTimes
-from neurogrid.inference.board.status import Health, Phase, Role
+from neurogrid.inference.board.status import Phase
 from neurogrid.inference.board.status_board import SHOW_LOST, StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS, MAX_UNREAD, EventBus, EventKind
 from neurogrid.node.rates import RateWindow, TotalRate

@@ -16,14 +16,9 @@ from neurogrid.fleet.member import Member
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import MIN_STEPS, NUM_LOOKS
 from neurogrid.fleet.speeds.speed_watch import DRIFT_INTERVAL, SpeedWatch
+from neurogrid.fleet.speeds.trials import FIRST_DELAY, MAX_DELAY, Trials, TrialTimes
 from neurogrid.inference.pipeline import trials
-from neurogrid.inference.pipeline.trials import (
-    FIRST_DELAY,
-    MAX_DELAY,
-    TRIAL_TIMEOUT,
-    Trials,
-    TrialTimes,
-)
+from neurogrid.inference.pipeline.trials import TRIAL_TIMEOUT, SessionTrials
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)))
@@ -112,7 +107,7 @@ def member(peer_id: str, layers: range) -> tuple[Member, FakeWorker]:
 
 
 def new_trials() -> Trials:
-    return Trials(WIDTH, torch.float32, 1024)
+    return SessionTrials(WIDTH, torch.float32, 1024)
 
 
 class Told(Progress):

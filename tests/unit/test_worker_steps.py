@@ -17,7 +17,7 @@ import trio.testing
 from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.served_model import ServedModel, proving
+from neurogrid.inference.sessions.passes import forward
 from neurogrid.inference.sessions.step_queue import EARLY_TIMEOUT, WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.caches.cache import StageCache
@@ -25,6 +25,7 @@ from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
 from neurogrid.node.burst import MAX_GAP
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.worker.held_model import HeldModel, proving
 from neurogrid.worker.state import WorkerSettings, WorkerState
 
 NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8
@@ -33,7 +34,7 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module", params=["llama", "lfm2"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HeldModel:
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp(request.param)
     checkpoint = Checkpoint(MAIN_FAMILIES[request.param](), path)
@@ -41,7 +42,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     message = model_config_message(
         checkpoint.config, files.config, model_name="m", max_seq_len=128, dtype=torch.float32
     )
-    model = ServedModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
+    model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
     for layer_id in range(model.num_layers):
         blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
         model.load(layer_id, memoryview(bytearray(blob)), b"")
@@ -52,7 +53,7 @@ class Worker:
     """The steps of a worker, and sessions that extend themselves."""
 
     def __init__(
-        self, model: ServedModel, nursery: trio.Nursery, clock: trio.testing.MockClock
+        self, model: HeldModel, nursery: trio.Nursery, clock: trio.testing.MockClock
     ) -> None:
         self.clock = clock
         self.model = model
@@ -116,7 +117,7 @@ class Guest:
         generator = torch.Generator().manual_seed(seed)
         self.hidden_BTD = torch.randn(1, NUM_TOKENS, model.hidden_size, generator=generator)
         with torch.inference_mode():
-            self.expected_BTD = self._run(model.new_cache())
+            self.expected_BTD = self._run(model.stage.new_cache())
         self.scope = trio.CancelScope()
         self.error: RequestRefusedError | None = None
         self.has_ended = False
@@ -124,8 +125,8 @@ class Guest:
 
     def _run(self, cache: StageCache) -> torch.Tensor:
         model = self.worker.model
-        return model.forward(
-            self.hidden_BTD, start=0, stop=model.num_layers, position=0, cache=cache
+        return forward(
+            model, self.hidden_BTD, start=0, stop=model.num_layers, position=0, cache=cache
         )
 
     def restart(self) -> None:
@@ -138,7 +139,7 @@ class Guest:
             start=0,
             stop=model.num_layers,
             max_length=NUM_TOKENS,
-            cache=model.new_cache(),
+            cache=model.stage.new_cache(),
         )
         self.worker.table.add(self.session)
 
@@ -161,7 +162,7 @@ class Guest:
         self.has_ended = True
 
 
-def with_worker(scenario: Callable[[Worker], Any], model: ServedModel) -> None:
+def with_worker(scenario: Callable[[Worker], Any], model: HeldModel) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             worker = Worker(model, nursery, clock)
@@ -179,7 +180,7 @@ def with_worker(scenario: Callable[[Worker], Any], model: ServedModel) -> None:
 @pytest.mark.parametrize("way", ["dropped", "cancelled"])
 @pytest.mark.parametrize("moment", range(9))
 def test_a_session_goes_at_any_moment_and_is_rebuilt_into_the_batch(
-    model: ServedModel, way: str, moment: int
+    model: HeldModel, way: str, moment: int
 ) -> None:
     """Its prompt waits, runs in three chunks between the others' steps, or it decodes with them."""
 
@@ -241,7 +242,7 @@ async def extend(worker: Worker, guest: Guest, start: int, stop: int, done: list
 
 @pytest.mark.parametrize("order", list(permutations([0, 10, 20, 30])))
 def test_what_came_at_once_is_computed_in_the_order_of_its_tokens(
-    model: ServedModel, order: tuple[int, ...]
+    model: HeldModel, order: tuple[int, ...]
 ) -> None:
     """Tasks that are started together begin in any order."""
 
@@ -259,7 +260,7 @@ def test_what_came_at_once_is_computed_in_the_order_of_its_tokens(
     with_worker(scenario, model)
 
 
-def test_what_does_not_follow_is_refused_in_the_end(model: ServedModel) -> None:
+def test_what_does_not_follow_is_refused_in_the_end(model: HeldModel) -> None:
     async def scenario(worker: Worker) -> None:
         guest = Guest(worker, 1, PROMPT)
         done: list[int] = []
@@ -282,7 +283,7 @@ def test_what_does_not_follow_is_refused_in_the_end(model: ServedModel) -> None:
 
 
 def test_what_does_not_follow_is_refused_at_once_where_there_are_no_sessions(
-    model: ServedModel,
+    model: HeldModel,
 ) -> None:
     async def scenario(worker: Worker) -> None:
         guest = Guest(worker, 1, PROMPT)
@@ -296,7 +297,7 @@ def test_what_does_not_follow_is_refused_at_once_where_there_are_no_sessions(
 
 
 def test_what_waits_for_its_turn_is_not_computed_for_a_session_that_is_over(
-    model: ServedModel,
+    model: HeldModel,
 ) -> None:
     async def scenario(worker: Worker) -> None:
         guest = Guest(worker, 1, PROMPT)
@@ -313,7 +314,7 @@ def test_what_waits_for_its_turn_is_not_computed_for_a_session_that_is_over(
     with_worker(scenario, model)
 
 
-def test_nobody_waits_for_more_than_a_chunk(model: ServedModel) -> None:
+def test_nobody_waits_for_more_than_a_chunk(model: HeldModel) -> None:
     """While a long prompt runs, those that decode have every second call."""
 
     async def scenario(worker: Worker) -> None:
@@ -332,7 +333,7 @@ def test_nobody_waits_for_more_than_a_chunk(model: ServedModel) -> None:
     with_worker(scenario, model)
 
 
-def test_who_was_quiet_for_long_is_nobody_to_wait_for(model: ServedModel) -> None:
+def test_who_was_quiet_for_long_is_nobody_to_wait_for(model: HeldModel) -> None:
     """A prompt runs in one go beside sessions that are open and do nothing, as those do that are kept."""
 
     async def main() -> None:

@@ -12,7 +12,8 @@ from typing import Final
 
 from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, short_ids, span, spark
 from neurogrid.cli.transfer_view import format_bytes, part_of
-from neurogrid.inference.board.status import ClusterStatus, Health, PeerStatus, Phase, Role
+from neurogrid.fleet.board.status import Health, PeerStatus, Role
+from neurogrid.inference.board.status import ClusterStatus, Phase
 from neurogrid.node.events import Event, EventKind, Severity
 from neurogrid.p2p.hosts.identity import short_peer_id
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from neurogrid.inference.board.status import LinkStatus
+from neurogrid.fleet.board.status import LinkStatus
 from neurogrid.node.rates import TotalRate
 from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
 

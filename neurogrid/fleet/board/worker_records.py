@@ -9,9 +9,9 @@ from collections.abc import Container, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from neurogrid.fleet.board.status import Health, PeerStatus, Role, TransferStatus
 from neurogrid.fleet.progress import MemberView, WorkerInfo
 from neurogrid.fleet.stalls import STALLED_AFTER
-from neurogrid.inference.board.status import Health, PeerStatus, Role, TransferStatus
 from neurogrid.node.rates import RateWindow
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.planner import Plan

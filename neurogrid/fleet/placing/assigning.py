@@ -12,10 +12,11 @@ import trio
 from neurogrid.errors import NoRouteError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.member import Member
-from neurogrid.fleet.placing.placer import Placer, name_range
+from neurogrid.fleet.placing.placer import Placer
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.stalls import StallWatch
+from neurogrid.node.words import name_range
 from neurogrid.planner import PlannedStage
 
 __all__ = ["Assigner"]

@@ -36,12 +36,13 @@ from neurogrid.errors import (
 from neurogrid.fleet.member import Member
 from neurogrid.fleet.placing.assigning import Assigner
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
-from neurogrid.fleet.placing.placer import RECONNECT_TIMEOUT, Placer, name_range
+from neurogrid.fleet.placing.placer import RECONNECT_TIMEOUT, Placer
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.speeds.speed_watch import SpeedWatch
-from neurogrid.inference.pipeline.trials import Trials
+from neurogrid.fleet.speeds.trials import Trials
+from neurogrid.node.words import name_range
 from neurogrid.planner import Plan
 
 __all__ = ["Fleet"]

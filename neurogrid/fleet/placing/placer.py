@@ -20,15 +20,16 @@ from neurogrid.errors import (
 )
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, TransferReports
 from neurogrid.fleet.spreading import Spread
-from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
+from neurogrid.model.source import ModelSource
 from neurogrid.node.cache_directory import CacheSettings, open_directory
+from neurogrid.node.words import name_range
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import PlannedStage
 
-__all__ = ["RECONNECT_TIMEOUT", "Placer", "name_range", "open_placer"]
+__all__ = ["RECONNECT_TIMEOUT", "Placer", "open_placer"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Placer:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: ModelSource,
         host: Host,
         hashes: HashCache | None,
         *,
@@ -154,7 +155,7 @@ class Placer:
 
 
 async def open_placer(
-    model: LoadedModel,
+    model: ModelSource,
     host: Host,
     *,
     max_sessions: int,
@@ -182,12 +183,6 @@ async def open_placer(
         max_sessions=max_sessions,
         skip_weight_transfer=skip_weight_transfer,
     )
-
-
-def name_range(layers: range) -> str:
-    """Layers for a text: `layer 3`, `layers 0 to 5`."""
-    first, last = layers.start, layers.stop - 1
-    return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str], patience: float) -> None:

@@ -14,7 +14,7 @@ from neurogrid.fleet.describing import capacities
 from neurogrid.fleet.member import Member
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import MIN_STEPS, DriftWatch, Steps, drifts, with_drifts
-from neurogrid.inference.pipeline.trials import Trials
+from neurogrid.fleet.speeds.trials import Trials
 from neurogrid.planner import ModelSize, PeerSpeed
 
 __all__ = ["DRIFT_INTERVAL", "SpeedWatch"]

@@ -17,19 +17,14 @@ from dataclasses import replace
 from typing import Final
 
 from neurogrid.fleet.board.link_rates import LinkRates
+from neurogrid.fleet.board.status import Failure, Health, PeerStatus, StageStatus
 from neurogrid.fleet.board.worker_records import WorkerRecords
 from neurogrid.fleet.progress import FleetView, MemberView, Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import how_fast
 from neurogrid.inference.board.request_log import RequestLog
-from neurogrid.inference.board.status import (
-    ClusterStatus,
-    Failure,
-    Health,
-    PeerStatus,
-    Phase,
-    StageStatus,
-)
+from neurogrid.inference.board.status import ClusterStatus, Phase
 from neurogrid.node.events import EventBus, EventKind, Severity
+from neurogrid.node.words import name_range
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.planner import Plan
@@ -182,7 +177,7 @@ class StatusBoard(Progress):
         recovered_at: float | None = at
         held = ""
         if layers:
-            held = f" with {_layers(layers)}"
+            held = f" with {name_range(layers)}"
             heirs = self._holders(layers, [m for m in self._members() if m.peer_id != peer_id])
             is_needed = any(stage.peer_id == peer_id for stage in self._plan.stages)
             if not is_needed:
@@ -223,7 +218,7 @@ class StatusBoard(Progress):
         )
 
     def mending(self, missing: Sequence[range]) -> None:
-        names = ", ".join(map(_layers, missing))
+        names = ", ".join(map(name_range, missing))
         self._phase_text = f"placing {names} anew"
         self._settle(f"{names} are being placed anew", None)
         self.events.publish(EventKind.MENDING, f"Placing {names} anew", severity=Severity.WARNING)
@@ -246,7 +241,7 @@ class StatusBoard(Progress):
         self.events.publish(EventKind.PLANNED, text, severity=Severity.GOOD)
 
     def replicated(self, peer_id: str, layers: range) -> None:
-        text = f"Worker {self._names.of(peer_id)} stands by with {_layers(layers)}"
+        text = f"Worker {self._names.of(peer_id)} stands by with {name_range(layers)}"
         self.events.publish(EventKind.REPLICATED, text, severity=Severity.GOOD, peer_id=peer_id)
 
     def session_queued(self, number: int, num_prompt_tokens: int) -> None:
@@ -384,14 +379,9 @@ def _covers(held: range, wanted: range) -> bool:
     return bool(held) and held.start <= wanted.start and wanted.stop <= held.stop
 
 
-def _layers(layers: range) -> str:
-    first, last = layers.start, layers.stop - 1
-    return f"layer {first}" if first == last else f"layers {first} to {last}"
-
-
 def _where(plan: Plan, names: PeerNames) -> str:
     return ", ".join(
-        f"{_layers(range(stage.start, stage.stop))} on {names.of(stage.peer_id)}"
+        f"{name_range(range(stage.start, stage.stop))} on {names.of(stage.peer_id)}"
         for stage in plan.stages
     )
 

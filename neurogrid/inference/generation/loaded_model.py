@@ -19,10 +19,11 @@ from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
-from neurogrid.model.files.config import PreTrainedConfig, build_config, eos_token_ids
+from neurogrid.model.files.config import build_config, eos_token_ids
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.proof.miniature import SplitTraits
 from neurogrid.model.proof.proof import OWN_SECONDS, Proving
+from neurogrid.model.source import ModelSource
 from neurogrid.model.stages.cost import LayerCost, workspace_bytes
 from neurogrid.model.stages.stage import Ends
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
@@ -45,29 +46,21 @@ TOKEN_SECONDS = 0.6e-3
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(ModelSource):
     """Everything of a model but its layers. Made by `load`.
 
     Attributes:
-        name: what it is called.
-        config: transformers' own, built from the checkpoint's.
-        ends: embedding and head, loaded.
-        dtype: what it is computed in.
-        costs: bytes of each layer.
-        traits: what the proof found out that generation must know.
         max_seq_len: tokens of a session; what was asked for, or the model's own bound if less, or what one message
             holds where a prompt cannot be cut.
+        ends: embedding and head, loaded.
+        costs: bytes of each layer.
+        traits: what the proof found out that generation must know.
         eos_token_ids: tokens that end a generation.
     """
 
-    name: str
-    checkpoint: Checkpoint
-    config: PreTrainedConfig
     ends: Ends
-    dtype: torch.dtype
     costs: tuple[LayerCost, ...]
     traits: SplitTraits
-    max_seq_len: int
     eos_token_ids: frozenset[int]
 
     @classmethod

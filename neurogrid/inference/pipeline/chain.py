@@ -26,8 +26,8 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
+from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
-from neurogrid.inference.pipeline.stage import PipelineStage
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.hidden_states import check_answer, pack, unpack
 from neurogrid.p2p.exchange.protocol import Protocol, new_request_id

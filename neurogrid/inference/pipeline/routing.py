@@ -15,9 +15,9 @@ from typing import Final, Literal
 import trio
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.chain import Chain
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
-from neurogrid.inference.pipeline.stage import PipelineStage
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.exchange.routes import can_sign, sign_route
 from neurogrid.p2p.wire import MAX_ADDRESS_CHARS, MAX_STAGE_ADDRESSES, MAX_STAGES, Route

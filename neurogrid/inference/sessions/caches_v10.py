@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
+from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.state import WorkerState, sender_of
 
 __all__ = ["WorkerCachesV10"]
@@ -77,7 +77,7 @@ class WorkerCachesV10:
                 start=layer_id,
                 stop=layer_id + 1,
                 max_length=max_length,
-                cache=model.new_cache(max_length=max_length),
+                cache=model.stage.new_cache(max_length=max_length),
             )
             self._caches[key] = session
         hidden_BTD = tensor_from_bytes(
@@ -86,7 +86,7 @@ class WorkerCachesV10:
         result_BTD, _ = await self._steps.extend(session, position, hidden_BTD)
         return bytes(tensor_to_bytes(result_BTD.to(torch.float16)))
 
-    def _require_room(self, model: ServedModel, key: tuple[str, int]) -> None:
+    def _require_room(self, model: HeldModel, key: tuple[str, int]) -> None:
         """Check that one more layer's cache fits beside the weights and the other caches."""
         caches = {layer_id for peer_id, layer_id in self._caches if (peer_id, layer_id) != key}
         max_length = self._state.settings.max_seq_len

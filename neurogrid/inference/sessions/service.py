@@ -18,7 +18,6 @@ from neurogrid.errors import RemoteProtocolError, RequestRefusedError, Transport
 from neurogrid.inference.sessions.activations import WorkerActivations
 from neurogrid.inference.sessions.caches_v10 import WorkerCachesV10
 from neurogrid.inference.sessions.load import WorkerLoad, worker_load
-from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.files.tensors import dtype_name
@@ -34,6 +33,7 @@ from neurogrid.p2p.wire import (
     SessionQuery,
     TensorMessage,
 )
+from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.links import WorkerLinks
 from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
 
@@ -159,7 +159,7 @@ class SessionService:
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 
     def _add(
-        self, opened: SessionOpen, owner: str, model: ServedModel, prior: Session | None
+        self, opened: SessionOpen, owner: str, model: HeldModel, prior: Session | None
     ) -> Session:
         """Open a session, which has no tokens yet."""
         assert self._state.assignment is not None
@@ -187,7 +187,7 @@ class SessionService:
             start=opened.start_layer,
             stop=opened.stop_layer,
             max_length=opened.max_length,
-            cache=model.new_cache(max_length=opened.max_length),
+            cache=model.stage.new_cache(max_length=opened.max_length),
             place=self._place(opened, owner),
             wire=opened.wire or dtype_name(model.dtype),
         )
@@ -248,7 +248,7 @@ class SessionService:
 
     def _require_room(
         self,
-        model: ServedModel,
+        model: HeldModel,
         assignment: Assignment,
         max_length: int,
         *,

@@ -15,6 +15,7 @@ import torch
 import trio
 
 from neurogrid.errors import RequestRefusedError
+from neurogrid.inference.sessions.passes import prepare
 from neurogrid.inference.sessions.spans import stage_span
 from neurogrid.inference.sessions.statistics import ComputeStatistics
 from neurogrid.inference.sessions.steps import Batcher, Step, next_steps, run_steps
@@ -139,7 +140,8 @@ class WorkerSteps:
             return  # what is to come is here
         try:
             await self._state.run_torch_briefly(
-                session.model.prepare,
+                prepare,
+                session.model,
                 start=session.start,
                 stop=session.stop,
                 position=session.length,

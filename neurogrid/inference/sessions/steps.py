@@ -20,11 +20,12 @@ import torch
 import trio
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.served_model import ServedModel
+from neurogrid.inference.sessions.passes import forward, forward_rows
 from neurogrid.inference.sessions.statistics import StageCall
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.stages.stage import Row
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.worker.held_model import HeldModel
 
 __all__ = ["Batcher", "Step", "next_steps", "run_steps"]
 
@@ -200,7 +201,7 @@ class Step:
         calls: to torch that it has been part of.
     """
 
-    model: ServedModel
+    model: HeldModel
     start: int
     stop: int
     position: int
@@ -253,11 +254,12 @@ def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor 
     first = steps[0]
     if first.is_decoded:
         rows = [Row(step.hidden, step.position, step.cache) for step in steps]
-        return first.model.forward_rows(rows, start=first.start, stop=first.stop)
+        return forward_rows(first.model, rows, start=first.start, stop=first.stop)
     assert len(steps) == 1
-    size = first.num_tokens if chunk is None or not first.model.takes_chunks else chunk
+    size = first.num_tokens if chunk is None or not first.model.traits.takes_chunks else chunk
     try:
-        result_BTD = first.model.forward(
+        result_BTD = forward(
+            first.model,
             first.hidden[:, :size],
             start=first.start,
             stop=first.stop,

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import trio
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.served_model import ServedModel
 from neurogrid.model.caches.cache import StageCache
+from neurogrid.node.words import name_range
 from neurogrid.p2p.exchange.routes import Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.worker.held_model import HeldModel
 
 __all__ = ["Session", "SessionTable"]
 
@@ -44,7 +45,7 @@ class Session:
 
     session_id: int
     owner: str
-    model: ServedModel
+    model: HeldModel
     start: int
     stop: int
     max_length: int
@@ -68,9 +69,8 @@ class Session:
         """What computes its activations, for errors: layers and peer."""
         if self.place is None or self.place.predecessor is None:
             return f"the coordinator {self.owner}"
-        start, stop = self.place.route.layers_of(self.place.index - 1)
-        layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
-        return f"{layers} on worker {self.source}"
+        layers = range(*self.place.route.layers_of(self.place.index - 1))
+        return f"{name_range(layers)} on worker {self.source}"
 
     @property
     def successor(self) -> str | None:

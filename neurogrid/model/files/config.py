@@ -25,13 +25,13 @@ from transformers import (
 )
 
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
+from neurogrid.model.files.foreign import quiet_transformers
 from neurogrid.model.files.sanitize import (
     DTYPE_NAMES,
     FLOAT_TAG,
     config_fingerprint,
     sanitize_checkpoint_config,
 )
-from neurogrid.model.stages.loading import quiet_transformers
 from neurogrid.p2p.wire.model_config import ModelConfig
 from neurogrid.temporary import temporary_directory
 

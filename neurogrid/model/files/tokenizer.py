@@ -25,7 +25,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.model.files.chat_template import TemplateRenderer
-from neurogrid.model.stages.loading import quiet_transformers
+from neurogrid.model.files.foreign import quiet_transformers
 
 __all__ = ["TEMPLATE_ARGUMENTS", "ChatEnding", "TextStream", "TokenKind", "Tokenizer"]
 

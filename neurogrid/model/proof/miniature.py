@@ -26,11 +26,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedConfig
 
 from neurogrid.errors import UnsupportedModelError
+from neurogrid.model.files.foreign import one_line, quiet_transformers
 from neurogrid.model.files.naming import layer_of
 from neurogrid.model.proof.miniature_config import LengthLimit, miniatures
 from neurogrid.model.proof.miniature_rows import ROWS_TOLERANCE, NotEqualError, row_bounds
 from neurogrid.model.proof.miniature_split import Split, saved_tensors
-from neurogrid.model.stages.loading import Pristine, one_line, quiet_transformers
+from neurogrid.model.stages.loading import Pristine
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
 
 __all__ = ["SplitTraits", "check_splittable"]

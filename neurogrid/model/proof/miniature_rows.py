@@ -16,9 +16,9 @@ import torch
 
 from neurogrid.errors import ModelError
 from neurogrid.model.caches.row_groups import zone_of
+from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line
 from neurogrid.model.proof.miniature_config import LengthLimit
 from neurogrid.model.proof.miniature_split import Split
-from neurogrid.model.stages.loading import MODEL_CODE_ERRORS, one_line
 
 __all__ = ["ROWS_TOLERANCE", "NotEqualError", "row_bounds"]
 

@@ -24,9 +24,9 @@ from neurogrid.model.files.config import (
     config_fingerprint,
     resolve_dtype,
 )
+from neurogrid.model.files.foreign import one_line
 from neurogrid.model.proof.miniature import SplitTraits, check_splittable
 from neurogrid.model.stages.cost import LayerCost, layer_cost
-from neurogrid.model.stages.loading import one_line
 from neurogrid.model.stages.stage import Stage
 
 __all__ = ["OWN_SECONDS", "PEER_SECONDS", "Proof", "Proving", "prove"]

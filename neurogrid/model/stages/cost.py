@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.stages.loading import MODEL_CODE_ERRORS, quiet_transformers
+from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, quiet_transformers
 from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["LayerCost", "layer_cost", "workspace_bytes"]

@@ -11,42 +11,24 @@ This module does not know where tensors come from, nor which layer they belong t
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError
+from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.safetensors_header import ALIGNMENT
 
 __all__ = [
-    "MODEL_CODE_ERRORS",
     "Pristine",
     "hollow",
     "load_tensors",
     "move_to",
-    "one_line",
     "place_module",
-    "quiet_transformers",
 ]
-
-# What code of transformers raises on a config or on tensors that it does not like; which of them
-# differs between families and versions.
-MODEL_CODE_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 _MAX_NAMES_SHOWN = 3
 
@@ -55,21 +37,6 @@ _MAX_PINNED_BYTES = 256 * 1024 * 1024
 
 # Frequencies are as many as half a head is wide; larger buffers are tables that nothing rewrites.
 _MAX_BUFFER_ELEMENTS = 65_536
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' progress bars and reports off stderr: we raise what they would say."""
-    verbosity = transformers_logging.get_verbosity()
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bars:
-            transformers_logging.enable_progress_bar()
 
 
 def hollow(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -221,8 +188,3 @@ def _some(names: list[str]) -> str:
     shown = ", ".join(names[:_MAX_NAMES_SHOWN])
     more = len(names) - _MAX_NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def one_line(exc: Exception) -> str:
-    """What `exc` says, without line breaks and not too long."""
-    return " ".join(str(exc).split())[:300]

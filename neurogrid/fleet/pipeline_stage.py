@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from neurogrid.errors import NeuroGridError, NoRouteError
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.step_times import StepTimes
+from neurogrid.node.words import name_range
 from neurogrid.planner import PlannedStage
 
 __all__ = ["PipelineStage"]
@@ -34,9 +35,7 @@ class PipelineStage:
     @property
     def name(self) -> str:
         """`layers 4 to 7 on worker 12D3...`, for errors and logs."""
-        start, stop = self.stage.start, self.stage.stop
-        layers = f"layer {start}" if stop - start == 1 else f"layers {start} to {stop - 1}"
-        return f"{layers} on worker {self.peer_id}"
+        return f"{name_range(range(self.stage.start, self.stage.stop))} on worker {self.peer_id}"
 
     def lost(self, exc: NeuroGridError) -> NoRouteError:
         """The error that says that these layers are gone."""

@@ -1,15 +1,13 @@
-"""What a worker holds: one model's config, its stage, and which bytes each layer came from.
+"""The model that a worker holds: its config, its stage, and which bytes each layer came from.
 
 All methods call torch and block: the worker runs them in its torch thread, one at a time. Nothing here
-knows peers or the network.
-
-B = batch rows (1), T = tokens, D = hidden size.
+knows peers, the network, or what the layers are held for.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,16 +21,14 @@ from neurogrid.errors import (
     RequestRefusedError,
     UnsupportedModelError,
 )
-from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.config import build_config, config_fingerprint
 from neurogrid.model.proof.proof import Proof, Proving
-from neurogrid.model.stages.loading import MODEL_CODE_ERRORS
-from neurogrid.model.stages.stage import Row, Stage
+from neurogrid.model.stages.stage import Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
 
-__all__ = ["ServedModel", "checkpoint_config_of", "proving", "refusing_config"]
+__all__ = ["HeldModel", "checkpoint_config_of", "proving", "refusing_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +98,7 @@ class HeldLayer:
     is_own: bool
 
 
-class ServedModel:
+class HeldModel:
     """One model on one device: the layers that are held, each with its content id.
 
     Attributes:
@@ -110,6 +106,8 @@ class ServedModel:
         fingerprint: SHA-256 of the canonical checkpoint config.
         dtype: what the stage computes in.
         costs: bytes of each layer, whether held or not.
+        traits: what the proof found out that sessions must know.
+        stage: the modules of the layers.
     """
 
     def __init__(self, config: ModelConfig, proof: Proof, *, device: torch.device) -> None:
@@ -128,33 +126,28 @@ class ServedModel:
         self.costs = proof.costs
         self.held: dict[int, HeldLayer] = {}
         self.fingerprint = config_fingerprint(raw)
-        self._traits = proof.traits
+        self.traits = proof.traits
         try:
-            self._stage = Stage(build_config(raw), dtype=self.dtype, device=device)
+            self.stage = Stage(build_config(raw), dtype=self.dtype, device=device)
         except (torch.OutOfMemoryError, MemoryError) as exc:
             raise RequestRefusedError(
                 "out of memory while building the model", code=ErrorCode.OUT_OF_MEMORY
             ) from exc
-        if self._traits.row_bounds is None:
+        if self.traits.row_bounds is None:
             logger.warning(
                 "sessions of this model run one after another, not together: %s",
-                self._traits.rows_refused,
+                self.traits.rows_refused,
             )
-
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether a prefill may be run in chunks, and a session be continued by several tokens."""
-        return self._traits.takes_chunks
 
     @property
     def num_layers(self) -> int:
         """Layers of the whole model."""
-        return self._stage.num_layers
+        return self.stage.num_layers
 
     @property
     def hidden_size(self) -> int:
         """D."""
-        return self._stage.hidden_size
+        return self.stage.hidden_size
 
     @property
     def held_bytes(self) -> int:
@@ -172,8 +165,8 @@ class ServedModel:
         """
         self.held.pop(layer_id, None)
         try:
-            self._stage.load_layer(layer_id, parse_blob(blob))
-            self._stage.speed_up_layer(layer_id)
+            self.stage.load_layer(layer_id, parse_blob(blob))
+            self.stage.speed_up_layer(layer_id)
         except (CheckpointError, UnsupportedModelError, ValueError) as exc:
             raise RequestRefusedError(
                 f"the weights of layer {layer_id} do not fit its config: {exc}",
@@ -197,12 +190,8 @@ class ServedModel:
 
     def drop(self, layer_id: int) -> None:
         """Free one layer."""
-        self._stage.drop_layer(layer_id)
+        self.stage.drop_layer(layer_id)
         del self.held[layer_id]
-
-    def new_cache(self, *, max_length: int | None = None) -> StageCache:
-        """An empty cache for one session, which may come to hold so many tokens."""
-        return self._stage.new_cache(max_length=max_length)
 
     def cache_bytes(self, start: int, stop: int, num_tokens: int) -> int:
         """Bytes of one session's cache over layers [start, stop) at `num_tokens` tokens."""
@@ -226,98 +215,3 @@ class ServedModel:
                 needed=needed,
                 available=limit_bytes,
             )
-
-    def forward(
-        self,
-        hidden_BTD: torch.Tensor,
-        *,
-        start: int,
-        stop: int,
-        position: int,
-        cache: StageCache,
-    ) -> torch.Tensor:
-        """Run layers [start, stop).
-
-        Args:
-            hidden_BTD: [1, T, D] in any float dtype; computed in `dtype` on the device.
-            position: absolute position of the first token; must be the cache's length.
-
-        Returns:
-            [1, T, D] in `dtype`, on the CPU.
-
-        Raises:
-            RequestRefusedError: the computation failed (COMPUTE_FAILED or OUT_OF_MEMORY).
-        """
-        hidden_BTD = hidden_BTD.to(device=self.device, dtype=self.dtype)
-        try:
-            with torch.inference_mode():
-                result = self._stage.forward(
-                    hidden_BTD, start=start, stop=stop, position=position, cache=cache
-                )
-                return result.cpu()
-        except (torch.OutOfMemoryError, MemoryError) as exc:
-            raise RequestRefusedError(
-                f"out of memory in layers {start} to {stop - 1}", code=ErrorCode.OUT_OF_MEMORY
-            ) from exc
-        except (ModelError, RuntimeError, ValueError) as exc:
-            raise RequestRefusedError(
-                f"layers {start} to {stop - 1} failed: {_first_line(exc)}",
-                code=ErrorCode.COMPUTE_FAILED,
-            ) from exc
-
-    def prepare(self, *, start: int, stop: int, position: int, cache: StageCache) -> None:
-        """Do beforehand what `forward` of one token at `position` needs besides its hidden state, if one comes."""
-        try:
-            self._stage.prepare(start=start, stop=stop, position=position, cache=cache)
-        except (ModelError, MemoryError, *MODEL_CODE_ERRORS) as exc:
-            # What came before is answered already; the forward meets it again, and raises it.
-            logger.debug("could not prepare layers %d to %d: %s", start, stop - 1, exc)
-
-    def forward_rows(
-        self, rows: Sequence[Row], *, start: int, stop: int
-    ) -> list[torch.Tensor | Exception | None]:
-        """Run layers [start, stop) on one token of each of several sessions, together where that goes.
-
-        If the rows of a forward fail together, they are run one after another, so that the one that is at fault
-        is the only one that fails.
-
-        Returns:
-            For each row [1, 1, D] in `dtype`, on the CPU, or the RequestRefusedError that `forward` raises.
-        """
-        results: list[torch.Tensor | Exception | None] = [None] * len(rows)
-        groups = [[i] for i in range(len(rows))]
-        bounds = self._traits.row_bounds
-        if bounds is not None and len(rows) > 1:
-            groups = self._stage.group_rows(rows, start=start, stop=stop, bounds=bounds)
-        for group in groups:
-            if len(group) > 1:
-                try:
-                    together = self._stage.forward_rows(
-                        [rows[i] for i in group], start=start, stop=stop
-                    )
-                    # One copy from the device for all of them.
-                    result_R1D = torch.cat(together).cpu()
-                    for row, i in enumerate(group):
-                        results[i] = result_R1D[row : row + 1]
-                    continue
-                except (ModelError, RuntimeError, ValueError, MemoryError) as exc:
-                    logger.warning(
-                        "%d sessions failed together, trying each alone: %s",
-                        len(group),
-                        _first_line(exc),
-                    )
-            for i in group:
-                hidden_BTD, position, cache = rows[i].hidden, rows[i].position, rows[i].cache
-                try:
-                    results[i] = self.forward(
-                        hidden_BTD, start=start, stop=stop, position=position, cache=cache
-                    )
-                except RequestRefusedError as exc:
-                    results[i] = exc
-        return results
-
-
-def _first_line(exc: BaseException) -> str:
-    """What an error of others says, short enough to be sent."""
-    text = str(exc).strip()
-    return text.splitlines()[0][:200] if text else type(exc).__name__

@@ -1,0 +1,122 @@
+"""Forward passes of sessions through the layers of a held model, without gradients.
+
+All functions call torch and block: the worker runs them in its torch thread, one at a time.
+
+B = batch rows (1), T = tokens, D = hidden size, R = rows of as many sessions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from neurogrid.errors import ModelError, RequestRefusedError
+from neurogrid.model.caches.cache import StageCache
+from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
+from neurogrid.model.stages.stage import Row
+from neurogrid.p2p.wire import ErrorCode
+from neurogrid.worker.held_model import HeldModel
+
+__all__ = ["forward", "forward_rows", "prepare"]
+
+logger = logging.getLogger(__name__)
+
+
+def forward(
+    model: HeldModel,
+    hidden_BTD: torch.Tensor,
+    *,
+    start: int,
+    stop: int,
+    position: int,
+    cache: StageCache,
+) -> torch.Tensor:
+    """Run layers [start, stop).
+
+    Args:
+        hidden_BTD: [1, T, D] in any float dtype; computed in the model's dtype on its device.
+        position: absolute position of the first token; must be the cache's length.
+
+    Returns:
+        [1, T, D] in the model's dtype, on the CPU.
+
+    Raises:
+        RequestRefusedError: the computation failed (COMPUTE_FAILED or OUT_OF_MEMORY).
+    """
+    hidden_BTD = hidden_BTD.to(device=model.device, dtype=model.dtype)
+    try:
+        with torch.inference_mode():
+            result = model.stage.forward(
+                hidden_BTD, start=start, stop=stop, position=position, cache=cache
+            )
+            return result.cpu()
+    except (torch.OutOfMemoryError, MemoryError) as exc:
+        raise RequestRefusedError(
+            f"out of memory in layers {start} to {stop - 1}", code=ErrorCode.OUT_OF_MEMORY
+        ) from exc
+    except (ModelError, RuntimeError, ValueError) as exc:
+        raise RequestRefusedError(
+            f"layers {start} to {stop - 1} failed: {_first_line(exc)}",
+            code=ErrorCode.COMPUTE_FAILED,
+        ) from exc
+
+
+def prepare(model: HeldModel, *, start: int, stop: int, position: int, cache: StageCache) -> None:
+    """Do beforehand what `forward` of one token at `position` needs besides its hidden state, if one comes."""
+    try:
+        model.stage.prepare(start=start, stop=stop, position=position, cache=cache)
+    except (ModelError, MemoryError, *MODEL_CODE_ERRORS) as exc:
+        # What came before is answered already; the forward meets it again, and raises it.
+        logger.debug("could not prepare layers %d to %d: %s", start, stop - 1, exc)
+
+
+def forward_rows(
+    model: HeldModel, rows: Sequence[Row], *, start: int, stop: int
+) -> list[torch.Tensor | Exception | None]:
+    """Run layers [start, stop) on one token of each of several sessions, together where that goes.
+
+    If the rows of a forward fail together, they are run one after another, so that the one that is at fault
+    is the only one that fails.
+
+    Returns:
+        For each row [1, 1, D] in the model's dtype, on the CPU, or the RequestRefusedError that `forward` raises.
+    """
+    results: list[torch.Tensor | Exception | None] = [None] * len(rows)
+    groups = [[i] for i in range(len(rows))]
+    bounds = model.traits.row_bounds
+    if bounds is not None and len(rows) > 1:
+        groups = model.stage.group_rows(rows, start=start, stop=stop, bounds=bounds)
+    for group in groups:
+        if len(group) > 1:
+            try:
+                together = model.stage.forward_rows(
+                    [rows[i] for i in group], start=start, stop=stop
+                )
+                # One copy from the device for all of them.
+                result_R1D = torch.cat(together).cpu()
+                for row, i in enumerate(group):
+                    results[i] = result_R1D[row : row + 1]
+                continue
+            except (ModelError, RuntimeError, ValueError, MemoryError) as exc:
+                logger.warning(
+                    "%d sessions failed together, trying each alone: %s",
+                    len(group),
+                    _first_line(exc),
+                )
+        for i in group:
+            hidden_BTD, position, cache = rows[i].hidden, rows[i].position, rows[i].cache
+            try:
+                results[i] = forward(
+                    model, hidden_BTD, start=start, stop=stop, position=position, cache=cache
+                )
+            except RequestRefusedError as exc:
+                results[i] = exc
+    return results
+
+
+def _first_line(exc: BaseException) -> str:
+    """What an error of others says, short enough to be sent."""
+    text = str(exc).strip()
+    return text.splitlines()[0][:200] if text else type(exc).__name__
