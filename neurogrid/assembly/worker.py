@@ -1,7 +1,7 @@
 """The worker: holds a stage, computes with it, for one coordinator at a time.
 
-Stateless unless it has a model directory of its own. Layers come in by `worker_layers` and
-`worker_transfers`, sessions are computed by `worker_sessions`; here they are put on a host and kept running.
+Stateless unless it has a model directory of its own. Layers come in by `worker.layers` and
+`worker.transfers`, sessions are computed by `inference.sessions`; here they are put on a host and kept running.
 
     async with open_worker(WorkerSettings()) as worker:
         print(worker.addresses)

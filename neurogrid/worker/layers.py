@@ -1,6 +1,6 @@
 """Which layers a worker is to hold: the model's config, the assignment, and what it says it holds.
 
-Over 1.1.0: ModelConfig -> ConfigAck, Assign -> AssignAck; then their bytes come (`worker_transfers`). Over
+Over 1.1.0: ModelConfig -> ConfigAck, Assign -> AssignAck; then their bytes come (`transfers`). Over
 1.0.0: ModelConfig, which its stream's end confirms.
 
 Source: protocol_spec/sessions.md.

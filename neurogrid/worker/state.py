@@ -1,6 +1,6 @@
 """What the parts of a worker share: its settings, its model, whom it serves, and its torch thread.
 
-No handlers here, and no messages: `worker_layers` brings layers in, `worker_sessions` computes with them.
+No handlers here, and no messages: `layers` brings layers in, `inference.sessions` computes with them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 How blobs travel is the library's affair (`neurogrid.p2p.transfer`); this is its policy for a worker. Over
 1.1.0: a layer counts as held only under the content id that was offered; it is acknowledged once it is loaded,
 and Ready follows when the last layer of the assignment is usable. Over 1.0.0: Weights..., WeightsAck. Config and
-assignment come before, in `worker_layers`.
+assignment come before, in `layers`.
 
 Source: protocol_spec/sessions.md, protocol_spec/transfers.md.
 """

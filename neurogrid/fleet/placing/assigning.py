@@ -1,6 +1,6 @@
 """Give layers to members: one after the other at each, all members at once, with what comes of it told.
 
-Which layers to whom is the plan's business, and how the bytes travel that of `placing`.
+Which layers to whom is the plan's business, and how the bytes travel that of `placer`.
 """
 
 from __future__ import annotations

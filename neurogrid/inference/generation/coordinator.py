@@ -1,6 +1,6 @@
 """The coordinator of workers that are ready: it generates.
 
-Its model's ends are here, its layers are on the workers. Opened by `open_coordinator` (opening.py).
+Its model's ends are here, its layers are on the workers. Opened by `open_coordinator` (assembly/coordinator.py).
 
 T = tokens, D = hidden size, V = vocabulary.
 """

@@ -1,7 +1,7 @@
 """The activations that come to a worker: checked, computed, and their results handed on.
 
 Where a session has a route, its activations come from the worker before this one, and the results go to the next
-(`worker_links`). Whatever goes wrong is told to who waits for the result, which may be another than who sent.
+(`worker.links`). Whatever goes wrong is told to who waits for the result, which may be another than who sent.
 
 Source: protocol_spec/sessions.md, "Activations" and "Routes".
 

@@ -1,6 +1,6 @@
 """The sessions of a worker: opened, closed, and over when nobody uses them any more.
 
-What extends them is in `worker_activations`, the order in which that is computed in `worker_steps`. A session may
+What extends them is in `activations`, the order in which that is computed in `step_queue`. A session may
 begin with what another one has in its caches.
 
 Source: protocol_spec/sessions.md.

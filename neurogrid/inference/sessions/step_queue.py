@@ -1,6 +1,6 @@
 """What waits for a worker's torch thread, and how a session is extended by it.
 
-The order is `batching`'s. Knows sessions and models, and no messages.
+The order is that of `steps`. Knows sessions and models, and no messages.
 
 T = tokens, D = hidden size.
 """

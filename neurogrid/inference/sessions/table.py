@@ -1,6 +1,6 @@
 """The sessions that are open on a worker: whose they are, who may extend them, and when they are over.
 
-Knows no messages; `worker_sessions` serves those.
+Knows no messages; `service` serves those.
 """
 
 from __future__ import annotations
