@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from neurogrid.cli.conversation import Conversation, Turn
-from neurogrid.cli.line_reader import LineReader, in_leavable_thread
 from neurogrid.cli.pace import Pace
-from neurogrid.cli.screen import Screen
+from neurogrid.cli.terminal.line_reader import LineReader, in_leavable_thread
+from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError, NeuroGridError
 
 if TYPE_CHECKING:

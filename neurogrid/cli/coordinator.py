@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from neurogrid.cli.cache import add_cache_options, cache_of
-from neurogrid.cli.closed_pipe import ends_with_its_reader
 from neurogrid.cli.cluster import add_cluster_options, is_asked, manage_cluster
 from neurogrid.cli.common import (
     TO_OPEN,
@@ -54,6 +53,7 @@ from neurogrid.cli.serving import (
 )
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.telemetry import add_trace_options, exporting_traces
+from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.cli.threads import prepare_threads
 from neurogrid.cli.trust import TICKET_VARIABLE, Trust, existing_trust, is_checked, trust_of
 from neurogrid.errors import ConfigurationError
@@ -61,8 +61,8 @@ from neurogrid.server.listening import check_port
 
 if TYPE_CHECKING:
     from neurogrid.assembly.coordinator_settings import CoordinatorSettings
-    from neurogrid.cli.screen import Screen
-    from neurogrid.cli.show import JoinLine
+    from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.cli.terminal.show import JoinLine
     from neurogrid.fleet.progress import Progress
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.generation.loaded_model import LoadedModel
@@ -72,7 +72,7 @@ __all__ = ["add_coordinator_options", "build_parser", "main", "run"]
 
 NAME = "neurogrid-coordinator"
 # Whatever it is to do with a model takes these.
-LIBRARIES = ("neurogrid.assembly.coordinator", "neurogrid.cli.show")
+LIBRARIES = ("neurogrid.assembly.coordinator", "neurogrid.cli.terminal.show")
 # And to serve, these.
 SERVER_LIBRARIES = (
     *("neurogrid.server.serving", "neurogrid.server.openai_routes", "neurogrid.server.page"),
@@ -192,7 +192,7 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
         where = _listening(options)
         # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
         import_libraries(screen, *LIBRARIES)
-    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.cli.terminal.show import TerminalProgress
 
     with TerminalProgress(screen) as progress:
         progress.working("reading the model")
@@ -221,8 +221,8 @@ async def _chat(
         where = _listening(options)
         import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.chat import Chat
-    from neurogrid.cli.line_reader import open_lines
-    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.cli.terminal.line_reader import open_lines
+    from neurogrid.cli.terminal.show import TerminalProgress
 
     with TerminalProgress(screen) as progress:
         progress.working("reading the model")
@@ -271,9 +271,9 @@ async def _serve(
                 "this machine computes alone: with --new-cluster DIR it prints the line by which others join"
             )
         import_libraries(screen, *LIBRARIES, *SERVER_LIBRARIES)
-    from neurogrid.cli.panel.coordinator import coordinator_view
-    from neurogrid.cli.panel.live import open_panel
-    from neurogrid.cli.show import JoinLine, TerminalProgress
+    from neurogrid.cli.terminal.panel.coordinator import coordinator_view
+    from neurogrid.cli.terminal.panel.live import open_panel
+    from neurogrid.cli.terminal.show import JoinLine, TerminalProgress
 
     async with AsyncExitStack() as stack:
         shown: JoinLine
@@ -401,8 +401,8 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
         with trust.held():
             pass
         import_libraries(screen, *LIBRARIES)
-    from neurogrid.cli.plan_table import Stdout, print_plan
-    from neurogrid.cli.show import TerminalProgress
+    from neurogrid.cli.terminal.plan_table import Stdout, print_plan
+    from neurogrid.cli.terminal.show import TerminalProgress
 
     with trust.held(), TerminalProgress(screen) as progress:
         progress.working("reading the model")

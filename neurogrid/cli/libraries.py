@@ -6,8 +6,8 @@ import gc
 from contextlib import nullcontext
 from importlib import import_module
 
-from neurogrid.cli.screen import Screen
 from neurogrid.cli.signals import ending_at_once
+from neurogrid.cli.terminal.screen import Screen
 
 __all__ = ["import_libraries"]
 

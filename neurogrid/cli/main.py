@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from neurogrid.cli import coordinator, worker
-from neurogrid.cli.closed_pipe import ends_with_its_reader
 from neurogrid.cli.cluster import add_ticket_options
 from neurogrid.cli.common import ArgumentParser, add_common_options
 from neurogrid.cli.coordinator_options import (
@@ -37,6 +36,7 @@ from neurogrid.cli.coordinator_options import (
 from neurogrid.cli.entry import leave
 from neurogrid.cli.serving import add_serving_options
 from neurogrid.cli.signals import ending_at_once
+from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.cli.trust import take_ticket
 
 __all__ = ["COMMANDS", "build_parser", "is_alone", "main", "model_and_text", "parse"]

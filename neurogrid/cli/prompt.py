@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.pace import Pace
-from neurogrid.cli.screen import Screen
+from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def write_completion(
     max_tokens: int,
 ) -> None:
     """Stream the completion to stdout, and say at the end how fast it was."""
-    from neurogrid.cli.show import format_bytes
+    from neurogrid.cli.terminal.show import format_bytes
     from neurogrid.p2p.exchange.counters import Direction
 
     text = coordinator.model.tokenizer.stream()

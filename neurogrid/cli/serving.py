@@ -18,7 +18,7 @@ from neurogrid.cli.common import port_number, positive_float, positive_int
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.cli.screen import Screen
+    from neurogrid.cli.terminal.screen import Screen
     from neurogrid.fleet.progress import Progress
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator

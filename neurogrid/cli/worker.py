@@ -14,7 +14,6 @@ from pathlib import Path
 import trio
 
 from neurogrid.cli.cache import add_cache_options, cache_of
-from neurogrid.cli.closed_pipe import ends_with_its_reader
 from neurogrid.cli.common import (
     TO_OPEN,
     ArgumentParser,
@@ -40,6 +39,7 @@ from neurogrid.cli.telemetry import (
     exporting_traces,
     serving_metrics,
 )
+from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.cli.threads import prepare_threads
 from neurogrid.cli.trust import is_loopback, take_ticket, trust_of
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
@@ -209,8 +209,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 command = f"neurogrid serve --peer {worker.addresses[0]}"
                 screen.say(f"next, on this machine: {command}", whole=True)
             if screen.is_live:
-                from neurogrid.cli.panel.live import open_panel
-                from neurogrid.cli.panel.worker import worker_view
+                from neurogrid.cli.terminal.panel.live import open_panel
+                from neurogrid.cli.terminal.panel.worker import worker_view
 
                 panel = open_panel(screen, lambda: worker_view(worker.board.status()))
                 await stack.enter_async_context(panel)

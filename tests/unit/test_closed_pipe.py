@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from neurogrid.cli.closed_pipe import PIPE_STATUS, ends_with_its_reader
+from neurogrid.cli.terminal.closed_pipe import PIPE_STATUS, ends_with_its_reader
 
 COMMAND = """
 import sys
 from collections.abc import Sequence
-from neurogrid.cli.closed_pipe import ends_with_its_reader
+from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 
 @ends_with_its_reader
 def main(argv=None):

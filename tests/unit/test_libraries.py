@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from neurogrid.cli.libraries import import_libraries
-from neurogrid.cli.screen import Screen
+from neurogrid.cli.terminal.screen import Screen
 
 MAKES_MUCH = """
 import gc

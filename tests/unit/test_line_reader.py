@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from neurogrid.cli import line_reader
-from neurogrid.cli.line_reader import open_lines
-from neurogrid.cli.screen import Screen
+from neurogrid.cli.terminal import line_reader
+from neurogrid.cli.terminal.line_reader import open_lines
+from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from neurogrid.cli.logs import set_up_logging
-from neurogrid.cli.show import TerminalProgress
+from neurogrid.cli.terminal.logs import set_up_logging
+from neurogrid.cli.terminal.show import TerminalProgress
 from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.planner import Plan, PlannedStage
 

@@ -11,10 +11,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from neurogrid.cli.panel.coordinator import coordinator_view
-from neurogrid.cli.panel.view import View, bar, draw, spark
-from neurogrid.cli.panel.worker import worker_view
-from neurogrid.cli.transfer_view import part_of
+from neurogrid.cli.terminal.panel.coordinator import coordinator_view
+from neurogrid.cli.terminal.panel.view import View, bar, draw, spark
+from neurogrid.cli.terminal.panel.worker import worker_view
+from neurogrid.cli.terminal.transfer_view import part_of
 from neurogrid.fleet.board.status import Health, PeerStatus, Role, TransferStatus
 from neurogrid.inference.board.status import ClusterStatus, Phase
 from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus

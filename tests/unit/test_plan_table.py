@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from neurogrid.cli.plan_table import COLUMNS, print_plan
+from neurogrid.cli.terminal.plan_table import COLUMNS, print_plan
 from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.planner import Explanation, PeerReport, PeerSpeed
 

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import pytest
 
-from neurogrid.cli.queued_stream import MAX_WAITING_BYTES, QueuedStream
+from neurogrid.cli.terminal.queued_stream import MAX_WAITING_BYTES, QueuedStream
 
 DEADLINE = 60.0
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import pytest
 
-from neurogrid.cli.screen import Screen
-from neurogrid.cli.text_rows import fold, in_encoding, last_row, num_cells, printable
+from neurogrid.cli.terminal.screen import Screen
+from neurogrid.cli.terminal.text_rows import fold, in_encoding, last_row, num_cells, printable
 
 WIDTH = 20
 

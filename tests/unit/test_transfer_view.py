@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from neurogrid.cli.transfer_view import TransferView, format_bytes
+from neurogrid.cli.terminal.transfer_view import TransferView, format_bytes
 
 MB = 1_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.cli.text_rows import num_cells
-from neurogrid.cli.word_wrap import MAX_WORD_CHARS, WordWrap
+from neurogrid.cli.terminal.text_rows import num_cells
+from neurogrid.cli.terminal.word_wrap import MAX_WORD_CHARS, WordWrap
 
 PIECES = st.lists(st.text("ab漢字。「 \u0301\n", max_size=12), max_size=12)
 WIDTHS = st.integers(2, 12)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from neurogrid.cli.panel.view import Cell, Column, View, bar, span
-from neurogrid.cli.transfer_view import format_bytes, part_of
+from neurogrid.cli.terminal.panel.view import Cell, Column, View, bar, span
+from neurogrid.cli.terminal.transfer_view import format_bytes, part_of
 from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.p2p.hosts.machine import named_peer

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TextIO, cast
 
-from neurogrid.cli.queued_stream import QueuedStream
-from neurogrid.cli.text_rows import fold, in_encoding, last_row, num_cells, printable
-from neurogrid.cli.word_wrap import WordWrap
+from neurogrid.cli.terminal.queued_stream import QueuedStream
+from neurogrid.cli.terminal.text_rows import fold, in_encoding, last_row, num_cells, printable
+from neurogrid.cli.terminal.word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from rich.console import Console

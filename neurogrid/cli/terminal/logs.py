@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Final
 
-from neurogrid.cli.screen import Screen
+from neurogrid.cli.terminal.screen import Screen
 
 __all__ = ["LOG_LEVELS", "JsonFormatter", "ScreenHandler", "set_up_logging"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from rich.status import Status
 
-from neurogrid.cli.screen import Screen
-from neurogrid.cli.transfer_view import TransferView, format_bytes
+from neurogrid.cli.terminal.screen import Screen
+from neurogrid.cli.terminal.transfer_view import TransferView, format_bytes
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import how_fast
 from neurogrid.node.words import name_range

@@ -11,7 +11,7 @@ import unicodedata
 from functools import lru_cache
 from typing import Final
 
-from neurogrid.cli.text_rows import last_row, num_cells
+from neurogrid.cli.terminal.text_rows import last_row, num_cells
 
 __all__ = ["WordWrap"]
 

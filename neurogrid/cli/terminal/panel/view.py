@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from neurogrid.cli.text_rows import in_encoding, printable
+from neurogrid.cli.terminal.text_rows import in_encoding, printable
 
 __all__ = ["Cell", "Column", "Note", "View", "bar", "draw", "short_ids", "span", "spark"]
 

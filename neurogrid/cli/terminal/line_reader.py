@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from neurogrid.cli.screen import Screen
+from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 
 __all__ = ["LineReader", "in_leavable_thread", "open_lines"]

@@ -12,9 +12,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment
 
-from neurogrid.cli.panel.view import View, draw
-from neurogrid.cli.queued_stream import QueuedStream
-from neurogrid.cli.screen import Screen
+from neurogrid.cli.terminal.panel.view import View, draw
+from neurogrid.cli.terminal.queued_stream import QueuedStream
+from neurogrid.cli.terminal.screen import Screen
 
 __all__ = ["open_panel"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from neurogrid.cli.panel.view import Cell, Column, Note, View, bar, short_ids, span, spark
-from neurogrid.cli.transfer_view import format_bytes, part_of
+from neurogrid.cli.terminal.panel.view import Cell, Column, Note, View, bar, short_ids, span, spark
+from neurogrid.cli.terminal.transfer_view import format_bytes, part_of
 from neurogrid.fleet.board.status import Health, PeerStatus, Role
 from neurogrid.inference.board.status import ClusterStatus, Phase
 from neurogrid.node.events import Event, EventKind, Severity
