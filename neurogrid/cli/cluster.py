@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from neurogrid.cli.trust import identity_file, is_loopback, to_ask
+from neurogrid.cli.options.trust import identity_file, is_loopback, to_ask
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:

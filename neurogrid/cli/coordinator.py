@@ -14,20 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from neurogrid.cli.cache import add_cache_options, cache_of
 from neurogrid.cli.cluster import add_cluster_options, is_asked, manage_cluster
-from neurogrid.cli.common import (
-    TO_OPEN,
-    ArgumentParser,
-    ExitStatus,
-    Listening,
-    add_common_options,
-    listening,
-    parse_and_run,
-    run_command,
-    set_up_logging,
-    warn_of_loopback,
-)
 from neurogrid.cli.coordinator_options import (
     CLUSTER_WAIT,
     MAX_ANSWER_TOKENS,
@@ -41,10 +28,26 @@ from neurogrid.cli.coordinator_options import (
 )
 from neurogrid.cli.diagnose import diagnose
 from neurogrid.cli.entry import leave
-from neurogrid.cli.finding import bootstrap_peers, finding
 from neurogrid.cli.libraries import import_libraries
+from neurogrid.cli.options.cache import add_cache_options, cache_of
+from neurogrid.cli.options.common import (
+    TO_OPEN,
+    ArgumentParser,
+    ExitStatus,
+    Listening,
+    add_common_options,
+    listening,
+    parse_and_run,
+    run_command,
+    set_up_logging,
+    warn_of_loopback,
+)
+from neurogrid.cli.options.finding import bootstrap_peers, finding
+from neurogrid.cli.options.reach import reaching
+from neurogrid.cli.options.telemetry import add_trace_options, exporting_traces
+from neurogrid.cli.options.threads import prepare_threads
+from neurogrid.cli.options.trust import TICKET_VARIABLE, Trust, existing_trust, is_checked, trust_of
 from neurogrid.cli.prompt import read_prompt, write_completion
-from neurogrid.cli.reach import reaching
 from neurogrid.cli.serving import (
     SERVING_SESSIONS,
     add_serving_options,
@@ -52,10 +55,7 @@ from neurogrid.cli.serving import (
     serving_options,
 )
 from neurogrid.cli.signals import ending_at_once
-from neurogrid.cli.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
-from neurogrid.cli.threads import prepare_threads
-from neurogrid.cli.trust import TICKET_VARIABLE, Trust, existing_trust, is_checked, trust_of
 from neurogrid.errors import ConfigurationError
 from neurogrid.server.listening import check_port
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from neurogrid.cli.common import positive_float, positive_int, whole_number
 from neurogrid.cli.diagnose import DIAGNOSE_WAIT
-from neurogrid.cli.finding import peer_address
+from neurogrid.cli.options.common import positive_float, positive_int, whole_number
+from neurogrid.cli.options.finding import peer_address
 from neurogrid.cli.serving import SERVING_SESSIONS
 
 __all__ = [

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from neurogrid.cli.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
-from neurogrid.cli.finding import bootstrap_peers, finding
-from neurogrid.cli.reach import explain_reach, reaching
+from neurogrid.cli.options.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
+from neurogrid.cli.options.finding import bootstrap_peers, finding
+from neurogrid.cli.options.reach import explain_reach, reaching
+from neurogrid.cli.options.trust import trust_of
 from neurogrid.cli.signals import ending_at_once
-from neurogrid.cli.trust import trust_of
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from typing import Final, NoReturn
 
 from neurogrid.cli import coordinator, worker
 from neurogrid.cli.cluster import add_ticket_options
-from neurogrid.cli.common import ArgumentParser, add_common_options
 from neurogrid.cli.coordinator_options import (
     add_generation_options,
     add_model_options,
@@ -34,10 +33,11 @@ from neurogrid.cli.coordinator_options import (
     add_worker_options,
 )
 from neurogrid.cli.entry import leave
+from neurogrid.cli.options.common import ArgumentParser, add_common_options
+from neurogrid.cli.options.trust import take_ticket
 from neurogrid.cli.serving import add_serving_options
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
-from neurogrid.cli.trust import take_ticket
 
 __all__ = ["COMMANDS", "build_parser", "is_alone", "main", "model_and_text", "parse"]
 

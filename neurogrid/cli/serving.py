@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from neurogrid.cli.common import port_number, positive_float, positive_int
+from neurogrid.cli.options.common import port_number, positive_float, positive_int
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import trio
 
-from neurogrid.cli.cache import add_cache_options, cache_of
-from neurogrid.cli.common import (
+from neurogrid.cli.entry import leave
+from neurogrid.cli.libraries import import_libraries
+from neurogrid.cli.options.cache import add_cache_options, cache_of
+from neurogrid.cli.options.common import (
     TO_OPEN,
     ArgumentParser,
     ExitStatus,
@@ -28,20 +30,18 @@ from neurogrid.cli.common import (
     size_in_bytes,
     warn_of_loopback,
 )
-from neurogrid.cli.entry import leave
-from neurogrid.cli.finding import bootstrap_peers, finding
-from neurogrid.cli.libraries import import_libraries
-from neurogrid.cli.reach import reaching
-from neurogrid.cli.signals import ending_at_once
-from neurogrid.cli.telemetry import (
+from neurogrid.cli.options.finding import bootstrap_peers, finding
+from neurogrid.cli.options.reach import reaching
+from neurogrid.cli.options.telemetry import (
     add_metrics_options,
     add_trace_options,
     exporting_traces,
     serving_metrics,
 )
+from neurogrid.cli.options.threads import prepare_threads
+from neurogrid.cli.options.trust import is_loopback, take_ticket, trust_of
+from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
-from neurogrid.cli.threads import prepare_threads
-from neurogrid.cli.trust import is_loopback, take_ticket, trust_of
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.server.listening import check_port
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from neurogrid.cli.options.trust import IDENTITY_FILE
 from neurogrid.cli.terminal.closed_pipe import PIPE_STATUS
-from neurogrid.cli.trust import IDENTITY_FILE
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import Cluster
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.common import listening, warn_of_loopback
 from neurogrid.cli.coordinator import main
+from neurogrid.cli.options.common import listening, warn_of_loopback
 from neurogrid.cli.worker import build_parser as worker_parser
 from neurogrid.p2p.hosts.identity import Identity
 from tests.e2e.commands import run_preloaded

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from neurogrid.cli import coordinator, worker
-from neurogrid.cli.cache import cache_of
 from neurogrid.cli.cluster import manage_cluster
 from neurogrid.cli.main import parse
-from neurogrid.cli.trust import Trust, is_checked, take_ticket, trust_of
+from neurogrid.cli.options.cache import cache_of
+from neurogrid.cli.options.trust import Trust, is_checked, take_ticket, trust_of
 from neurogrid.errors import ConfigurationError
 from neurogrid.node.cache_directory import CacheSettings, open_directory
 from neurogrid.p2p.hosts.identity import Identity

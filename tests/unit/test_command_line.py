@@ -10,7 +10,7 @@ import pytest
 
 from neurogrid import __version__
 from neurogrid.cli import coordinator, main, worker
-from neurogrid.cli.parser import ArgumentParser
+from neurogrid.cli.options.parser import ArgumentParser
 
 PARSERS = {"worker": worker.build_parser, "coordinator": coordinator.build_parser}
 EXPLAINS_ITSELF = (argparse._HelpAction, argparse._VersionAction)

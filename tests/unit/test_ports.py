@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from neurogrid.cli.ports import places_on_port
+from neurogrid.cli.options.ports import places_on_port
 from neurogrid.errors import ConfigurationError
 
 HERE = "127.0.0.1"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from neurogrid.cli.threads import prepare_threads
+from neurogrid.cli.options.threads import prepare_threads
 from neurogrid.fleet.local_workers import _threads_of_each
 
 

@@ -4,7 +4,7 @@
     DIR/revocations      the newest revocation list, signed
     DIR/token-uses       the certificates that limited tickets gave
     DIR/whereabouts      where the host listens, or listened, that runs with this directory
-    DIR/ticket           one that was made and not shown (`neurogrid.cli.trust`)
+    DIR/ticket           one that was made and not shown (`neurogrid.cli.options.trust`)
     DIR/running          held by the host that runs with this directory (`holding`)
     DIR/lock             held while one of these is changed
     DIR/membership       what the host that runs with this directory shows (`Membership`)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from neurogrid.cli.trust import is_checked, is_loopback
+from neurogrid.cli.options.trust import is_checked, is_loopback
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:

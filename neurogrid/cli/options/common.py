@@ -19,14 +19,14 @@ from types import FrameType
 
 import trio
 
-from neurogrid.cli.finding import add_finding_options
-from neurogrid.cli.parser import ArgumentParser
-from neurogrid.cli.ports import places_of, places_on_port
-from neurogrid.cli.reach import add_reach_options
+from neurogrid.cli.options.finding import add_finding_options
+from neurogrid.cli.options.parser import ArgumentParser
+from neurogrid.cli.options.ports import places_of, places_on_port
+from neurogrid.cli.options.reach import add_reach_options
+from neurogrid.cli.options.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.cli.signals import Watchdog, ending_at_once, on_signals, status_of
 from neurogrid.cli.terminal.logs import LOG_LEVELS, set_up_logging
 from neurogrid.cli.terminal.screen import Screen
-from neurogrid.cli.trust import add_trust_options, is_checked, is_loopback
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.extras import missing_extra

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from neurogrid.cli.trust import Trust, is_loopback
+from neurogrid.cli.options.trust import Trust, is_loopback
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:

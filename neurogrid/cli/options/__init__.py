@@ -1,0 +1,1 @@
+"""Options that commands share, and what they come to."""
