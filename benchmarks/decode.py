@@ -92,7 +92,7 @@ def workers(count: int) -> Iterator[list[str]]:
     command = [
         sys.executable,
         "-m",
-        "neurogrid.cli.worker",
+        "neurogrid.cli.commands.worker",
         "--port",
         "0",
         "--log-level",

@@ -64,7 +64,7 @@ def _own() -> int:
 
 
 def main() -> None:
-    from neurogrid.cli.worker import main as worker
+    from neurogrid.cli.commands.worker import main as worker
 
     fd = int(sys.argv.pop(1))
 

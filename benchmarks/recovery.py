@@ -302,7 +302,7 @@ def run_worker_with(arguments: Sequence[str]) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     sys.argv = ["neurogrid-worker", "--no-cache", "--log-level", "error", *arguments]
-    runpy.run_module("neurogrid.cli.worker", run_name="__main__")
+    runpy.run_module("neurogrid.cli.commands.worker", run_name="__main__")
 
 
 def _process_name(peer_id: str, workers: dict[str, BaseProcess]) -> str:

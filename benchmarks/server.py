@@ -58,7 +58,7 @@ class Timings:
 @contextlib.contextmanager
 def server(model: Path | None, num_workers: int) -> Iterator[str]:
     command = [
-        *(sys.executable, "-m", "neurogrid.cli.coordinator"),
+        *(sys.executable, "-m", "neurogrid.cli.commands.coordinator"),
         *("--local-workers", str(num_workers), "--http-port", "0", "--dtype", "float32"),
         *("--listen", "/ip4/127.0.0.1/tcp/0", "--log-level", "warning"),
         *(("--model", str(model)) if model else ()),

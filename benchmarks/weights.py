@@ -107,7 +107,7 @@ def processes(commands: list[list[str]]) -> Iterator[list[str]]:
 
 def worker_command(*args: str) -> list[str]:
     arguments = ["--port", "0", "--log-level", "warning", *args]
-    return [sys.executable, "-m", "neurogrid.cli.worker", *arguments]
+    return [sys.executable, "-m", "neurogrid.cli.commands.worker", *arguments]
 
 
 async def sink() -> None:

@@ -17,11 +17,11 @@ from sources import ROOT
 __all__ = ["flags", "page"]
 
 COMMANDS = {
-    "neurogrid-coordinator": "neurogrid.cli.coordinator",
-    "neurogrid-worker": "neurogrid.cli.worker",
+    "neurogrid-coordinator": "neurogrid.cli.commands.coordinator",
+    "neurogrid-worker": "neurogrid.cli.commands.worker",
 }
 # Its commands have flags of those, and arguments.
-FRONT, FRONT_MODULE = "neurogrid", "neurogrid.cli.main"
+FRONT, FRONT_MODULE = "neurogrid", "neurogrid.cli.commands.main"
 HEAD = """# Flags
 
 Of all commands, as `--help-all` has them; `--help` shows those that most people need. Exit status: 0; 1, what was asked

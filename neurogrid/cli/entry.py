@@ -14,17 +14,17 @@ __all__ = ["coordinator", "leave", "neurogrid", "worker"]
 
 def neurogrid() -> NoReturn:
     """Run `neurogrid`."""
-    _run("neurogrid.cli.main")
+    _run("neurogrid.cli.commands.main")
 
 
 def coordinator() -> NoReturn:
     """Run `neurogrid-coordinator`."""
-    _run("neurogrid.cli.coordinator")
+    _run("neurogrid.cli.commands.coordinator")
 
 
 def worker() -> NoReturn:
     """Run `neurogrid-worker`."""
-    _run("neurogrid.cli.worker")
+    _run("neurogrid.cli.commands.worker")
 
 
 def _run(module: str) -> NoReturn:

@@ -70,7 +70,7 @@ async def start_local_workers(
     if not 0 < count <= MAX_LOCAL_WORKERS:
         raise ConfigurationError(f"--local-workers takes 1 to {MAX_LOCAL_WORKERS}, not {count}")
     command = [
-        *(sys.executable, "-m", "neurogrid.cli.worker"),
+        *(sys.executable, "-m", "neurogrid.cli.commands.worker"),
         *("--disable-mdns", "--stop-on-stdin-eof", "--log-level", "warning", "--json-logs"),
         "--no-cache",  # the model is on this machine's disk already
         *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),

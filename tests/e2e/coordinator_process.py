@@ -21,7 +21,7 @@ __all__ = [
     "ticket_of",
 ]
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
+COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "4")
 

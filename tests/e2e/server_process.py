@@ -54,7 +54,7 @@ class ServerProcess:
 def start_server(directory: Path, *args: str) -> Iterator[ServerProcess]:
     """Run a coordinator that serves on a free port until the block is left; it gets SIGTERM then."""
     log_file = directory / "coordinator.log"
-    command = (sys.executable, "-m", "neurogrid.cli.coordinator", "--http-port", "0")
+    command = (sys.executable, "-m", "neurogrid.cli.commands.coordinator", "--http-port", "0")
     with log_file.open("w") as log:
         process = subprocess.Popen(
             [*command, "--listen", "/ip4/127.0.0.1/tcp/0", *args],

@@ -66,7 +66,7 @@ class WorkerProcess:
 def start_worker(
     directory: Path,
     *args: str,
-    command: Sequence[str] = (sys.executable, "-m", "neurogrid.cli.worker"),
+    command: Sequence[str] = (sys.executable, "-m", "neurogrid.cli.commands.worker"),
     preexec: Any = None,
 ) -> Iterator[WorkerProcess]:
     """Run a worker with these arguments until the block is left; on a free port unless told otherwise."""

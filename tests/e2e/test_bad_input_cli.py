@@ -174,7 +174,7 @@ def test_the_default_port_gives_way_with_a_notice() -> None:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         hold_port(holder, 9000)
         process = subprocess.Popen(
-            [sys.executable, "-m", "neurogrid.cli.worker"],
+            [sys.executable, "-m", "neurogrid.cli.commands.worker"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

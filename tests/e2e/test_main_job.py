@@ -40,7 +40,7 @@ from tests.e2e.support import (
 from tests.families import FAMILIES, save_checkpoint
 from tests.ports import free_port
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
+COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
 PROMPT = [5, 17, 200, 33]
 LLAMA = FAMILIES[0]
 NUM_LAYERS = 6
@@ -117,7 +117,9 @@ def test_a_stateless_worker_reads_no_model_file(llama: tuple[Path, Any], tmp_pat
     if os.geteuid() != 0:
         pytest.skip("hiding a directory from one process takes a mount namespace, and so root")
     path, model = llama
-    hide = f'mount -t tmpfs none {path} && exec {sys.executable} -m neurogrid.cli.worker "$@"'
+    hide = (
+        f'mount -t tmpfs none {path} && exec {sys.executable} -m neurogrid.cli.commands.worker "$@"'
+    )
     command = ("unshare", "--mount", "sh", "-c", hide, "sh")
     with start_worker(tmp_path, command=command) as worker:
         files = os.listdir(f"/proc/{worker.process.pid}/root{path}")

@@ -105,7 +105,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         peers = [argument for worker in workers for argument in ("--peer", worker.address)]
         coordinator = subprocess.Popen(
             [
-                *(sys.executable, "-m", "neurogrid.cli.coordinator", "--http-port", "0"),
+                *(sys.executable, "-m", "neurogrid.cli.commands.coordinator", "--http-port", "0"),
                 *("--listen", "/ip4/127.0.0.1/tcp/0", "--stages", "2", "--max-sessions", "4"),
                 *("--no-cache", *peers),
             ],

@@ -21,8 +21,8 @@ from tests.e2e.namespaces.nat import home, why_no_nat
 from tests.e2e.namespaces.netns import Lan, Machine, network
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
-WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
+COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
+WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "40")
 # Noise, which does not end by itself, for many seconds: an attempt to punch a hole takes six.
 LONG_TEXT = (

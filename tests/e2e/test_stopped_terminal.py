@@ -54,7 +54,14 @@ def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
     fill(slave)
     args = ("--local-workers", "1", "--http-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0")
     process = subprocess.Popen(
-        [sys.executable, "-m", "neurogrid.cli.coordinator", *args, "--log-level", "debug-all"],
+        [
+            sys.executable,
+            "-m",
+            "neurogrid.cli.commands.coordinator",
+            *args,
+            "--log-level",
+            "debug-all",
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=slave,
@@ -99,7 +106,7 @@ def test_a_worker_whose_terminal_takes_nothing_ends_when_it_is_told_to() -> None
         [
             sys.executable,
             "-m",
-            "neurogrid.cli.worker",
+            "neurogrid.cli.commands.worker",
             "--listen",
             "/ip4/127.0.0.1/tcp/0",
             "--no-cache",

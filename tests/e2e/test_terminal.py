@@ -67,7 +67,7 @@ def test_a_conversation_on_a_terminal(model: Path) -> None:
 
 
 def test_turns_by_a_pipe_and_logs_for_programs(workers: list[WorkerProcess], model: Path) -> None:
-    command = (sys.executable, "-m", "neurogrid.cli.coordinator", "--chat", "--json-logs")
+    command = (sys.executable, "-m", "neurogrid.cli.commands.coordinator", "--chat", "--json-logs")
     run = subprocess.run(
         [*command, *HERE, *peers(workers[:1]), "--model", str(model), "--max-tokens", "8"],
         input="A function definition\n\n/stats\nA class\n/quit\nnobody reads this\n",
@@ -97,7 +97,7 @@ def test_a_panel_while_it_serves(tmp_path: Path) -> None:
         terminal.wait("stands by")
         drawn = terminal.wait("╰─ http://127.0.0.1:")
         children = subprocess.run(
-            ["pgrep", "-P", str(terminal.process.pid), "-f", "neurogrid.cli.worker"],
+            ["pgrep", "-P", str(terminal.process.pid), "-f", "neurogrid.cli.commands.worker"],
             capture_output=True,
             text=True,
             check=True,

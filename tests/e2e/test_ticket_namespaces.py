@@ -15,7 +15,7 @@ from tests.e2e.namespaces.netns import Machine, Network, network
 from tests.e2e.support import DEADLINE, ENVIRONMENT, start_worker
 from tests.e2e.test_nat_namespaces import home, why_no_nat
 
-WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
+WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.coordinator import main
+from neurogrid.cli.commands.coordinator import main
+from neurogrid.cli.commands.worker import build_parser as worker_parser
 from neurogrid.cli.options.common import listening, warn_of_loopback
-from neurogrid.cli.worker import build_parser as worker_parser
 from neurogrid.p2p.hosts.identity import Identity
 from tests.e2e.commands import run_preloaded
 from tests.e2e.coordinator_process import (
@@ -102,7 +102,7 @@ def join_late(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             *(sys.executable, "-c"),
-            f"{behind} from neurogrid.cli.worker import main; raise SystemExit(main())",
+            f"{behind} from neurogrid.cli.commands.worker import main; raise SystemExit(main())",
             *LOOPBACK,
         ],
         capture_output=True,
@@ -243,7 +243,7 @@ def test_local_workers_are_on_the_list(tmp_path: Path) -> None:
 
 def worker_refuses(*args: str) -> str:
     ended = subprocess.run(
-        [sys.executable, "-m", "neurogrid.cli.worker", *LOOPBACK, *args],
+        [sys.executable, "-m", "neurogrid.cli.commands.worker", *LOOPBACK, *args],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

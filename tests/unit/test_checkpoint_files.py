@@ -69,7 +69,7 @@ def test_what_is_no_directory(tmp_path: Path) -> None:
 )
 def test_the_command_says_so_without_torch(argv: tuple[str, ...], says: str) -> None:
     program = (
-        "import sys\nfrom neurogrid.cli.main import main\n"
+        "import sys\nfrom neurogrid.cli.commands.main import main\n"
         f"status = main({argv!r})\nprint(status, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli import coordinator, worker
-from neurogrid.cli.cluster import manage_cluster
-from neurogrid.cli.main import parse
+from neurogrid.cli.commands import coordinator, worker
+from neurogrid.cli.commands.cluster import manage_cluster
+from neurogrid.cli.commands.main import parse
 from neurogrid.cli.options.cache import cache_of
 from neurogrid.cli.options.trust import Trust, is_checked, take_ticket, trust_of
 from neurogrid.errors import ConfigurationError
@@ -125,7 +125,7 @@ def test_a_file_that_others_read_is_warned_of(cluster: Cluster, tmp_path: Path, 
     (tmp_path / "out").touch(mode=mode)
     (tmp_path / "out").chmod(mode)
     with (tmp_path / "out").open("w") as out:
-        command = ("-m", "neurogrid.cli.main", "ticket", str(cluster.directory))
+        command = ("-m", "neurogrid.cli.commands.main", "ticket", str(cluster.directory))
         ended = subprocess.run(
             [sys.executable, *command], stdout=out, stderr=subprocess.PIPE, text=True, check=True
         )

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from neurogrid import __version__
-from neurogrid.cli import coordinator, main, worker
+from neurogrid.cli.commands import coordinator, main, worker
 from neurogrid.cli.options.parser import ArgumentParser
 
 PARSERS = {"worker": worker.build_parser, "coordinator": coordinator.build_parser}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.conversation import Conversation
+from neurogrid.cli.commands.conversation import Conversation
 from neurogrid.errors import ConfigurationError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.cli import coordinator, worker
-from neurogrid.cli.main import COMMANDS, main, model_and_text, parse
+from neurogrid.cli.commands import coordinator, worker
+from neurogrid.cli.commands.main import COMMANDS, main, model_and_text, parse
 
 PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGRUPGPvcvyhCwDCZ8oMZjXtKL4GmFzq6v8fSZ1T4bXhN"
 

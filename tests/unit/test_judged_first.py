@@ -23,7 +23,9 @@ HOST = "127.0.0.1"
 # Runs the commands, a list of lists in JSON, in one process; prints their statuses and what they have imported.
 PROGRAM = """
 import json, sys
-from neurogrid.cli import coordinator, main, worker
+from neurogrid.cli.commands import coordinator
+from neurogrid.cli.commands import main
+from neurogrid.cli.commands import worker
 mains = {"neurogrid": main.main, "neurogrid-coordinator": coordinator.main, "neurogrid-worker": worker.main}
 statuses = [mains[name](words) for name, *words in json.loads(sys.argv[1])]
 print(json.dumps([statuses, sorted({"torch", "transformers", "libp2p"} & set(sys.modules))]))

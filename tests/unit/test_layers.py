@@ -263,8 +263,8 @@ def test_scripts_are_flat() -> None:
         ("from neurogrid.fleet.progress import WorkerInfo", "neurogrid.planner.plan"),
         ("from transformers import AutoConfig", "neurogrid.assembly.worker"),
         ("from neurogrid.cli import common", "neurogrid.assembly.worker"),
-        ("from cmd import neurogrid_worker", "neurogrid.cli.worker"),
-        ("import torch", "neurogrid.cli.worker"),
+        ("from cmd import neurogrid_worker", "neurogrid.cli.commands.worker"),
+        ("import torch", "neurogrid.cli.commands.worker"),
         ("import torch", "neurogrid"),
     ],
 )

@@ -221,7 +221,7 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
         "import os, sys\n"
         "sys.modules['opentelemetry.sdk'] = None\n"
         f"os.environ['OTEL_EXPORTER_OTLP_ENDPOINT'] = '{COLLECTOR}'\n"
-        "from neurogrid.cli.worker import main\n"
+        "from neurogrid.cli.commands.worker import main\n"
         "sys.exit(main(['--port', '0', '--no-cache']))\n"
     )
     done = subprocess.run(
@@ -236,7 +236,7 @@ def test_the_commands_import_no_server_and_no_traces_unasked() -> None:
     # What lies below them imports neither in any case: test_layers.py.
     program = (
         "import sys\n"
-        "import neurogrid.cli.worker, neurogrid.cli.coordinator\n"
+        "import neurogrid.cli.commands.worker, neurogrid.cli.commands.coordinator\n"
         "found = {'starlette', 'hypercorn', 'opentelemetry'} & set(sys.modules)\n"
         "assert not found, found\n"
     )

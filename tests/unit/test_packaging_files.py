@@ -18,7 +18,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from neurogrid.cli import coordinator, worker
+from neurogrid.cli.commands import coordinator, worker
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from neurogrid.cli.commands.worker import build_parser
 from neurogrid.cli.options.reach import reaching
-from neurogrid.cli.worker import build_parser
 from neurogrid.errors import ConfigurationError
 from neurogrid.node.reaching import ReachSettings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.coordinator import build_parser
-from neurogrid.cli.serving import ServingOptions, serving_options
+from neurogrid.cli.commands.coordinator import build_parser
+from neurogrid.cli.commands.serve import ServingOptions, serving_options
 from neurogrid.errors import ConfigurationError
 
 

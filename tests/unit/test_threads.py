@@ -45,6 +45,6 @@ def test_local_workers_have_what_the_environment_gives_them(
 
 def test_nothing_of_the_command_line_loads_torch_before_it_is_told() -> None:
     """OpenMP would have read its environment by then."""
-    code = "import sys, neurogrid.cli.main; sys.exit('torch' in sys.modules)"
+    code = "import sys, neurogrid.cli.commands.main; sys.exit('torch' in sys.modules)"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

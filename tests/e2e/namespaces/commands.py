@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.e2e.namespaces.netns import Machine
 from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.coordinator")
-WORKER = (sys.executable, "-m", "neurogrid.cli.worker")
+COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
+WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "8")
 
 

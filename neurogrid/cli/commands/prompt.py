@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from neurogrid.cli.pace import Pace
+from neurogrid.cli.commands.pace import Pace
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 

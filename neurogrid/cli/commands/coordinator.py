@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from neurogrid.cli.cluster import add_cluster_options, is_asked, manage_cluster
-from neurogrid.cli.coordinator_options import (
+from neurogrid.cli.commands.cluster import add_cluster_options, is_asked, manage_cluster
+from neurogrid.cli.commands.coordinator_options import (
     CLUSTER_WAIT,
     MAX_ANSWER_TOKENS,
     MAX_TOKENS,
@@ -26,7 +26,14 @@ from neurogrid.cli.coordinator_options import (
     add_question_options,
     add_worker_options,
 )
-from neurogrid.cli.diagnose import diagnose
+from neurogrid.cli.commands.diagnose import diagnose
+from neurogrid.cli.commands.prompt import read_prompt, write_completion
+from neurogrid.cli.commands.serve import (
+    SERVING_SESSIONS,
+    add_serving_options,
+    open_server,
+    serving_options,
+)
 from neurogrid.cli.entry import leave
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.cache import add_cache_options, cache_of
@@ -47,13 +54,6 @@ from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.options.threads import prepare_threads
 from neurogrid.cli.options.trust import TICKET_VARIABLE, Trust, existing_trust, is_checked, trust_of
-from neurogrid.cli.prompt import read_prompt, write_completion
-from neurogrid.cli.serving import (
-    SERVING_SESSIONS,
-    add_serving_options,
-    open_server,
-    serving_options,
-)
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.errors import ConfigurationError
@@ -220,7 +220,7 @@ async def _chat(
         sampling = _sampling(options)
         where = _listening(options)
         import_libraries(screen, *LIBRARIES)
-    from neurogrid.cli.chat import Chat
+    from neurogrid.cli.commands.chat import Chat
     from neurogrid.cli.terminal.line_reader import open_lines
     from neurogrid.cli.terminal.show import TerminalProgress
 

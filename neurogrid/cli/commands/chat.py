@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from neurogrid.cli.conversation import Conversation, Turn
-from neurogrid.cli.pace import Pace
+from neurogrid.cli.commands.conversation import Conversation, Turn
+from neurogrid.cli.commands.pace import Pace
 from neurogrid.cli.terminal.line_reader import LineReader, in_leavable_thread
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError, NeuroGridError

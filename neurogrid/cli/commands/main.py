@@ -24,18 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from neurogrid.cli import coordinator, worker
-from neurogrid.cli.cluster import add_ticket_options
-from neurogrid.cli.coordinator_options import (
+from neurogrid.cli.commands import coordinator, worker
+from neurogrid.cli.commands.cluster import add_ticket_options
+from neurogrid.cli.commands.coordinator_options import (
     add_generation_options,
     add_model_options,
     add_prompt_options,
     add_worker_options,
 )
+from neurogrid.cli.commands.serve import add_serving_options
 from neurogrid.cli.entry import leave
 from neurogrid.cli.options.common import ArgumentParser, add_common_options
 from neurogrid.cli.options.trust import take_ticket
-from neurogrid.cli.serving import add_serving_options
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 

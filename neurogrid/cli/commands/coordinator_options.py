@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from neurogrid.cli.diagnose import DIAGNOSE_WAIT
+from neurogrid.cli.commands.diagnose import DIAGNOSE_WAIT
+from neurogrid.cli.commands.serve import SERVING_SESSIONS
 from neurogrid.cli.options.common import positive_float, positive_int, whole_number
 from neurogrid.cli.options.finding import peer_address
-from neurogrid.cli.serving import SERVING_SESSIONS
 
 __all__ = [
     "MAX_ANSWER_TOKENS",

@@ -1,0 +1,1 @@
+"""The commands, and what each does for its options."""
