@@ -15,16 +15,16 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
-from neurogrid.server.body import WholeBodies
-from neurogrid.server.counting import CountedRequests
 from neurogrid.server.errors import (
     APIError,
     answer_api_error,
     answer_bug,
     answer_http_exception,
 )
-from neurogrid.server.guard import Access, Guard
-from neurogrid.server.tracing import TraceParents
+from neurogrid.server.http.body import WholeBodies
+from neurogrid.server.http.counting import CountedRequests
+from neurogrid.server.http.guard import Access, Guard
+from neurogrid.server.http.tracing import TraceParents
 from neurogrid.telemetry.http_metrics import HttpStatistics
 
 __all__ = ["make_app"]

@@ -25,9 +25,9 @@ from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS
 from neurogrid.server.errors import APIError
+from neurogrid.server.http.places import NoPlaceError, Places, client_address, share_of
 from neurogrid.server.merge_patch import merge_patch, without_nulls
 from neurogrid.server.openapi import Paths, json_answer, operation
-from neurogrid.server.places import NoPlaceError, Places, client_address, share_of
 
 __all__ = ["CLUSTER_PATHS", "cluster_info", "cluster_routes"]
 

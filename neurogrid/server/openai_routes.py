@@ -16,8 +16,8 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.answer_shapes import ChatShape, CompletionShape
 from neurogrid.server.answering import Answer, while_connected
 from neurogrid.server.backend import Backend
-from neurogrid.server.body import read_json
 from neurogrid.server.errors import APIError
+from neurogrid.server.http.body import read_json
 from neurogrid.server.reading import (
     CompletionRequest,
     check_model_name,

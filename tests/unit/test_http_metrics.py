@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from neurogrid.server.app import make_app
-from neurogrid.server.guard import Access
+from neurogrid.server.http.guard import Access
 from neurogrid.server.page import page_routes
 from neurogrid.telemetry.http_metrics import HTTP_METRICS, HttpStatistics
 from neurogrid.telemetry.metric import make_registry

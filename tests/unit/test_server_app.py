@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
-from neurogrid.server.body import MAX_BODY_BYTES, read_json
-from neurogrid.server.guard import KEEP_PLACE, Access
 from neurogrid.server.health import health_routes
+from neurogrid.server.http.body import MAX_BODY_BYTES, read_json
+from neurogrid.server.http.guard import KEEP_PLACE, Access
 from tests.unit.asgi_client import Answered, ask, run
 
 KEY = "a-key-of-enough-characters"

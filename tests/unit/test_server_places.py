@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from neurogrid.server.places import NoPlaceError, Places, client_address, share_of
+from neurogrid.server.http.places import NoPlaceError, Places, client_address, share_of
 
 TOTAL, SHARE = 4, 3
 ADDRESSES = st.sampled_from("abc")

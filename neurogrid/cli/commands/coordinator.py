@@ -57,7 +57,7 @@ from neurogrid.cli.options.trust import TICKET_VARIABLE, Trust, existing_trust, 
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.errors import ConfigurationError
-from neurogrid.server.listening import check_port
+from neurogrid.server.http.listening import check_port
 
 if TYPE_CHECKING:
     from neurogrid.assembly.coordinator_settings import CoordinatorSettings
@@ -75,7 +75,11 @@ NAME = "neurogrid-coordinator"
 LIBRARIES = ("neurogrid.assembly.coordinator", "neurogrid.cli.terminal.show")
 # And to serve, these.
 SERVER_LIBRARIES = (
-    *("neurogrid.server.serving", "neurogrid.server.openai_routes", "neurogrid.server.page"),
+    *(
+        "neurogrid.server.http.http_server",
+        "neurogrid.server.openai_routes",
+        "neurogrid.server.page",
+    ),
     "neurogrid.telemetry.coordinator_metrics",
 )
 EXAMPLES = (

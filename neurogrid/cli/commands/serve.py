@@ -168,14 +168,14 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.app import make_app
     from neurogrid.server.backend import Backend
     from neurogrid.server.cluster import CLUSTER_PATHS, cluster_routes
-    from neurogrid.server.guard import Access
     from neurogrid.server.health import HEALTH_PATHS, health_routes
+    from neurogrid.server.http.guard import Access
+    from neurogrid.server.http.http_server import open_http
     from neurogrid.server.metrics import METRICS_PATHS, metrics_routes
     from neurogrid.server.openai_paths import OPENAI_PATHS
     from neurogrid.server.openai_routes import openai_routes
     from neurogrid.server.openapi import openapi_routes
     from neurogrid.server.page import page_routes
-    from neurogrid.server.serving import open_http
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
     backend, board = Backend(), StatusBoard()

@@ -75,9 +75,9 @@ async def serving_metrics(options: argparse.Namespace, worker: Worker) -> AsyncI
         yield
         return
     from neurogrid.server.app import make_app
-    from neurogrid.server.guard import Access
+    from neurogrid.server.http.guard import Access
+    from neurogrid.server.http.http_server import open_http
     from neurogrid.server.metrics import metrics_routes
-    from neurogrid.server.serving import open_http
     from neurogrid.telemetry.worker_metrics import worker_registry
 
     host = options.metrics_host
