@@ -18,13 +18,13 @@ from neurogrid.errors import CapacityError, ModelError, NeuroGridError, NoRouteE
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.generation.sampling import derived_seed
 from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
-from neurogrid.server.answer_shapes import ChatShape
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
-from neurogrid.server.openai_paths import OPENAI_PATHS
-from neurogrid.server.openai_routes import openai_routes
-from neurogrid.server.request_schemas import MAX_CHOICES
-from neurogrid.server.writing import Piece
+from neurogrid.server.openai.answer_shapes import ChatShape
+from neurogrid.server.openai.paths import OPENAI_PATHS
+from neurogrid.server.openai.request_schemas import MAX_CHOICES
+from neurogrid.server.openai.routes import openai_routes
+from neurogrid.server.openai.writing import Piece
 from tests.unit.asgi_client import Answered, ask, run
 from tests.unit.told_coordinator import TEXT, Told, asked, load_embedded, message, served
 

@@ -18,7 +18,7 @@ from neurogrid.inference.generation.sampling_params import SamplingParams
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
-from neurogrid.server.openai_routes import openai_routes
+from neurogrid.server.openai.routes import openai_routes
 from tests.unit.asgi_client import Answered, ask, run
 
 TEXT = " is an executable statement."

@@ -77,7 +77,7 @@ LIBRARIES = ("neurogrid.assembly.coordinator", "neurogrid.cli.terminal.show")
 SERVER_LIBRARIES = (
     *(
         "neurogrid.server.http.http_server",
-        "neurogrid.server.openai_routes",
+        "neurogrid.server.openai.routes",
         "neurogrid.server.page",
     ),
     "neurogrid.telemetry.coordinator_metrics",

@@ -172,8 +172,8 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.http.guard import Access
     from neurogrid.server.http.http_server import open_http
     from neurogrid.server.metrics import METRICS_PATHS, metrics_routes
-    from neurogrid.server.openai_paths import OPENAI_PATHS
-    from neurogrid.server.openai_routes import openai_routes
+    from neurogrid.server.openai.paths import OPENAI_PATHS
+    from neurogrid.server.openai.routes import openai_routes
     from neurogrid.server.openapi import openapi_routes
     from neurogrid.server.page import page_routes
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics

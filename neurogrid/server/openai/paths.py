@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from neurogrid.server.checking import Schema
+from neurogrid.server.openai.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
 from neurogrid.server.openapi import Paths, json_answer, operation
-from neurogrid.server.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
 
 __all__ = ["OPENAI_PATHS"]
 

@@ -23,18 +23,18 @@ from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingPar
 from neurogrid.model.files.chat_template import RENDER_SECONDS, TemplateBusyError
 from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError
-from neurogrid.server.not_offered import (
+from neurogrid.server.openai.not_offered import (
     NOT_IN_CHATS,
     NOT_IN_TEXTS,
     refuse_fields,
     refuse_messages,
 )
-from neurogrid.server.request_schemas import (
+from neurogrid.server.openai.request_schemas import (
     CHAT_REQUEST,
     COMPLETION_REQUEST,
     MAX_CHOICES,
 )
-from neurogrid.server.templating import read_ending, read_variables
+from neurogrid.server.openai.templating import read_ending, read_variables
 
 __all__ = ["ChoiceRequest", "CompletionRequest", "check_model_name", "read_chat", "read_completion"]
 

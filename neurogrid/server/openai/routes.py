@@ -13,12 +13,12 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.server.answer_shapes import ChatShape, CompletionShape
-from neurogrid.server.answering import Answer, while_connected
 from neurogrid.server.backend import Backend
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.body import read_json
-from neurogrid.server.reading import (
+from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
+from neurogrid.server.openai.answering import Answer, while_connected
+from neurogrid.server.openai.reading import (
     CompletionRequest,
     check_model_name,
     read_chat,

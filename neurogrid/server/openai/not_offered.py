@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from neurogrid.server.errors import APIError
-from neurogrid.server.request_schemas import MAX_MESSAGES
+from neurogrid.server.openai.request_schemas import MAX_MESSAGES
 
 __all__ = ["NOT_IN_CHATS", "NOT_IN_TEXTS", "refuse_fields", "refuse_messages"]
 

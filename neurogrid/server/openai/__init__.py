@@ -1,0 +1,1 @@
+"""The OpenAI API: requests read, answered and written."""
