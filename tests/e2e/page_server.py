@@ -15,7 +15,7 @@ import trio
 
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.server.app import make_app
-from neurogrid.server.cluster import cluster_routes
+from neurogrid.server.cluster.routes import cluster_routes
 from neurogrid.server.http.guard import Access
 from neurogrid.server.http.http_server import open_http
 from neurogrid.server.page import page_routes

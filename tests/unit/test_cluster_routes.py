@@ -19,8 +19,8 @@ import neurogrid.server.page
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS, EventKind
 from neurogrid.server.app import make_app
-from neurogrid.server.cluster import cluster_routes
-from neurogrid.server.merge_patch import merge_patch, without_nulls
+from neurogrid.server.cluster.merge_patch import merge_patch, without_nulls
+from neurogrid.server.cluster.routes import cluster_routes
 from neurogrid.server.page import page_routes
 from tests.unit.test_status import FakeFleet, board, clock, counters, fleet
 

@@ -167,7 +167,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.server.app import make_app
     from neurogrid.server.backend import Backend
-    from neurogrid.server.cluster import CLUSTER_PATHS, cluster_routes
+    from neurogrid.server.cluster.routes import CLUSTER_PATHS, cluster_routes
     from neurogrid.server.health import HEALTH_PATHS, health_routes
     from neurogrid.server.http.guard import Access
     from neurogrid.server.http.http_server import open_http

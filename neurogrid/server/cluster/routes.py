@@ -24,9 +24,9 @@ from neurogrid.fleet.board.status import Health, Json, to_json
 from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS
+from neurogrid.server.cluster.merge_patch import merge_patch, without_nulls
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.places import NoPlaceError, Places, client_address, share_of
-from neurogrid.server.merge_patch import merge_patch, without_nulls
 from neurogrid.server.openapi import Paths, json_answer, operation
 
 __all__ = ["CLUSTER_PATHS", "cluster_info", "cluster_routes"]

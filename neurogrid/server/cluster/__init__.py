@@ -1,0 +1,1 @@
+"""What is known of the cluster, for programs and for the page."""
