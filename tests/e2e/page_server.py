@@ -18,7 +18,7 @@ from neurogrid.server.app import make_app
 from neurogrid.server.cluster.routes import cluster_routes
 from neurogrid.server.http.guard import Access
 from neurogrid.server.http.http_server import open_http
-from neurogrid.server.page import page_routes
+from neurogrid.server.page.routes import page_routes
 
 __all__ = ["PageServer", "serve_page"]
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-import neurogrid.server.page
+import neurogrid.server.page.routes
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS, EventKind
 from neurogrid.server.app import make_app
 from neurogrid.server.cluster.merge_patch import merge_patch, without_nulls
 from neurogrid.server.cluster.routes import cluster_routes
-from neurogrid.server.page import page_routes
+from neurogrid.server.page.routes import page_routes
 from tests.unit.test_status import FakeFleet, board, clock, counters, fleet
 
 __all__ = ["board", "clock", "counters", "fleet"]  # fixtures
@@ -249,7 +249,7 @@ def test_an_event_is_one_line(board: StatusBoard) -> None:
     trio.run(main)
 
 
-STATIC = Path(neurogrid.server.page.__file__).parent / "static"
+STATIC = Path(neurogrid.server.page.routes.__file__).parent / "static"
 PAGE_PATHS = [
     "/" if file.name == "index.html" else f"/static/{file.name}" for file in STATIC.iterdir()
 ]

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from neurogrid.server.app import make_app
 from neurogrid.server.http.guard import Access
-from neurogrid.server.page import page_routes
+from neurogrid.server.page.routes import page_routes
 from neurogrid.telemetry.http_metrics import HTTP_METRICS, HttpStatistics
 from neurogrid.telemetry.metric import make_registry
 from tests.unit.asgi_client import ask, run

@@ -78,7 +78,7 @@ SERVER_LIBRARIES = (
     *(
         "neurogrid.server.http.http_server",
         "neurogrid.server.openai.routes",
-        "neurogrid.server.page",
+        "neurogrid.server.page.routes",
     ),
     "neurogrid.telemetry.coordinator_metrics",
 )

@@ -175,7 +175,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.openai.paths import OPENAI_PATHS
     from neurogrid.server.openai.routes import openai_routes
     from neurogrid.server.openapi import openapi_routes
-    from neurogrid.server.page import page_routes
+    from neurogrid.server.page.routes import page_routes
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
     backend, board = Backend(), StatusBoard()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PUBLISHED = Path(__file__).parent / "js" / "node_modules" / "marked"
-OURS = Path(__file__).parents[3] / "neurogrid" / "server" / "static"
+OURS = Path(__file__).parents[3] / "neurogrid" / "server" / "page" / "static"
 
 
 def test_it_is_what_its_authors_published() -> None:

@@ -50,7 +50,7 @@ _HEADERS: Final = {
 def page_routes() -> list[BaseRoute]:
     """The page and its files. None of them needs a key."""
     found = {}
-    for file in files("neurogrid.server").joinpath("static").iterdir():
+    for file in files("neurogrid.server.page").joinpath("static").iterdir():
         suffix = file.name[file.name.rfind(".") :]
         if suffix in _TYPES:
             found[file.name] = _File(file.read_bytes(), _TYPES[suffix])
