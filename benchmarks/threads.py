@@ -3,8 +3,8 @@
     python benchmarks/threads.py --rounds 3
 
 One token is decoded after the other, in a process of its own for each figure: with threads that wait in a loop for
-ever, with libgomp's own count, with those that sleep at once (what the commands set, `neurogrid.cli.options.threads`), and
-with one thread alone. On a machine that is idle, and beside as many processes as it has cores that never rest.
+ever, with libgomp's own count, with those that sleep at once (what the commands set, `cli.options.threads`), and with
+one thread alone. On a machine that is idle, and beside as many processes as it has cores that never rest.
 """
 
 from __future__ import annotations

@@ -61,6 +61,14 @@ BELOW_NODE = COMMON | {"neurogrid.planner", "neurogrid.p2p", "neurogrid.model"}
 BELOW_FLEET = BELOW_NODE | {"neurogrid.node"}
 BELOW_INFERENCE = BELOW_FLEET | {"neurogrid.fleet", "neurogrid.worker"}
 BELOW_TELEMETRY = BELOW_INFERENCE | {"neurogrid.inference", "neurogrid.assembly"}
+BELOW_SERVER = BELOW_TELEMETRY | {
+    "neurogrid.telemetry",
+    "neurogrid.extras",
+    "neurogrid.__version__",
+}
+SERVER = frozenset(
+    {"trio", "starlette", "hypercorn", "h11", "prometheus_client", "opentelemetry", "jinja2"}
+)
 
 
 def transport(name: str, *, outside: frozenset[str] = TRANSPORT) -> Room:
@@ -73,6 +81,16 @@ def model(name: str) -> Room:
 
 def service(name: str, floors: frozenset[str]) -> Room:
     return Room(f"neurogrid.{name}", floors, SERVICES, COMMAND_LINE)
+
+
+def server(name: str) -> Room:
+    return Room(f"neurogrid.server{name}", BELOW_SERVER, SERVER)
+
+
+def command_line(name: str) -> Room:
+    # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
+    outside = frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"})
+    return Room(f"neurogrid.cli{name}", BELOW_SERVER | {"neurogrid.server"}, outside)
 
 
 # From below. The narrowest prefix holds.
@@ -128,27 +146,21 @@ HOUSE = (
         frozenset({"prometheus_client", "opentelemetry", "torch"}),
         COMMAND_LINE,
     ),
-    Room(
-        "neurogrid.server",
-        frozenset({"neurogrid"}),
-        frozenset(
-            {
-                "trio",
-                "starlette",
-                "hypercorn",
-                "h11",
-                "prometheus_client",
-                "opentelemetry",
-                "jinja2",
-            }
-        ),
-    ),
-    Room(
-        "neurogrid.cli",
-        frozenset({"neurogrid"}),
-        # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
-        frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"}),
-    ),
+    server(".errors"),
+    server(".checking"),
+    server(".http"),
+    server(".backend"),
+    server(".openapi"),
+    server(".openai"),
+    server(".cluster"),
+    server(".page"),
+    server(""),
+    command_line(".signals"),
+    command_line(".terminal"),
+    command_line(".libraries"),
+    command_line(".entry"),
+    command_line(".options"),
+    command_line(".commands"),
     # The facade without async, which runs in a thread what is below.
     Room("neurogrid.blocking", BELOW_TELEMETRY, frozenset({"torch"})),
     # The facade names what is above it, and imports it when it is asked for.
