@@ -268,7 +268,7 @@ def test_scripts_are_flat() -> None:
         ("import trio.lowlevel", "neurogrid.model.stages.stage"),
         ("from libp2p.host import basic_host", "neurogrid.model.stages.stage"),
         ("from neurogrid.p2p import Protocol", "neurogrid.model.stages.stage"),
-        ("from neurogrid.p2p.streams.stream import Stream", "neurogrid.p2p.link.stream"),
+        ("from neurogrid.p2p.streams.stream import Stream", "neurogrid.p2p.link.link_stream"),
         ("import pickle", "neurogrid.model.files.checkpoint"),
         ("import argparse", "neurogrid.assembly.worker"),
         ("import rich.progress", "neurogrid.assembly.worker"),

@@ -10,7 +10,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.p2p.exchange.serving import Serving
+from neurogrid.p2p.exchange.served_requests import Serving
 from neurogrid.p2p.streams.bounds import Bounds
 
 

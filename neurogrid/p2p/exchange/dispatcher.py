@@ -17,7 +17,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.p2p.exchange.pending import PendingRequests
-from neurogrid.p2p.exchange.serving import Serving
+from neurogrid.p2p.exchange.served_requests import Serving
 from neurogrid.p2p.exchange.subscribers import Job, Subscribers
 from neurogrid.p2p.peer_log import PeerLog
 from neurogrid.p2p.streams.bounds import Bounds

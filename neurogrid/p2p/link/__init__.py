@@ -6,6 +6,6 @@ a thin driver for trio that py-libp2p's swarm takes for its own. `install_link` 
 
 from neurogrid.p2p.link.install import install_link
 from neurogrid.p2p.link.limits import LinkLimits
-from neurogrid.p2p.link.stream import LinkStream
+from neurogrid.p2p.link.link_stream import LinkStream
 
 __all__ = ["LinkLimits", "LinkStream", "install_link"]

@@ -36,8 +36,8 @@ from neurogrid.p2p.link.events import (
 from neurogrid.p2p.link.frames import GO_AWAY_NORMAL, GO_AWAY_PROTOCOL_ERROR
 from neurogrid.p2p.link.keepalive import KeepAlive
 from neurogrid.p2p.link.limits import BufferPool, ConnectionBuffers
+from neurogrid.p2p.link.link_stream import LinkStream
 from neurogrid.p2p.link.pipe import Pipe, Pushed, open_pipe
-from neurogrid.p2p.link.stream import LinkStream
 from neurogrid.p2p.link.stream_state import StreamState
 from neurogrid.p2p.link.yamux import Yamux
 

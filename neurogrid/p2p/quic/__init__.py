@@ -11,7 +11,7 @@ a Python state machine over ciphers, packets and buffers in Rust: 86 MB/s, and w
 
 from neurogrid.p2p.quic.limits import QuicLimits
 from neurogrid.p2p.quic.preference import prefer_tcp
-from neurogrid.p2p.quic.stream import QuicMuxedStream
+from neurogrid.p2p.quic.quic_stream import QuicMuxedStream
 from neurogrid.p2p.quic.transport import QuicTransport
 
 __all__ = ["QuicLimits", "QuicMuxedStream", "QuicTransport", "prefer_tcp"]

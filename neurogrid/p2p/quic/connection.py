@@ -31,7 +31,7 @@ from qh3.quic.events import (
 from neurogrid.p2p.quic.carrier import Carrier
 from neurogrid.p2p.quic.core import Core
 from neurogrid.p2p.quic.limits import WindowPool
-from neurogrid.p2p.quic.stream import QuicMuxedStream
+from neurogrid.p2p.quic.quic_stream import QuicMuxedStream
 from neurogrid.p2p.quic.turns import Alarm, Breath
 from neurogrid.p2p.quic.window import ConnectionWindow
 
