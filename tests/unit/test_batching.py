@@ -14,9 +14,10 @@ from stage_families import MAIN_FAMILIES, Checkpoint
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.passes import forward
-from neurogrid.inference.sessions.steps import Batcher, Step, next_steps, run_steps
+from neurogrid.inference.sessions.steps import Step, next_steps, run_steps
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
 from neurogrid.model.files.config import model_config_message
+from neurogrid.node.batcher import Batcher
 from neurogrid.worker.held_model import HeldModel, proving
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from neurogrid.inference.sessions.steps import Batcher
+from neurogrid.node.batcher import Batcher
 from neurogrid.node.burst import (
     BRIEF,
     IDLE_SECONDS,

@@ -133,10 +133,11 @@ HOUSE = (
     service("fleet.speeds", BELOW_FLEET),
     service("fleet.placing", BELOW_FLEET),
     service("worker", BELOW_FLEET),
-    service("inference.sessions", BELOW_INFERENCE),
     service("inference.pipeline", BELOW_INFERENCE),
     service("inference.board", BELOW_INFERENCE),
     service("inference.generation", BELOW_INFERENCE),
+    # A worker's side, which the coordinator's does not import.
+    service("inference.sessions", BELOW_INFERENCE),
     service("inference", BELOW_INFERENCE),
     service("assembly", BELOW_INFERENCE | {"neurogrid.inference"}),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.

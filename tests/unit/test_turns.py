@@ -15,8 +15,8 @@ import trio.testing
 
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.inference.sessions.steps import Batcher
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.node.batcher import Batcher
 from neurogrid.node.burst import Burst
 from neurogrid.node.torch_thread import TorchThread
 

@@ -20,8 +20,8 @@ import torch
 import trio
 
 from neurogrid.inference.generation.micro_batches import MicroBatch, MicroBatches
-from neurogrid.inference.sessions.steps import Batcher
 from neurogrid.model.stages.stage import MAX_ROWS, Ends
+from neurogrid.node.batcher import Batcher
 from neurogrid.node.burst import Burst
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.streams.tracing import span

@@ -19,13 +19,28 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
-from neurogrid.p2p.streams.tracing import Attributes, without_details
+from neurogrid.errors import NoRouteError
+from neurogrid.p2p.streams.tracing import (
+    Attributes,
+    layers_name,
+    note,
+    span,
+    with_details,
+    without_details,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span
 
-__all__ = ["DETAILED_STEPS", "DETAIL_INTERVAL", "GenerationSpans", "generation_spans"]
+__all__ = [
+    "DETAILED_STEPS",
+    "DETAIL_INTERVAL",
+    "GenerationSpans",
+    "generation_spans",
+    "note_failure",
+    "recovery_span",
+]
 
 DETAILED_STEPS: Final = 8
 DETAIL_INTERVAL: Final = 64
@@ -138,3 +153,28 @@ def _span(name: str, context: Context, attributes: Attributes) -> AbstractContex
     return trace.get_tracer("neurogrid").start_as_current_span(
         name, context=context, attributes=attributes
     )
+
+
+def note_failure(error: NoRouteError) -> None:
+    """An event `failure` of the active span: a worker failed a step."""
+    note("failure", _told_of(error))
+
+
+def recovery_span(failure: NoRouteError | None) -> AbstractContextManager[None]:
+    """`inference.recover`: an attempt to go on with other workers after `failure`; nothing where there was none."""
+    return _NOTHING if failure is None else _recovery_span(failure)
+
+
+@contextmanager
+def _recovery_span(failure: NoRouteError) -> Iterator[None]:
+    with with_details(), span("inference.recover", _told_of(failure)):
+        yield
+
+
+def _told_of(error: NoRouteError) -> dict[str, str]:
+    told = {"neurogrid.reason": str(error)}
+    if error.layers:
+        told["neurogrid.layers"] = layers_name(min(error.layers), max(error.layers) + 1)
+    if error.peer_id is not None:
+        told["neurogrid.peer"] = error.peer_id
+    return told

@@ -23,12 +23,12 @@ from neurogrid.fleet.member import Selection
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.generation.ends_queue import Choose, EndsQueue
+from neurogrid.inference.generation.generation_spans import note_failure, recovery_span
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.prefixes import first_calls
 from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import PipelineSession, PriorLostError, open_session
-from neurogrid.inference.sessions.spans import note_failure, recovery_span
 from neurogrid.p2p.streams.tracing import span
 from neurogrid.p2p.wire import ErrorCode
 

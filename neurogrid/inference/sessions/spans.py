@@ -1,6 +1,6 @@
-"""The spans of a generation: what they are called and what they say (docs/observability.md).
+"""The span of a step at a worker: what it says (docs/observability.md).
 
-Each is made within the trace that is active, and costs some tens of nanoseconds where none is.
+It is made within the trace that is active, and costs some tens of nanoseconds where none is.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-from neurogrid.errors import NoRouteError
 from neurogrid.inference.sessions.steps import Step
 from neurogrid.p2p.streams.tracing import (
     current_trace_context,
     layers_name,
-    note,
     session_name,
     span,
-    with_details,
 )
 
-__all__ = ["note_failure", "recovery_span", "stage_span"]
+__all__ = ["stage_span"]
 
 _NOTHING: Final = nullcontext()
 
@@ -52,28 +49,3 @@ def _stage_span(step: Step, session_id: int) -> Iterator[None]:
                 seconds = sum(call.seconds for call in step.calls)
                 current.set_attribute("neurogrid.compute_seconds", seconds)
                 current.set_attribute("neurogrid.queue_seconds", step.queue_seconds)
-
-
-def note_failure(error: NoRouteError) -> None:
-    """An event `failure` of the active span: a worker failed a step."""
-    note("failure", _told_of(error))
-
-
-def recovery_span(failure: NoRouteError | None) -> AbstractContextManager[None]:
-    """`inference.recover`: an attempt to go on with other workers after `failure`; nothing where there was none."""
-    return _NOTHING if failure is None else _recovery_span(failure)
-
-
-@contextmanager
-def _recovery_span(failure: NoRouteError) -> Iterator[None]:
-    with with_details(), span("inference.recover", _told_of(failure)):
-        yield
-
-
-def _told_of(error: NoRouteError) -> dict[str, str]:
-    told = {"neurogrid.reason": str(error)}
-    if error.layers:
-        told["neurogrid.layers"] = layers_name(min(error.layers), max(error.layers) + 1)
-    if error.peer_id is not None:
-        told["neurogrid.peer"] = error.peer_id
-    return told

@@ -18,9 +18,10 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.passes import prepare
 from neurogrid.inference.sessions.spans import stage_span
 from neurogrid.inference.sessions.statistics import ComputeStatistics
-from neurogrid.inference.sessions.steps import Batcher, Step, next_steps, run_steps
+from neurogrid.inference.sessions.steps import Step, next_steps, run_steps
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import is_finite
+from neurogrid.node.batcher import Batcher
 from neurogrid.node.burst import Burst
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.worker.state import WorkerState
