@@ -31,7 +31,7 @@ def test_whom_it_serves_is_for_developers(caplog: pytest.LogCaptureFixture) -> N
         ) as worker:
             await worker.configure(config)
 
-    with caplog.at_level(logging.DEBUG, "neurogrid.inference"):
+    with caplog.at_level(logging.DEBUG, "neurogrid"):
         trio.run(main)
     levels = {
         said: {record.levelno for record in caplog.records if said in record.getMessage()}

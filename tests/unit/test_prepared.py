@@ -201,7 +201,9 @@ def test_no_next_position_is_no_error(tmp_path: Path) -> None:
 def test_the_end_of_a_session_has_no_next_step_nor_has_one_that_is_here() -> None:
     prepared: list[int] = []
 
-    async def run_torch_briefly(function: Callable[..., None], **arguments: Any) -> None:
+    async def run_torch_briefly(
+        function: Callable[..., None], model: object, **arguments: Any
+    ) -> None:
         prepared.append(arguments["position"])
 
     async def main() -> None:
@@ -213,7 +215,7 @@ def test_the_end_of_a_session_has_no_next_step_nor_has_one_that_is_here() -> Non
                 start=0,
                 stop=1,
                 cache=None,
-                model=SimpleNamespace(prepare=None),
+                model=None,
                 turn=trio.Condition(),
             )
             await steps.prepare(cast(Session, session))
