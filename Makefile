@@ -54,9 +54,10 @@ format: .venv/.dev-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The reference, from the docstrings and the parsers; a test holds that it was made anew.
+# The reference, from the docstrings and the parsers, and the rooms, from the imports; tests hold that they are new.
 docs: .venv/.ready
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_architecture.py
 
 # Prints ratios and writes a dated file under benchmarks/results/.
 bench: .venv/.ready

@@ -85,6 +85,33 @@ def test_the_reference_is_that_of_the_sources() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_rooms_are_those_of_the_imports() -> None:
+    """And no two of them import each other: the script would end with a CycleError."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_architecture.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_architecture_names_is_there() -> None:
+    pages = (
+        ROOT / "docs" / "architecture.md",
+        ROOT / "docs" / "words.md",
+        ROOT / "CONTRIBUTING.md",
+    )
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        floors = {path.name for path in (ROOT / "neurogrid").iterdir() if path.is_dir()}
+        for named in re.findall(r"`([\w/]+(?:\.py)?)`", text):
+            path = named.removeprefix("neurogrid/")
+            if path.partition("/")[0] in floors and "/" in path:
+                there = ROOT / "neurogrid" / path
+                assert there.exists() or there.with_suffix(".py").exists(), f"{page.name}: {named}"
+
+
 def test_every_public_name_is_explained() -> None:
     """A name without a docstring has an empty line in the table of its page."""
     for page in (ROOT / "docs" / "reference").glob("neurogrid*.md"):
@@ -118,6 +145,8 @@ def test_code_in_the_documents_stands_in_an_example(name: str) -> None:
     """Examples run in tests/e2e/test_examples.py, so what is shown was run."""
     examples = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
     for language, code in FENCE.findall((ROOT / name).read_text()):
+        if language == "mermaid":
+            continue  # a picture
         assert language == "python", f"{name} has a block of {language or 'no language'}"
         lines = lines_of(code)
         shown = "\n".join(lines)
