@@ -191,7 +191,9 @@ class HolePuncher:
             await stream.reset()  # there is nothing to be upgraded
             return
         self._protect(peer_id)
-        self._note(peer_id, Path.PUNCHING, "a direct connection is being tried")
+        before = self._paths.get(peer_id)
+        if before is None or before.path is not Path.RELAYED:  # else it is known why it stayed so
+            self._note(peer_id, Path.PUNCHING, "a direct connection is being tried")
         addresses: list[Multiaddr] = []
         reason = "the peer gave up"
         try:
