@@ -39,7 +39,7 @@ class NeuroGridError(Exception):
 
 
 class ConfigurationError(NeuroGridError):
-    """What was asked for cannot be right; the user can mend it (exit status 2)."""
+    """Something that was asked for cannot be right; the user can mend it (exit status 2)."""
 
 
 class LocalProtocolError(NeuroGridError):

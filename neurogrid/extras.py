@@ -37,7 +37,7 @@ EXTRAS: Final[dict[str, frozenset[str]]] = {
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """What to install, in a sentence; None where no extra of ours would bring the module."""
+    """Say what to install, in a sentence; None where no extra of ours would bring the module."""
     module = error.name or ""
     for extra, modules in EXTRAS.items():
         if any(module == name or module.startswith(f"{name}.") for name in modules):

@@ -81,7 +81,7 @@ class ConfinementError(NeuroGridError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one child process may use.
+    """Limits of one child process.
 
     Attributes:
         memory_bytes: private memory, above what it has when it begins.
@@ -305,7 +305,7 @@ def _serve_at(descriptor: int) -> NoReturn:
 
 
 def _run_and_exit(run: Callable[[], None]) -> NoReturn:
-    """Whatever happens, nothing of the process that was forked goes on here."""
+    """Call `run` and end the process, whatever happens: nothing of the process that was forked goes on here."""
     status = 1
     try:
         run()
@@ -364,7 +364,7 @@ def _leave_the_parent(control: socket.socket) -> None:
     for each in signal.valid_signals():
         if callable(signal.getsignal(each)):
             signal.signal(each, signal.SIG_DFL)
-    # They are for the process that uses this one, whoever else got them: its end ends this one, in order.
+    # They are for the process that uses this one, whatever other got them: its end ends this one, in order.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     with contextlib.suppress(OSError):  # a Python of its own leads its session already
@@ -405,7 +405,7 @@ def _take_order(control: socket.socket, children: dict[int, _Child]) -> bool:
 
 
 def _reap(children: dict[int, _Child]) -> None:
-    """Forget the children that have ended, so that those who wait for them know."""
+    """Forget the children that have ended, so that the callers that wait for them know."""
     for pid in list(children):
         ended, _ = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -432,7 +432,7 @@ def _answer_calls(child: _Child, function: Callable[[Any], Any], limits: Limits)
         try:
             data = _receive(child.socket)
         except EOFError:
-            # Whoever should see to this end may have ended before.
+            # The process that should see to this end may have ended before.
             shutil.rmtree(child.folder, ignore_errors=True)
             return
         _allow_seconds(limits.cpu_seconds)
@@ -483,7 +483,7 @@ def _set_limits(limits: Limits) -> float:
 
 
 def _allow_seconds(seconds: int) -> None:
-    """Let this process use so much more processor time; it is killed for more, whoever still watches."""
+    """Let this process use so much more processor time; it is killed for more, watched or not."""
     from resource import RLIM_INFINITY, RLIMIT_CPU, getrlimit, setrlimit
 
     _, hard = getrlimit(RLIMIT_CPU)

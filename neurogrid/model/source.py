@@ -1,4 +1,4 @@
-"""A model as those see it who bring its layers to workers: its config and its files, and nothing in memory."""
+"""A model as placing sees it, which brings its layers to workers: its config and its files, and nothing in memory."""
 
 from __future__ import annotations
 

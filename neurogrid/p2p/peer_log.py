@@ -1,6 +1,6 @@
 """Lines in the log that peers cause: some a minute for each peer, and how many more there were.
 
-Knows no messages. Lines at DEBUG are not counted: whoever asks for them wants all.
+Knows no messages. Lines at DEBUG are not counted: a user who asks for them wants all.
 """
 
 from __future__ import annotations

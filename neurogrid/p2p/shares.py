@@ -17,7 +17,7 @@ def share_of(total: int) -> int:
 
 
 def client_address(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the 64 bits of IPv6 within which a machine chooses freely."""
+    """Return a client's one address: an IPv4 address, or the 64 bits of IPv6 within which a machine chooses freely."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a coordinator's generations and workers have been like since it began: counts and histograms.
+"""Statistics of a coordinator's generations and workers since it began: counts and histograms.
 
 A `Progress` that shows nothing and forgets nobody's time. Times are those of a clock that never goes back.
 """
@@ -60,8 +60,8 @@ class CoordinatorStatistics(Progress):
     """Of one coordinator.
 
     Attributes:
-        outcomes: generations that are over, by `OUTCOMES`: the model ended it, there was no place for more, whoever
-            read it wanted no more, an error.
+        outcomes: generations that are over, by `OUTCOMES`: the model ended it, there was no place for more, its
+            reader wanted no more, an error.
         num_prompt_tokens, num_new_tokens: of all of them, also of those that go on.
         queue: seconds for which they waited for room.
         first_token: seconds from when each was asked for to its first token.
@@ -145,7 +145,7 @@ class CoordinatorStatistics(Progress):
 
     def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
         if not self.num_joined:
-            self.num_joined = len(workers)  # those who were there before anybody could join
+            self.num_joined = len(workers)  # those that were there before any could join
 
     def lost(self, peer_id: str, layers: range, reason: str) -> None:
         self.num_lost += 1

@@ -1,6 +1,6 @@
 """The metrics of an HTTP server: how often each route was asked, what was answered, and how long that took.
 
-Labels are bounded, whoever asks: routes by their templates, methods that HTTP has, and statuses that are sent.
+Labels are bounded, whatever is asked for: routes by their templates, methods that HTTP has, and statuses that are sent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HttpStatistics:
         self._durations[route].observe(seconds)
 
     def read(self, reading: Reading) -> None:
-        """What a scrape finds."""
+        """Add the counts and durations of requests to what a scrape finds."""
         for (route, method, status), count in self._requests.items():
             reading.add(REQUESTS, count, route, method, status)
         for route, histogram in self._durations.items():

@@ -44,7 +44,7 @@ class MetricSpec:
 
 
 class Reading:
-    """What one scrape finds."""
+    """The findings of one scrape."""
 
     def __init__(self, specs: Iterable[MetricSpec]) -> None:
         # Those without a value are there too, as a name and its meaning.

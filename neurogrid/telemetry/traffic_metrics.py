@@ -1,4 +1,4 @@
-"""What goes over the wire: messages and bytes by type, bytes by peer, and who is connected.
+"""Traffic over the wire: messages and bytes by type, bytes by peer, and which peers are connected.
 
 Peers come and go, and each would leave a series: only so many are told apart, the rest is one of them.
 """
@@ -87,7 +87,7 @@ class PeerBytes:
     """Totals by peer, for `max_peers` of them; what the others have is one total, which never falls.
 
     A peer keeps its place until another needs it and it is not connected. From then on what it has more counts as
-    the others': whoever looks at how that grows is not told again of what it had before.
+    the others': what it had before is not in the growth of that total again.
     """
 
     def __init__(self, *, max_peers: int = MAX_PEERS) -> None:
@@ -101,7 +101,7 @@ class PeerBytes:
 
         Args:
             totals: by peer id; those that are gone may have been added up under `OTHERS`.
-            connected: who keeps a place.
+            connected: peers that keep a place.
         """
         for peer_id in set(self._last) - set(totals):
             self._others -= self._last[peer_id]  # and comes back with what OTHERS has more
@@ -121,7 +121,7 @@ class PeerBytes:
         return labelled
 
     def _has_place(self, connected: Collection[str]) -> bool:
-        """Whether there is a place for one more, if need be that of one who is gone."""
+        """Whether there is a place for one more, if need be that of one that is gone."""
         if len(self._named) < self._max_peers:
             return True
         gone = next((peer_id for peer_id in self._named if peer_id not in connected), None)

@@ -174,7 +174,7 @@ class StageCache(DynamicCache):
         return self._spoiled is not None
 
     def shortest_cut(self, length: int) -> int:
-        """The fewest tokens that a cache of `length` tokens can be cut back to, whoever holds its layers."""
+        """The fewest tokens that a cache of `length` tokens can be cut back to, whichever workers hold its layers."""
         for layer, window in zip(self.layers, self._windows, strict=True):
             can_be_cut = type(layer) is DynamicLayer or (
                 type(layer) is DynamicSlidingWindowLayer and length < window

@@ -48,7 +48,7 @@ class PreparedPass:
     calls: Sequence[LayerCall]
 
     def run(self, hidden_BTD: torch.Tensor, cache: Any) -> torch.Tensor:
-        """What leaves layer stop - 1; in inference mode."""
+        """Return the hidden state that leaves layer stop - 1; in inference mode."""
         for call in self.calls:
             caches = dict.fromkeys(call.cache_names, cache)
             hidden_BTD = call.layer(hidden_BTD, *call.args, **call.kwargs, **caches)

@@ -1,6 +1,6 @@
 """Keys and values of one layer, of the sessions that decode together: a slot for each, places for its tokens.
 
-It knows no session: who has which slot, and how much of it counts, is `RowPool`'s (rows.py).
+It knows no session: which one has which slot, and how much of it counts, is `RowPool`'s (rows.py).
 
 Storage grows and shrinks as sessions come and go. In the C library's heap such blocks of ever other sizes leave holes
 that other, small blocks keep open: a worker grew by tens of MiB over thousands of sessions and used none of it. So
@@ -42,7 +42,7 @@ class RowStore:
         return self.keys.nbytes + self.values.nbytes
 
     def bytes_for(self, num_slots: int, capacity: int) -> int:
-        """What so many slots and places would take."""
+        """Return the bytes that so many slots and places would take."""
         heads = (
             self.keys.shape[1] * self.keys.shape[3] + self.values.shape[1] * self.values.shape[3]
         )
@@ -120,5 +120,5 @@ def _memory(num_bytes: int) -> mmap.mmap:
         if sys.platform == "win32":
             return mmap.mmap(-1, num_bytes)
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as exc:  # whoever computes expects what allocators say
+    except OSError as exc:  # callers expect what allocators say
         raise MemoryError(f"no room for {num_bytes:,} B of sessions that decode together") from exc

@@ -9,7 +9,7 @@ attention and convolutions, stay with their session and are joined and parted ar
 Nothing of a forward counts before `commit`: what it wrote lies beyond the lengths or is its own
 copy. So a forward that failed changes no session, and its rows may be run again, alone.
 
-It knows no family. It does not choose who decodes with whom (row_groups.py).
+It knows no family. It does not choose which sessions decode together (row_groups.py).
 
 Shape legend: R rows of a forward, S slots, H heads, C places for keys, D head size.
 """
@@ -32,7 +32,7 @@ __all__ = ["RowPool"]
 # Places are added so many at a time, or an eighth of what is there if that is more, and slots by a quarter: most
 # steps copy nothing then, and little is unused.
 _MIN_GROWTH = 64
-# Storage is copied to a smaller one when it is more than so many times what those who are left would get anew.
+# Storage is copied to a smaller one when it is more than so many times what the sessions left would get anew.
 _MAX_WASTE = 2
 
 
@@ -43,7 +43,7 @@ class RowPool(DynamicCache):
         config: the model's config, as given to the model that is run.
 
     Sessions leave by themselves when nobody holds their `StageCache` any more, and are sent away when they have not
-    decoded for a while (`let_go`): a slot has room for the longest session, whoever is in it. Not thread-safe.
+    decoded for a while (`let_go`): a slot has room for the longest session, whichever is in it. Not thread-safe.
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:

@@ -20,7 +20,7 @@ _LEAST = 32
 
 
 class StateRoom:
-    """The room behind one tensor of states, which whoever uses it holds, and may replace by another at any time."""
+    """The room behind one tensor of states, which its user holds, and may replace by another at any time."""
 
     __slots__ = ("_capacity", "_made")
 

@@ -1,1 +1,1 @@
-"""What lies in the files of a checkpoint: config, weights, tokenizer, and the blobs that are made of them."""
+"""The files of a checkpoint: config, weights, tokenizer, and the blobs that are made of them."""

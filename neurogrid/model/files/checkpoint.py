@@ -156,7 +156,7 @@ class Checkpoint:
         return frozenset(place.file for place in self._places.values())
 
     def layer_files(self, layer_id: int) -> frozenset[Path]:
-        """Those of one layer."""
+        """Return the files of one layer."""
         return frozenset(self._places[name].file for name in self._layer_names.get(layer_id, ()))
 
     def end_tensors(self) -> dict[str, torch.Tensor]:

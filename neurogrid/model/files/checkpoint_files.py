@@ -1,7 +1,6 @@
-"""What of a checkpoint directory can be judged without torch: whether it is one, what its config says, which files
-hold its weights.
+"""A checkpoint directory, judged without torch: whether it is one, what its config says, which files hold its weights.
 
-What is wrong is told in a line that names the file and what to do. No weight is read.
+An error is one line that names the file and what to do. No weight is read.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def model_config_message(
 
 
 def resolve_dtype(config: PreTrainedConfig, requested: str | None) -> torch.dtype:
-    """What stages compute in: what was asked for, else the checkpoint's dtype, else float32.
+    """Return the dtype that stages compute in: the one asked for, else the checkpoint's, else float32.
 
     Raises:
         ConfigurationError: `requested` (the flag `--dtype`) is not one of COMPUTE_DTYPES.

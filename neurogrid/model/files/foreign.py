@@ -40,5 +40,5 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def one_line(exc: Exception) -> str:
-    """What `exc` says, without line breaks and not too long."""
+    """Return the text of `exc`, without line breaks and not too long."""
     return " ".join(str(exc).split())[:300]

@@ -2,8 +2,8 @@
 
 One small JSON file for each model directory. What it says of a layer counts as long as every file that the layer
 lies in has the size, the times and the inode that it had when it was opened to be hashed. Files that had just been
-written then are not noted: they could change again within one tick of the file system's clock. Whoever gets a layer
-hashes it all the same, so hashes that are wrong nevertheless are found out, and `forget` drops them.
+written then are not noted: they could change again within one tick of the file system's clock. A worker that gets a
+layer hashes it all the same, so hashes that are wrong nevertheless are found out, and `forget` drops them.
 """
 
 from __future__ import annotations

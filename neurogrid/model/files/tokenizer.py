@@ -72,7 +72,7 @@ class ChatEnding(enum.Enum):
 
 
 class TokenKind(enum.Enum):
-    """What a token contributes to a text."""
+    """The kind of a token: what it contributes to a text."""
 
     TEXT = enum.auto()
     BYTE = enum.auto()
@@ -191,7 +191,7 @@ class Tokenizer:
         )
 
     def token_text(self, token_id: int, *, after: Sequence[int] = ()) -> str:
-        """What a token adds to the text of those before it, special tokens written out.
+        """Return what a token adds to the text of those before it, special tokens written out.
 
         Args:
             after: the tokens before it; a few are enough.
@@ -207,7 +207,7 @@ class Tokenizer:
         return TextStream(self)
 
     def kind(self, token_id: int) -> TokenKind:
-        """What the id contributes to a text."""
+        """Return what the id contributes to a text."""
         if token_id in self._special_ids:
             return TokenKind.NOTHING
         token: Any = self._backend.convert_ids_to_tokens(token_id)

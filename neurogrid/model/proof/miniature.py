@@ -50,7 +50,7 @@ _PROMPT, _PAST_LAST_LIMIT = 5, 4
 
 @dataclass(frozen=True, slots=True)
 class SplitTraits:
-    """What a coordinator must know of a model to get the tokens that `generate` gives.
+    """The traits of a model that a coordinator must know to get the tokens that `generate` gives.
 
     Attributes:
         recompute_at: the length at which the caches are rebuilt by one prefill, None for never.
@@ -258,7 +258,7 @@ class _Check:
         raise UnsupportedModelError("its stages do not give the logits that generate() gives")
 
     def _generate(self) -> tuple[list[int], list[int], list[torch.Tensor]]:
-        """What `generate` does: tokens fed at each step, all tokens, logits [V] of each step."""
+        """Run `generate`: number of tokens fed at each step, all tokens, logits [V] of each step."""
         sizes: list[int] = []
 
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

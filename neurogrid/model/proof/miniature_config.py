@@ -78,7 +78,7 @@ class Miniature:
 
 @dataclass(slots=True)
 class _Plan:
-    """What one miniature divides by and maps to."""
+    """The divisors of one miniature, and what it maps to."""
 
     head_count_divisor: int
     head_dim_divisor: int
@@ -168,7 +168,7 @@ def _kept_layers(config: PreTrainedConfig, num_layers: int) -> int:
 
 
 def _traits(layer: nn.Module) -> dict[str, object]:
-    """What tells one layer from another: classes, plain attributes, shapes of parameters."""
+    """Return the traits that tell one layer from another: classes, plain attributes, shapes of parameters."""
     traits: dict[str, object] = {}
     for path, module in layer.named_modules():
         traits[f"{path}:class"] = type(module).__name__

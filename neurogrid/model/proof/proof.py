@@ -1,4 +1,4 @@
-"""The proof of a config, whoever sent it: that its model can be built and split, and what its layers cost.
+"""The proof of a config, from any sender: that its model can be built and split, and what its layers cost.
 
 Building a model takes what its config says, and nobody knows what that is before: a config of 300 bytes may ask for
 minutes and gigabytes. So all of it is tried in a child process with limits (confined.py), and only a config that is
@@ -43,7 +43,7 @@ _MAX_KEPT = 32
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What is known of a config that is proven.
+    """The facts of a config that is proven.
 
     Attributes:
         traits: what generation has to know of the model.
@@ -71,7 +71,7 @@ def prove(config: Mapping[str, object], dtype: str | None) -> Proof:
         compute_dtype = resolve_dtype(built, dtype)
         traits = check_splittable(built)
         costs = tuple(layer_cost(built, compute_dtype))
-        # As whoever uses it will: its tables and buffers are made.
+        # As its user will: its tables and buffers are made.
         Stage(built, dtype=compute_dtype, device="cpu")
     except NeuroGridError:
         raise

@@ -1,4 +1,4 @@
-"""What each layer of a model costs in memory, found without allocating any of it.
+"""The cost of each layer of a model in memory, found without allocating any of it.
 
 Weights are counted, and caches measured, on the meta device, where the layers themselves make their
 caches: one layer of each kind takes one token, then two. Where that cannot be run, the cache is an
@@ -29,7 +29,7 @@ ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """What one layer costs.
+    """The cost of one layer.
 
     Attributes:
         weight_bytes: parameters and buffers, in the dtype that was asked for.
@@ -86,7 +86,7 @@ def layer_cost(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[LayerCost,
 
 
 def workspace_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: int) -> int:
-    """What a stage needs for a moment while `num_tokens` tokens of one session go through a layer; an estimate.
+    """Estimate the bytes a stage needs for a moment while `num_tokens` tokens of one session go through a layer.
 
     Counted: some hidden states, queries, keys and values, the three products of an MLP, and a mask. Kernels of
     attention that keep no scores are assumed (`sdpa`).

@@ -28,7 +28,7 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """What is left; never negative."""
+        """Bytes that are left; never negative."""
         return max(self.total_bytes - self.used_bytes, 0)
 
 
@@ -55,7 +55,7 @@ def select_device(name: str | None) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """What a person calls the device: the GPU's name, or the CPU's."""
+    """Return the name that a person calls the device by: the GPU's, or the CPU's."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({_cpu_name()})"

@@ -42,7 +42,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """What was measured.
+    """The measured speed of a device.
 
     Attributes:
         bytes_per_second: at which a matrix-vector product goes through its matrix.

@@ -58,7 +58,7 @@ _Probe: TypeAlias = tuple[torch.Tensor, _Position]
 
 
 class EndPasses:
-    """What stands before the first layer and after the last of a skeleton, to be run in inference mode.
+    """The ends of a skeleton, before the first layer and after the last, to be run in inference mode.
 
     Args:
         skeleton: loaded when a pass runs. `find_shortcuts` has to follow each change of its modules.
@@ -86,7 +86,7 @@ class EndPasses:
         return frozenset(name for name, chain in chains.items() if chain is not None)
 
     def embedding(self, input_ids_BT: torch.Tensor, position: _Position) -> torch.Tensor:
-        """What enters layer 0: [B, T, D].
+        """Return the hidden state that enters layer 0: [B, T, D].
 
         Args:
             position: of the first token; one for each row of a batch whose rows differ.

@@ -144,7 +144,7 @@ def place_module(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 class Pristine:
-    """What modules hold besides weights, as it was: buffers, and plain attributes beside them.
+    """The state of modules besides weights, as it was: buffers, and plain attributes beside them.
 
     Rotary embeddings that are scaled by length rewrite their frequencies in a forward and keep them
     for the next, which may be another session's. `restore` before each forward makes a forward

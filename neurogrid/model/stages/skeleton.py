@@ -40,7 +40,7 @@ class _PassEnded(Exception):
 
 
 class _Pass:
-    """What the slots of one skeleton share: the range that runs, what enters it, what came out.
+    """The state that the slots of one skeleton share: the range that runs, what enters it, what came out.
 
     Attributes:
         start, stop: the layers that run; start == stop skips all and injects after the last.
@@ -301,7 +301,7 @@ class Skeleton:
     def run_embedding(
         self, input_ids_BT: torch.Tensor, position: int | Sequence[int], cache: Cache
     ) -> torch.Tensor:
-        """What would enter layer 0; in inference mode."""
+        """Return the hidden state that would enter layer 0; in inference mode."""
         shared = self._pass
         shared.capturing = True
         try:
@@ -334,7 +334,7 @@ class Skeleton:
         return logits
 
     def _dummy(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        """What the base model is given to work on before its layers: as an embedding, for nothing."""
+        """Make the embedding that the base model works on before its layers, for nothing: zeros."""
         return hidden_BTD.new_zeros(*hidden_BTD.shape[:2], self._embedding_size)
 
     def _call(

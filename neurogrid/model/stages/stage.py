@@ -9,7 +9,7 @@ Rows of several sessions may share a forward pass (`Stage.forward_rows`), where 
 Equal then means up to rounding; a session that runs alone gets the bits of the whole model, unless its layers were
 sped up.
 
-Not thread-safe: one call at a time. No I/O, no sessions: who keeps the caches is another's concern.
+Not thread-safe: one call at a time. No I/O, no sessions: to keep the caches is another's concern.
 
 Shape legend: B batch (always 1), T tokens, D hidden size, V vocabulary, R rows (of 1 token each).
 """
@@ -37,8 +37,8 @@ __all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]
 
 # Rows of one forward. Beyond that a step takes longer for everybody and the gain is small.
 MAX_ROWS = 64
-# Who has not decoded with others for so many rounds takes its states along. In a round each pool has a forward, and a
-# prefill between them has one; with micro-batches a session has a token in every second or third.
+# A session that has not decoded with others for so many rounds takes its states along. In a round each pool has a
+# forward, and a prefill between them has one; with micro-batches a session has a token in every second or third.
 IDLE_ROUNDS = 8
 
 
@@ -368,7 +368,7 @@ class Ends:
         return self._passes.cache.shortest_cut(length)
 
     def embed(self, token_ids: Sequence[int], *, position: int) -> torch.Tensor:
-        """What enters layer 0: [1, T, D] in the model's dtype.
+        """Return the hidden state that enters layer 0: [1, T, D] in the model's dtype.
 
         Args:
             token_ids: at least one, each in 0..vocab_size-1.
@@ -378,7 +378,7 @@ class Ends:
         return self._embed(token_ids, (1, -1), position)
 
     def embed_rows(self, token_ids: Sequence[int], *, positions: Sequence[int]) -> torch.Tensor:
-        """What enters layer 0 for the next token of each of several sessions: [R, 1, D].
+        """Return the hidden states that enter layer 0 for the next token of each of several sessions: [R, 1, D].
 
         Args:
             token_ids: one for each session, in 0..vocab_size-1.

@@ -2,7 +2,7 @@
 
 The loop never waits for a handler: what arrives is handed to a thread. Two ways, which the caller chooses:
 
-- at once: one call for each message, side by side. For handlers of requests. They may wait for peers, who
+- at once: one call for each message, side by side. For handlers of requests. They may wait for peers, which
   may wait for them in turn, so they must not wait for each other.
 - in order: one call at a time for each handler, in the order in which the messages arrived.
 """

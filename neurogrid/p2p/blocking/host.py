@@ -69,7 +69,7 @@ class Host(Blocking[AsyncHost]):
         return self._thread.call_sync(lambda: self._inner.is_connected(peer_id))
 
     def role_of(self, peer_id: str) -> str | None:
-        """What a connected peer may act as: "coordinator", "worker"; "any" where nobody decides.
+        """Return the role that a connected peer may act in: "coordinator", "worker"; "any" where nobody decides.
 
         None for a peer that is not admitted, or not connected.
         """
@@ -84,7 +84,7 @@ class Host(Blocking[AsyncHost]):
 def in_thread(
     opener: Callable[P, AbstractAsyncContextManager[AsyncHost]],
 ) -> Callable[P, AbstractContextManager[Host]]:
-    """What opens a host in a thread, from what opens one under trio; `open_host` is made so."""
+    """Turn an opener of hosts under trio into one that opens them in a thread; `open_host` is made so."""
 
     @functools.wraps(opener)
     @contextmanager
@@ -120,4 +120,4 @@ def _stop(handlers: HandlerThreads, thread: TrioThread[AsyncHost]) -> list[str]:
 
 
 open_host = in_thread(neurogrid.p2p.libp2p.libp2p_host.open_host)
-"""`neurogrid.p2p.open_host` for a `with` block: the same arguments and errors. What it gives is a `Host` to call."""
+"""`neurogrid.p2p.open_host` for a `with` block: the same arguments and errors. It gives a `Host` to call."""

@@ -1,6 +1,6 @@
 """The tensor protocol for programs that are not on trio: every call of `neurogrid.p2p.Protocol`, blocking.
 
-The calls are twins of the async ones. What differs is who runs the handlers: threads, so they may block.
+The calls are twins of the async ones. Only the handlers differ: they run in threads, and may block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["AsyncProtocol", "Protocol"]
 
 AsyncProtocol = neurogrid.p2p.exchange.protocol.Protocol
 
-# Requests: whoever serves one may have to wait for another one to be served.
+# Requests: the handler of one may have to wait for another one to be served.
 _AT_ONCE: Final = frozenset(
     {MessageType.ACTIVATION, MessageType.LAYER_REQUEST, MessageType.GPU_INFO_REQUEST}
 )

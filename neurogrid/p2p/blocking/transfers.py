@@ -51,7 +51,7 @@ class Wanted:
 
 
 class TransferPolicy:
-    """What `Transfers` asks. Every method may raise `RequestRefusedError`, which the peer gets.
+    """The decisions that `Transfers` asks for. Every method may raise `RequestRefusedError`, which the peer gets.
 
     `decide`, `acknowledged` and `provide` run in threads, side by side, and may block and call this API.
     """
@@ -61,7 +61,7 @@ class TransferPolicy:
         comes because we asked for it: quick, and without a call of this API."""
 
     def authorize_request(self, peer_id: str) -> None:
-        """Refuse a peer that may ask for nothing now; unless told otherwise, whom `authorize` refuses. As that."""
+        """Refuse a peer that may ask for nothing now; by default one that `authorize` refuses. Called as that."""
         self.authorize(peer_id)
 
     def decide(self, offered: OfferedBlob) -> Held | Wanted:
@@ -80,7 +80,7 @@ class TransferPolicy:
 
 
 class Transfers(Blocking[AsyncTransfers]):
-    """What comes and goes as blobs on one protocol; one of these for each."""
+    """Transfers of blobs, in and out, on one protocol; one of these for each."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Transfers(Blocking[AsyncTransfers]):
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of unfinished blobs that are kept in memory for whoever offers them again."""
+        """Bytes of unfinished blobs that are kept in memory for a peer that offers them again."""
         return self._thread.call_sync(lambda: self._inner.idle_bytes)
 
     fetch_blob = twin(AsyncTransfers.fetch_blob)

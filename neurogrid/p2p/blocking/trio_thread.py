@@ -1,8 +1,8 @@
 """A trio loop in a thread of its own, and calls into it from all other threads.
 
 The loop holds one resource, an async context manager that is entered first and left last; calls run beside it,
-each in a task. A call ends in its caller's thread with what its task returned or raised. What is called is not
-known here.
+each in a task. A call ends in its caller's thread with what its task returned or raised. What the
+calls do is not known here.
 
 Every call ends: with its task, when its caller is interrupted, at its deadline (`fail_after`), when the thread
 is closed, and when the loop dies. Where it could only wait for ever (from the loop's own thread, after a fork,
@@ -55,7 +55,7 @@ _deadline: ContextVar[float] = ContextVar("neurogrid.p2p.blocking.deadline", def
 def fail_after(seconds: float) -> Iterator[None]:
     """Give the calls in this block `seconds` together; the one that is under way then raises ResponseTimeout.
 
-    As `trio.fail_after` for the async API: what was cancelled leaves the connection whole. For the calls without
+    As `trio.fail_after` for the async API: a cancelled call leaves the connection whole. For the calls without
     a `timeout`, which a peer can keep waiting, such as `send_activation` to one that grants no credit. A message
     that was begun is still sent whole, so its buffer must stay as it is. Blocks nest; the earlier deadline holds.
     """
@@ -90,7 +90,7 @@ class _Call(Generic[R]):
         try:
             with self.scope:
                 self.future.set_result(await self._function())
-        # Whatever it is belongs to the caller, who gets it unchanged.
+        # Any error belongs to the caller, which gets it unchanged.
         except BaseException as exc:  # noqa: BLE001
             self.fail(exc)
         else:
@@ -150,7 +150,7 @@ class TrioThread(Generic[T]):
 
     @property
     def resource(self) -> T:
-        """What the opener opened. Its methods belong to the loop's thread: `call` them."""
+        """The resource that the opener opened. Its methods belong to the loop's thread: `call` them."""
         return self._opened.result(timeout=0)
 
     @property

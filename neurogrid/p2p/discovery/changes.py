@@ -1,8 +1,8 @@
 """The stream of found and lost peers, for one reader.
 
 A reader that is slow finds one entry for each peer, the latest, however often it came and went meanwhile: so the
-stream is bounded by the number of peers, and nothing is lost but repetitions. Who was found and lost again before
-the reader looked, it never hears of.
+stream is bounded by the number of peers, and nothing is lost but repetitions. A peer that was found and lost
+again before the reader looked, it never hears of.
 """
 
 from __future__ import annotations

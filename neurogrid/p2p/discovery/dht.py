@@ -1,8 +1,8 @@
 """Peers beyond the local network, by Kademlia: a cluster is a key, under which its members announce themselves.
 
 Strategy: the bootstrap peers that are named, and no others, lead to the servers of a DHT. Members tell the servers
-closest to the cluster's key that they belong to it, and ask them who else does (provider records, which every
-implementation of libp2p keeps for others). What a peer named in this way says of itself, it is asked for directly: a
+closest to the cluster's key that they belong to it, and ask them which others do (provider records, which every
+implementation of libp2p keeps for others). A peer named in this way is asked directly what it says of itself: a
 signed record that expires (`records_exchange`). Only such a record makes a peer a sighting.
 
 At first look-ups come in quick succession, then further and further apart; since an exchange of records introduces
@@ -55,13 +55,13 @@ _START_WAIT: Final = 3.0
 # Servers, those closest to the cluster's key, that keep our announcement and are asked for those of others. Kademlia's
 # twenty are meant for a day without a word; ours speak every ten minutes.
 _NUM_KEEPERS: Final = 8
-# Those asked once nobody new turns up: as many as have to fail before a member is missed.
+# Servers asked once no new member turns up: as many as have to fail before a member is missed.
 _NUM_ASKED_AT_REST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a member has to say of itself; who it is, and until when that holds, is added.
+    """A member's facts about itself; its peer id, and until when they hold, are added.
 
     Attributes:
         role: "worker", "coordinator" or "peer".
@@ -192,7 +192,7 @@ class Dht:
 
     @property
     def members(self) -> Mapping[str, MemberRecord]:
-        """What the members say whose records count, by peer id; we are not among them."""
+        """The records of the members that count, by peer id; ours is not among them."""
         return self._book.members
 
     def hurry(self) -> None:
@@ -244,7 +244,7 @@ class Dht:
             self._members.note_connected(peer_id)
 
     def _note_announced(self, key: bytes, provider: PeerInfo) -> None:
-        """A server need not look for those who announce themselves to it."""
+        """Note a peer that announces itself to this server, which then need not look for it."""
         if self._namespace is not None and key == self._key:
             peer_id = provider.peer_id.to_base58()
             self._members.note_named(peer_id, dialable(list(map(str, provider.addrs)), peer_id))
@@ -267,7 +267,7 @@ class Dht:
             pause = min(2 * pause, self._timing.last_redial)
 
     async def _begin_at(self, peer_id: str) -> None:
-        """Ask a bootstrap peer who is near us, which fills the routing table."""
+        """Ask a bootstrap peer for the peers near us, which fills the routing table."""
         own_id = self._network.get_id().to_bytes()
         await self._servers.ask(ID.from_base58(peer_id), find_node(own_id))
 
@@ -303,7 +303,7 @@ class Dht:
                 )
 
     async def _look(self, enough: int) -> tuple[Lookup, int]:
-        """Ask who the members are, and follow each that is named; how many of them are news."""
+        """Ask for the members, and follow each that is named; how many of them are news."""
         named: set[ID] = set()
         num_new = 0
 
@@ -342,7 +342,7 @@ class Dht:
         return await self._servers.tell(servers, message)
 
     def _named_here(self) -> dict[ID, tuple[str, ...]]:
-        """Whom we know as a server of the DHT ourselves."""
+        """Return the members that we know as a server of the DHT ourselves, with their addresses."""
         return {
             provider.peer_id: dialable(list(map(str, provider.addrs)), provider.peer_id.to_base58())
             for provider in self._kademlia.provider_store.get_providers(self._key)

@@ -6,7 +6,7 @@ stock behaviour too:
 - the protocol id is fixed, whatever prefix is asked for: `KademliaNetwork` maps it.
 - twelve streams that are kept open, as go-libp2p keeps its own, shut out everybody else for ever, and there is no
   deadline: here peers have a share each, and a stream ends that has been idle for a minute.
-- whoever sends a question enters the routing table, clients too: here a peer enters once it has answered one.
+- each peer that sends a question enters the routing table, clients too: here a peer enters once it has answered one.
 - a peer in the table keeps the addresses that it came with: here the newest count.
 - of a thousand peers with addresses the ones known longest give way to any that an answer names: here hearsay has room
   of its own, and changes nothing that is known.
@@ -75,8 +75,8 @@ MAX_SERVED_STREAMS_PER_PEER: Final = 8
 class AddressBook(PeerStore):
     """Where servers are dialled, for the DHT alone: what strangers say of others stays out of the host's own book.
 
-    What one peer says of another neither takes the place of what is known of that one, nor of other peers that are:
-    the stock book drops those that it has had longest, which are the bootstrap peers.
+    Hearsay of a peer takes the place neither of what is known of that peer, nor of other peers that are known: the
+    stock book drops those that it has had longest, which are the bootstrap peers.
 
     Args:
         identified: the host's own, which has what peers say of themselves by the identify protocol.
@@ -103,7 +103,7 @@ class AddressBook(PeerStore):
                 self.clear_peerdata(oldest)
 
     def believe(self, peer_id: ID) -> None:
-        """What is known of a peer is more than hearsay: it is there."""
+        """Note that a peer is there: what is known of it is more than hearsay."""
         self._heard.pop(peer_id, None)
 
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
@@ -118,7 +118,7 @@ class AddressBook(PeerStore):
         """None: signed addresses would double every answer, and no implementation reads them in one."""
 
     def addrs(self, peer_id: ID) -> list[Multiaddr]:
-        """What others, or failing that the peer itself, said; empty, and no error, when nothing was."""
+        """Return the addresses that others, or failing that the peer itself, said; empty, and no error, if none did."""
         for said in (super().addrs, self._identified.addrs):
             with suppress(PeerStoreError):  # so it tells that it knows none
                 if addresses := said(peer_id):
@@ -127,7 +127,7 @@ class AddressBook(PeerStore):
 
 
 class KademliaNetwork:
-    """What the stock classes see of a host: an `IHost` as far as they use one.
+    """The host as the stock classes see it: an `IHost` as far as they use one.
 
     Args:
         libp2p: the host.
@@ -144,7 +144,7 @@ class KademliaNetwork:
         self._book = AddressBook(libp2p.get_peerstore())
 
     def get_id(self) -> ID:
-        """Who we are."""
+        """Return our peer id."""
         return self._libp2p.get_id()
 
     def get_private_key(self) -> Any:
@@ -160,14 +160,14 @@ class KademliaNetwork:
         return self._book
 
     def protocols_of(self, peer_id: ID) -> list[str]:
-        """What a peer says that it speaks; empty while it has not said."""
+        """Return the protocols that a peer says it speaks; empty while it has not said."""
         try:
             return list(self._libp2p.get_peerstore().get_protocols(peer_id))
         except PeerStoreError:
             return []
 
     def get_connected_peers(self) -> list[ID]:
-        """Whom the server calls connected in its answers."""
+        """Return the peers that the server calls connected in its answers."""
         return self._libp2p.get_connected_peers()
 
     def set_stream_handler(
@@ -198,7 +198,7 @@ class ProviderTable(ProviderStore):
 
     Args:
         network: the host, as the stock classes see it.
-        on_announced: called with each record that is kept: its key, and who is where.
+        on_announced: called with each record that is kept: its key, and the peer with its addresses.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Kademlia(KadDHT):
         return self.mode
 
     async def add_peer(self, peer_id: ID, *, skip_server_mode_check: bool = False) -> bool:
-        """Called by the stock server for whoever asks: `on_asked` finds out whether it is a server too."""
+        """Called by the stock server for each peer that asks: `on_asked` finds out whether it is a server too."""
         self._on_asked(peer_id)
         return False
 
@@ -320,7 +320,7 @@ class Kademlia(KadDHT):
 
 
 class _QuestionStream:
-    """A stream as the stock server wants it: whose end, whatever it is, is an empty read, and silence is an end."""
+    """A stream as the stock server wants it: any end is an empty read, and silence is an end."""
 
     metric_send_channel = None
 

@@ -19,7 +19,7 @@ from libp2p.peer.id import ID
 __all__ = ["MAX_ASKED", "Lookup", "distance"]
 
 MAX_ASKED: Final = 128
-"""Peers that one walk asks at most, so that peers who name ever closer ones that do not exist cannot prolong it."""
+"""Peers that one walk asks at most, so that peers that name ever closer ones that do not exist cannot prolong it."""
 
 # Names taken from one answer: what an honest server gives, k and the peer itself.
 _MAX_CLOSER: Final = 21
@@ -32,7 +32,7 @@ def distance(key: bytes, peer_id: ID) -> int:
 
 
 class Lookup:
-    """One walk. Whoever drives it asks `next_peer()` and reports `answered` or `failed` for each.
+    """One walk. Its driver asks `next_peer()` and reports `answered` or `failed` for each.
 
     Args:
         key: what is looked for.
@@ -58,7 +58,7 @@ class Lookup:
 
     @property
     def closest(self) -> list[ID]:
-        """Those that answered, the closest first, at most `enough`."""
+        """Peers that answered, the closest first, at most `enough`."""
         return [peer for peer in self._ordered() if peer in self._answered][: self._enough]
 
     def next_peer(self) -> ID | None:

@@ -1,4 +1,4 @@
-"""Who is asked for its record, and when: those that the DHT names, and members before their record expires.
+"""The peers to ask for their records, and when: those that the DHT names, and members before their record expires.
 
 Strategy: one table of peers, each with the time at which it is due; a single task sleeps until the first is. A peer
 that fails is due again later and later; one that nobody names any more is forgotten.
@@ -134,7 +134,7 @@ class Members:
             logger.debug("%s is a member: %s", record.peer_id, record.role)
 
     def hurry(self) -> None:
-        """Ask everybody who has failed again at once."""
+        """Ask all peers that have failed again, at once."""
         for candidate in self._candidates.values():
             if candidate.num_failures:
                 candidate.due = trio.current_time()
@@ -148,7 +148,7 @@ class Members:
         self._wake()
 
     async def run(self, exchange: RecordExchange) -> None:
-        """Ask whoever is due, and report whose record has expired, until cancelled."""
+        """Ask each peer that is due, and report each whose record has expired, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 self._report_lost()

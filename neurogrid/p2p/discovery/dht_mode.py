@@ -25,7 +25,7 @@ def serves(
 
     Args:
         mode: what was asked for.
-        is_reachable: what others found who tried, if anybody did.
+        is_reachable: what the peers that tried found, if any did.
         own: our addresses.
         bootstrap: the addresses of the bootstrap peers.
     """

@@ -53,18 +53,18 @@ MAX_NAMED_PEERS: Final = 512
 
 
 class OpensStreams(Protocol):
-    """What is needed of a host."""
+    """A host, as far as it is needed here."""
 
     async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server says.
+    """The answer of a server.
 
     Attributes:
         closer: servers closer to the key, with the addresses to dial them at.
-        providers: who announced themselves under the key, likewise.
+        providers: peers that announced themselves under the key, likewise.
     """
 
     closer: dict[ID, tuple[str, ...]]
@@ -72,12 +72,12 @@ class Answer:
 
 
 def find_node(key: bytes) -> Message:
-    """Who is closest to a key?"""
+    """Make the question for the servers closest to a key."""
     return Message(type=Message.MessageType.FIND_NODE, key=key)
 
 
 def get_providers(key: bytes) -> Message:
-    """Who announced itself under a key, and who is closest to it?"""
+    """Make the question for the peers announced under a key, and for the servers closest to it."""
     return Message(type=Message.MessageType.GET_PROVIDERS, key=key)
 
 
@@ -201,7 +201,7 @@ def _address(peer: bytes, data: bytes) -> str | None:
 
 
 def dialable(addresses: Sequence[str], peer_id: str) -> tuple[str, ...]:
-    """Those of a peer's addresses that a host can dial, once each."""
+    """Return the addresses of a peer that a host can dial, once each."""
     return tuple(dict.fromkeys(a for a in addresses if _is_dialable(a, peer_id)))
 
 

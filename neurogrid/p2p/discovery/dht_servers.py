@@ -50,7 +50,7 @@ _MAX_REFRESHED_BUCKETS: Final = 16
 
 
 class Servers:
-    """Those of one DHT, seen from one host.
+    """The servers of one DHT, as one host sees them.
 
     Args:
         host: where we ask from.
@@ -110,7 +110,7 @@ class Servers:
         self._avoided.pop(ID.from_base58(peer_id), None)
 
     async def verify_askers(self) -> None:
-        """Ask those who asked us; the ones that answer enter the table. Runs until it is cancelled."""
+        """Ask the peers that asked us; the ones that answer enter the table. Runs until it is cancelled."""
         async for peer in self._unverified:
             if not self._table.peer_in_table(peer) and not self._is_avoided(peer):
                 if self._protocol_id in self._network.protocols_of(peer):
@@ -182,7 +182,7 @@ class Servers:
         return lookup
 
     def closest(self, key: bytes, num_servers: int) -> list[ID]:
-        """Those in the table that are closest to a key."""
+        """Return the servers in the table that are closest to a key."""
         return list(self._table.find_local_closest_peers(key, num_servers))
 
     async def tell(self, servers: Iterable[ID], announcement: Message) -> set[ID]:

@@ -1,4 +1,4 @@
-"""`Discovery`: all sources of peers of one host, as one stream of who is found and lost.
+"""`Discovery`: all sources of peers of one host, as one stream of peers found and lost.
 
     async with open_host(listen=["/ip4/0.0.0.0/tcp/0"]) as host, Discovery(host) as discovery:
         await discovery.setup_mdns()
@@ -6,7 +6,7 @@
             if isinstance(change, PeerFound):
                 await host.connect_any(change.addresses)
 
-It dials nobody by itself. Whoever does so by `Discovery.connect` has the outcome in `explain()`, where also each
+It dials no peer by itself. A caller that does so by `Discovery.connect` has the outcome in `explain()`, where also each
 source says what it tried.
 """
 
@@ -148,7 +148,7 @@ class Discovery:
         )
 
     def dht(self) -> Dht:
-        """What `setup_dht` returned.
+        """The DHT that `setup_dht` returned.
 
         Raises:
             LocalProtocolError: it was not called.
@@ -189,10 +189,10 @@ class Discovery:
         return dict(self._known.peers)
 
     def peers(self) -> PeerChanges:
-        """A stream of who is found and lost: first all that are known, then changes. Any number may be read.
+        """A stream of peers found and lost: first all that are known, then changes. Any number may be read.
 
         A peer is found again when its addresses or its sources have changed, and lost when its last source has lost
-        it. Who reads slowly misses repetitions only; what waits for it is bounded by the number of peers.
+        it. A slow reader misses repetitions only; what waits for it is bounded by the number of peers.
         """
         reader = PeerChanges(self._known.peers.values())
         if self._nursery is None:
@@ -229,7 +229,7 @@ class Discovery:
         self._attempts.put(attempt)
 
     def explain(self) -> Explanation:
-        """What was tried, what answered, what did not and why; `str` of it is a table."""
+        """Tell what was tried, what answered, what did not and why; `str` of the answer is a table."""
         untried = [
             Attempt(name, way, "not tried: it is switched off", False)
             for name, way in _WAYS.items()

@@ -1,4 +1,4 @@
-"""What was tried to find peers, what answered, what did not and why: as data, and as a table to print."""
+"""Attempts to find peers, what answered, what did not and why: as data, and as a table to print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, er
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was tried; `str` of it is a table.
+    """All attempts to find peers; `str` makes a table of them.
 
     Attributes:
         attempts: grouped by source, in the order in which they were first made.
@@ -60,7 +60,7 @@ class Attempts:
             attempts.popitem(last=False)
 
     def get(self, source: str, what: str) -> Attempt | None:
-        """What is noted of this attempt."""
+        """Return this attempt as it is noted; None if it is not."""
         attempts = self._by_source.get(source)
         return None if attempts is None else attempts.get(what)
 

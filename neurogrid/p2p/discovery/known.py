@@ -1,4 +1,4 @@
-"""Who is known, from all sources together: a peer is there for as long as one source has it.
+"""The known peers, from all sources together: a peer is there for as long as one source has it.
 
 Pure: sightings in, changes out. A source that says again what it said changes nothing.
 """
@@ -23,7 +23,7 @@ _NEAREST = "mdns"
 
 @dataclass(frozen=True, slots=True)
 class PeerFound:
-    """A peer that is known, where to dial it, and who says so. Nothing proves it until it is connected.
+    """A peer that is known, where to dial it, and which sources say so. Nothing proves it until it is connected.
 
     Attributes:
         peer_id: whom (base58).

@@ -97,11 +97,11 @@ class RecordRefusedError(RemoteProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord(ControlPayload):
-    """What a member says of itself.
+    """A member's record of itself.
 
     Attributes:
         cluster: the key of its cluster (`cluster_key`).
-        peer_id: who it is (base58); an Ed25519 key.
+        peer_id: its own (base58); an Ed25519 key.
         sequence: u64 from 1; each record of a peer has a larger one than the record before it.
         expires: Unix time in whole seconds after which it counts no more.
         role: one of `ROLES`.

@@ -43,7 +43,7 @@ _MAX_REMEMBERED: Final = 4 * MAX_MEMBERS
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What came of a record.
+    """The outcome of a record that was accepted.
 
     Attributes:
         record: what the member now says.
@@ -61,7 +61,7 @@ class RecordBook:
 
     Args:
         cluster: its key.
-        own_peer_id: who we are; a record of ours is nobody else's to send.
+        own_peer_id: ours; a record of ours is nobody else's to send.
         verify: looks at the certificate of each record; None believes every signature.
         clock_skew: seconds that a member's clock may differ from ours.
         now: Unix time in seconds.

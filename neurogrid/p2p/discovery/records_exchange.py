@@ -2,7 +2,7 @@
 
 The record is asked of the member itself, and not stored in the DHT: the answer proves that the member is alive and
 reachable, is as new as can be, and no server of the DHT can keep an old one back; besides, servers of other
-implementations refuse to store values of a namespace that they do not know. Whoever asks sends its own record along,
+implementations refuse to store values of a namespace that they do not know. The asker sends its own record along,
 so one look-up introduces both.
 
 One message each way, each ended by the end of the stream. Source: `protocol_spec/discovery.md`, "Exchange".
@@ -85,7 +85,7 @@ class RecordExchange:
         cluster: the key of the cluster.
         book: decides what is believed.
         own_record: our signed record as it is now; empty when we are no member.
-        members_only: whether who sends no record gets none.
+        members_only: whether a peer that sends no record gets none.
         on_accepted: told of each record that came with a question.
     """
 
@@ -187,7 +187,7 @@ class RecordExchange:
 
 
 async def _receive_all(stream: Stream) -> bytes:
-    """What comes until the end of the stream."""
+    """Receive all bytes until the end of the stream."""
     received = bytearray()
     while some := await stream.receive_some(_MAX_MESSAGE_BYTES):
         received += some

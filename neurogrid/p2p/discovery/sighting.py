@@ -1,4 +1,4 @@
-"""What a source of peers has to say: whom it saw or lost, and what it tried to that end.
+"""Reports of a source of peers: which it saw or lost, and what it tried to that end.
 
 Sources know neither each other nor what is done with a peer; `Discovery` gathers what they report.
 """
@@ -19,7 +19,7 @@ class Sighting:
     Attributes:
         peer_id: whom (base58). Nothing proves it until a connection does.
         addresses: full multiaddrs that end in `/p2p/` and this peer id, the most useful first; none when lost.
-        source: who reports it: "mdns", "dht", "bootstrap" or "ticket".
+        source: which source reports it: "mdns", "dht", "bootstrap" or "ticket".
         is_lost: whether the peer said goodbye or has not been heard of for too long.
         role: what the peer says that it is; empty where the source does not know.
     """

@@ -19,7 +19,7 @@ MAX_SLEEP = 0.2
 
 
 class Expiring(Protocol):
-    """What has a deadline."""
+    """Anything that has a deadline."""
 
     def expire(self) -> None:
         """The deadline has come. Must not block."""

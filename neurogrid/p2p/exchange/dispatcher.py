@@ -1,4 +1,4 @@
-"""What is done with a message that came: an answer goes to its waiter, a request to its handlers.
+"""Messages that came, and where they go: an answer to its waiter, a request to its handlers.
 
 Knows no streams: how to refuse, and what to do when a message is done with, it is told with each message.
 """
@@ -52,8 +52,8 @@ _ANSWERS = frozenset(
     }
 )
 
-# What becomes of a request that was given up, as with a session that was left or that goes another way: nobody waits
-# for it, and it is no news.
+# Errors that answer a request which was given up, as with a session that was left or that goes another way: no task
+# waits for them, and they are no news.
 _LATE = frozenset({ErrorCode.SESSION_UNKNOWN, ErrorCode.PEER_UNREACHABLE})
 
 
@@ -62,7 +62,7 @@ class Dispatcher:
 
     Attributes:
         pending: requests of ours that wait for an answer.
-        subscribers: who serves which message.
+        subscribers: the handlers of each type of message.
         serving: the requests that are being served.
         authorise: called with each message that handlers are to get; raises RequestRefusedError for what its sender
             may not send.
@@ -215,5 +215,5 @@ class Dispatcher:
 
 
 def _failure(message: TensorMessage, reason: str) -> TensorMessage:
-    """What a peer needs to know of what went wrong here; the log has the rest."""
+    """Make the refusal that tells a peer enough of what went wrong here; the log has the rest."""
     return refusal(message, RequestRefusedError(reason, code=ErrorCode.COMPUTE_FAILED))

@@ -5,7 +5,7 @@ has one long-lived stream; with 1.0.0 every message has a stream of its own, whi
 once it has dealt with the message: its end confirms, its reset refuses.
 
 What messages mean belongs to the layers above (`Protocol` has their names). This one knows which peer is open
-under which version, who sent what, and it counts; `Dispatcher` knows who waits and who serves.
+under which version, and which sent what, and it counts; `Dispatcher` knows the waiters and the handlers.
 
 Source: protocol_spec/sessions.md, protocol_spec/streams.md, protocol_spec/versioning.md.
 """
@@ -178,7 +178,7 @@ class Exchange:
         if stream is not None and stream.is_open and stream.hello is not None:
             return PROTOCOL_V11
         if not self.host.is_connected(peer_id):
-            # No lock for those who have gone: nobody would take it away again.
+            # No lock for a peer that has gone: nobody would take it away again.
             raise PeerUnreachableError(f"there is no connection to {peer_id}")
         async with self._opening.setdefault(peer_id, trio.Lock()):
             stream = self._streams.get(peer_id)
@@ -199,7 +199,7 @@ class Exchange:
             return PROTOCOL_V11
 
     def hello_of(self, peer_id: str) -> Hello | None:
-        """What a 1.1.0 peer said of itself; None for others."""
+        """Return the Hello of a 1.1.0 peer; None for others."""
         stream = self._streams.get(peer_id)
         return stream.hello if stream is not None else None
 
@@ -297,7 +297,7 @@ class Exchange:
     def announce(self, peer_id: str, answer: MessageType, *, request_id: int = 0) -> None:
         """Keep this answer, or the error in its place, for an `expect` that comes later.
 
-        What was announced first is forgotten at the bound, and with the connection.
+        An announcement is forgotten at the bound, the oldest first, and with the connection.
         """
         self._dispatcher.pending.announce(peer_id, answer, request_id)
 
@@ -370,7 +370,7 @@ class Exchange:
         current = self._streams.get(stream.peer_id)
         if current is None or not current.is_open or current.hello is None:
             self._streams[stream.peer_id] = message_stream
-        # Else its Hello decides: who opened it may have thought better of it, and never say one.
+        # Else its Hello decides: the peer that opened it may have thought better of it, and never say one.
         return message_stream
 
     async def _serve_v11(self, stream: Stream) -> None:
@@ -402,7 +402,7 @@ class Exchange:
         if stream.hello is None and not is_current and not stream.is_retired:
             return  # nothing has gone by it
         if other := self._other_stream(stream):
-            # What a peer has here is the peer's, not the stream's; what was on its way may be lost.
+            # Requests that are served here are the peer's, not the stream's; messages on their way may be lost.
             if is_current:
                 self._streams[peer_id] = other
             self._dispatcher.pending.fail(peer_id, lost)
@@ -449,7 +449,7 @@ class Exchange:
         )
 
     def _receive_of_stream(self, stream: MessageStream, message: TensorMessage) -> None:
-        """What is about the stream itself, or ends a request; credit it has taken already."""
+        """Take a message about the stream itself, or that ends a request; the stream has taken credit already."""
         if message.msg_type is MessageType.HELLO:
             assert stream.hello is not None
             self._streams[stream.peer_id] = stream
@@ -510,7 +510,7 @@ class Exchange:
         self._count_received(peer_id, message)
         job: Job | None = self._dispatcher.take(message)
         if job is not None:
-            # Served at once, whatever the number: an answer must not wait behind those who wait for it.
+            # Served at once, whatever the number: an answer must not wait behind the handlers that wait for it.
             # The number of streams bounds it.
             with self._budget.hold(peer_id, len(message.data)):
                 await job.run()
@@ -518,7 +518,7 @@ class Exchange:
     # Ourselves
 
     def _loop_back(self, message: TensorMessage) -> None:
-        """Serve a message of ours here. Its data is copied: whoever gets it may write to it."""
+        """Serve a message of ours here. Its data is copied: a handler may write to it."""
         message = replace(enveloped(message), from_peer=self.host.peer_id)
         message_parts(message)  # what could not be sent is an error here too
         envelope = message.envelope

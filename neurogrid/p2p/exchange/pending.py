@@ -1,8 +1,8 @@
 """Requests that wait for an answer, matched by peer, type of the answer and request id.
 
 1.0.0 has answers without a request id: a WeightsAck is matched by its layer, a LayerStatus and a
-GPUInfo go to whoever has waited longest. An answer may come before its asker waits for it: what was
-`announced` is kept, within bounds. Nothing here does I/O; `Exchange` drives it.
+GPUInfo go to the request that has waited longest. An answer may come before its asker waits for it: an
+answer that was `announced` is kept, within bounds. Nothing here does I/O; `Exchange` drives it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PendingRequests", "Waiter"]
 # Peers that are gone and whose last answers nobody has fetched yet.
 MAX_GONE_PEERS = 64
 
-# Answers that are as good without a request id: they speak of the peer, whoever asked.
+# Answers that are as good without a request id: they speak of the peer, whichever request asked.
 _ABOUT_THE_PEER = frozenset({MessageType.LAYER_STATUS, MessageType.GPU_INFO})
 
 
@@ -74,7 +74,7 @@ class Waiter:
                 self._sending.cancel()
 
     def expire(self) -> None:
-        """The deadline of who waits has come."""
+        """Wake the waiting task: its deadline has come."""
         self._woken.set()
         self._woken = trio.Event()
 
@@ -254,7 +254,7 @@ class PendingRequests:
 
     def announce(self, peer_id: str, answer: MessageType, correlation: int) -> None:
         """Keep this answer for a later `expect` if it comes first. The oldest are forgotten at the bound."""
-        self._gone.pop(peer_id, None)  # it is back, and no longer one of those to forget
+        self._gone.pop(peer_id, None)  # it is back, and no longer a peer to forget
         peer = self._peers.setdefault(peer_id, _Peer())
         self._take_announced(peer, answer, correlation)
         while len(peer.announced) >= self._bounds.max_pending_per_peer:
@@ -262,7 +262,7 @@ class PendingRequests:
         peer.announced.append(Waiter(peer_id, answer, correlation, self._deadlines))
 
     def take_back(self, peer_id: str, answer: MessageType, correlation: int) -> None:
-        """What was announced will not be asked for after all, or not of a peer that is there."""
+        """Forget an announced answer that will not be asked for after all, or not of a peer that is there."""
         peer = self._peers.get(peer_id)
         if peer is not None:
             self._take_announced(peer, answer, correlation)
@@ -306,7 +306,7 @@ class PendingRequests:
         return bool(waiters)
 
     def forget(self, peer_id: str) -> None:
-        """A peer is gone: what it left, answers and errors, is kept for the latest such peers only."""
+        """Note that a peer is gone: the answers and errors that it left are kept for the latest such peers only."""
         if peer_id not in self._peers:
             return
         self._gone[peer_id] = self._gone.pop(peer_id, None)
@@ -328,7 +328,7 @@ class PendingRequests:
         for waiter in tuple(peer.announced):
             if total <= self._bounds.max_early_bytes_per_peer or len(peer.announced) == 1:
                 break
-            if waiter.num_bytes:  # those whose answer is still to come cost nothing
+            if waiter.num_bytes:  # an answer that is still to come costs nothing
                 total -= waiter.num_bytes
                 peer.announced.remove(waiter)
 

@@ -108,7 +108,7 @@ def place_in(
 
     Args:
         data: the signed form, as it came in a SessionOpen.
-        coordinator: who sent that.
+        coordinator: the peer that sent that.
         session_id, start, stop: what the SessionOpen says.
         clock: gives seconds of the Unix epoch.
 

@@ -1,4 +1,4 @@
-"""Requests that are being served, and those that wait for their turn: bounded by peer and in total, fair.
+"""Requests that are being served or wait for their turn: bounded by peer and in total, fair.
 
 Each peer has a queue of its own; when there is room, peers take turns. Knows neither messages nor streams: a job
 is an async function without arguments that raises nothing.
@@ -54,7 +54,7 @@ class Serving:
         return True
 
     def forget(self, peer_id: str) -> None:
-        """Drop what a peer has waiting. What runs goes on."""
+        """Drop the jobs of a peer that wait. A job that runs goes on."""
         for _, on_done in self._waiting.pop(peer_id, ()):
             on_done()
 
@@ -62,7 +62,7 @@ class Serving:
         while (peer_id := self._whose_turn()) is not None:
             queue = self._waiting.pop(peer_id)
             run, on_done = queue.popleft()
-            if queue:  # whoever had a turn goes to the end of the row
+            if queue:  # a peer that had a turn goes to the end of the row
                 self._waiting[peer_id] = queue
             self._start(peer_id, run, on_done)
 

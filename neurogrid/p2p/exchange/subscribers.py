@@ -1,6 +1,6 @@
-"""Who serves which message: handlers by type, several for each, sync and async.
+"""Handlers of messages by type, several for each, sync and async.
 
-Knows no streams: it calls what is sync at once, and gives the rest back as a job for somebody to run.
+Knows no streams: sync handlers are called at once, and the rest is given back as a job for the caller to run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Subscriber:
 
 
 class Job:
-    """What is left to await for one message: `run` it, or `drop` it."""
+    """The handlers that are left to await for one message: `run` them, or `drop` them."""
 
     def __init__(self, message: TensorMessage, steps: list[_Subscriber | Awaitable[None]]) -> None:
         self._message = message

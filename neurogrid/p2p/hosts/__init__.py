@@ -1,1 +1,1 @@
-"""Hosts: what listens and dials, whoever does it; identities, addresses and what a machine is called."""
+"""Hosts, which listen and dial, over any network; identities, addresses and names of machines."""

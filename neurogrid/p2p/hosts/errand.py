@@ -1,4 +1,4 @@
-"""Calls that a host makes in a task of its own, so that whoever asked for them may give up waiting.
+"""Calls that a host makes in a task of its own, so that the task that asked for them may give up waiting.
 
 A dial, a negotiation or a goodbye that is cut half-way leaves half a connection behind, which costs both sides
 more than to let it finish: each has a deadline of its own.
@@ -22,7 +22,7 @@ class Errand(Generic[T]):
     """One such call. `run` belongs into the host's nursery; `wait` may be called by several tasks.
 
     Args:
-        function: what to do. What it raises of ours is raised by `wait`; anything else ends the host.
+        function: what to do. An error of ours that it raises is raised by `wait`; any other ends the host.
         undo: what to do with a result that nobody waits for any more. Quick.
     """
 
@@ -37,7 +37,7 @@ class Errand(Generic[T]):
         self._done = trio.Event()
         self._results: list[T] = []
         self._error: NeuroGridError | None = None
-        self._num_wanting = 0  # who wait, or have the result
+        self._num_wanting = 0  # tasks that wait, or have the result
 
     async def run(self) -> None:
         """Do it."""

@@ -1,9 +1,9 @@
-"""What a host is, whatever network carries it: an identity, connections to peers, streams on them.
+"""A host, over any network: an identity, connections to peers, streams on them.
 
 The layers above know this interface alone. `libp2p_host.open_host` makes one on libp2p,
 `memory.open_memory_network` makes several in one process; both pass the same conformance suite
-(tests/conformance). What no network decides is done here: peer addresses, who is told of connections,
-and what becomes of an error that leaves a stream handler.
+(tests/conformance). What no network decides is done here: peer addresses, which handlers are told of
+connections, and what becomes of an error that leaves a stream handler.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PLACES = frozenset({"tcp", "quic-v1", "memory"})
 def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
     """Split `/ip4/.../tcp/.../p2p/ID` or `/ip4/.../udp/.../quic-v1/p2p/ID` into the multiaddr and the peer id.
 
-    An address through a relay, `.../p2p/RELAY/p2p-circuit/p2p/ID`, is that of whom it leads to.
+    An address through a relay, `.../p2p/RELAY/p2p-circuit/p2p/ID`, is that of the peer at its end.
 
     Raises:
         ConfigurationError: not a multiaddr, neither a TCP nor a QUIC part, or no `/p2p/` part.
@@ -94,11 +94,11 @@ class HostReach(Protocol):
 
 
 class Host(ABC):
-    """A host that runs; whoever opened it ends it.
+    """A host that runs; its opener ends it.
 
     Attributes:
         identity: key pair and peer id.
-        gate: what decides whom it serves; None where everybody is served.
+        gate: decides which peers it serves; None where every peer is served.
     """
 
     def __init__(self, identity: Identity, admission: Admission | None = None) -> None:
@@ -172,7 +172,7 @@ class Host(ABC):
         return ""
 
     def role_of(self, peer_id: str) -> str | None:
-        """What a connected peer may act as: "coordinator", "worker"; "any" where nobody decides.
+        """Return the role that a connected peer may act in: "coordinator", "worker"; "any" where nobody decides.
 
         None for a peer that is not admitted, or not connected.
         """
@@ -200,9 +200,9 @@ class Host(ABC):
         self._reach = reach
 
     def serve_strangers(self, protocol_ids: Iterable[str]) -> None:
-        """Serve these protocols to whoever connects, and ask anybody for them, though they are not admitted.
+        """Serve these protocols to every peer that connects, and ask any peer for them, admitted or not.
 
-        Some connections to such peers are kept (`unadmitted_peers`); they have no role, and are served nothing else.
+        Some connections to strangers are kept (`unadmitted_peers`); they have no role, and are served nothing else.
         """
         if self.gate is not None:
             self.gate.serve_strangers(protocol_ids)
@@ -297,19 +297,19 @@ class Host(ABC):
     def on_direct(self, handler: ConnectionHandler) -> None:
         """Call `handler(peer_id)` when a peer that was connected through a relay is connected directly besides.
 
-        What runs through the relay goes on, and the connection there is closed once nothing does. As `on_connected`.
+        Streams through the relay go on, and the connection there is closed once none is left. As `on_connected`.
         """
         self._direct_handlers.append(handler)
 
     def note_direct(self, peer_id: str) -> None:
-        """A peer that was connected through a relay is connected directly; for who has brought that about."""
+        """Tell that a peer connected through a relay is now connected directly; for the code that connected it."""
         for handler in self._direct_handlers:
             handler(peer_id)
 
     async def wait_disconnected(self, peer_id: str) -> None:
-        """Return when there is no connection to the peer and everybody was told so; at once if that is so now.
+        """Return when there is no connection to the peer and all were told so; at once if that is so now.
 
-        Everybody: those of `on_disconnected`, and what decides whom this host serves (`role_of`).
+        All: the handlers of `on_disconnected`, and the gate (`role_of`).
         """
         if self._is_linked(peer_id) or peer_id in self._disconnected:
             await self._disconnected.setdefault(peer_id, trio.Event()).wait()
@@ -353,7 +353,7 @@ class Host(ABC):
         if self.gate is None or self.gate.disconnected(peer_id):
             for handler in self._disconnected_handlers:
                 handler(peer_id)
-        # Last: who waits finds it told.
+        # Last: a task that waits finds it told.
         event = self._disconnected.pop(peer_id, None)
         if event is not None:
             event.set()

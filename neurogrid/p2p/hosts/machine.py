@@ -1,4 +1,4 @@
-"""What people call machines: the name that this one tells its peers, and a peer as people are shown it.
+"""Names of machines: the one that this machine tells its peers, and a peer as people are shown it.
 
 A name is what its peer says, so it stands beside the peer id and never in its place: nothing is decided by it, and
 two peers may have the same.
@@ -28,7 +28,7 @@ MAX_NAMES: Final = 1024
 
 
 def machine_name(chosen: str | None = None) -> str:
-    """What peers are told that this machine is called; empty for nothing.
+    """Return the name that peers are told of this machine; empty for none.
 
     Args:
         chosen: a name, empty to tell none; None for the host's name up to its first dot.

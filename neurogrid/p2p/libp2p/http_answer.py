@@ -1,7 +1,7 @@
 """An answer for browsers at a libp2p port: what this is, and where the page is.
 
 A peer begins with the name of multistream-select; a browser that was given the address of a peer begins with the name
-of a method. The first bytes tell, and are left where they are for whoever they are meant for. What is not HTTP goes on
+of a method. The first bytes tell, and are left in place for their reader. A connection that is not HTTP goes on
 as it did. Source: https://github.com/multiformats/multistream-select
 """
 
@@ -78,7 +78,7 @@ def answer_http(swarm: Any) -> None:
 async def _begins_with_http(connection: trio.socket.SocketType) -> bool:
     """Look at what came first, and leave it there."""
     first = b""
-    with trio.move_on_after(_FIRST_BYTES_TIMEOUT), suppress(OSError):  # whoever reads next meets it
+    with trio.move_on_after(_FIRST_BYTES_TIMEOUT), suppress(OSError):  # the next reader meets it
         first = await connection.recv(_LONGEST, socket.MSG_PEEK)
     return is_http(first)
 

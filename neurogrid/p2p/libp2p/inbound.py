@@ -11,9 +11,9 @@ Its bound for each peer does not hold in a connection's first 20 s, nor for peer
 could take all the places there are. Here it holds from the first on.
 
 It ends its listeners only if it is closed in order and in time: one whose opening was cut short accepts on. Here they
-are closed whatever happened. And it closes them after its connections, and those one after the other, 0.1 s for each:
-who dials again when a connection is lost has another to a host that is about to end, and a coordinator of 30 workers
-runs out of time before all were told. Here nobody comes in any more, and all are told at once.
+are closed whatever happened. And it closes them after its connections, which it closes one after the other, 0.1 s for
+each: a peer that dials again when it loses one gets another to a host that is about to end, and a coordinator of 30
+workers runs out of time before all were told. Here no peer comes in any more, and all are told at once.
 """
 
 from __future__ import annotations

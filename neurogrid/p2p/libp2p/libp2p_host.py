@@ -10,10 +10,10 @@ What this module knows and nobody above it needs to:
 - the swarm dials peers that it knows on its own when it has few connections; we switch that off.
 - to take a protocol out ends the host, if a peer has just begun to ask for it (a `KeyError` in its negotiation); here
   that peer's stream is reset.
-- to open a stream dials the peer again if its connection has just ended; we refuse that, since whoever ended it
-  would be left with a connection that it does not know of.
+- to open a stream dials the peer again if its connection has just ended; we refuse that, since the peer that
+  ended it would be left with a connection that it does not know of.
 - without LIBP2P_DEBUG it means to be silent, but leaves its loggers without a handler: Python's last resort then prints
-  what it says, such as that a peer went while it was asked who it is. What concerns us is raised to us.
+  what it says, such as that a peer went during identify. Errors that concern us are raised to us.
 
 Everything that runs lives in the nursery of `open_host`; leaving it ends all of it.
 """
@@ -189,7 +189,7 @@ class Libp2pHost(Host):
             known = self.libp2p.get_peerstore().addrs(_id_of(peer_id))
         except PeerStoreError:
             return circuits
-        # Stock hosts tell what they listen at: whoever dials 0.0.0.0 finds himself.
+        # Stock hosts tell what they listen at: a host that dials 0.0.0.0 finds itself.
         places = (str(a).removesuffix(suffix) for a in known if not _is_wildcard(a))
         # One of those may be private to a network that nobody else is on; a relay was reached from here at least.
         return tuple(dict.fromkeys((*circuits, *(f"{place}{suffix}" for place in places))))
@@ -331,7 +331,7 @@ async def open_host(
         listen: multiaddrs to listen on; port 0 takes a free one. TCP on loopback alone by default.
         listen_fallback: where to listen, with a warning, if one of `listen` is taken. Empty: an error.
         identity: the key pair; a new one for this process when None.
-        admission: whom it serves (`neurogrid.p2p.trust`); None is whoever reaches it.
+        admission: which peers it serves (`neurogrid.p2p.trust`); None is every peer that reaches it.
         keep_alive: seconds without a sign of life after which a peer is lost, a second or more; each is pinged four
             times in it. None for 40 (TCP) and 30 (QUIC): more than a peer on a slow machine is ever silent.
 
@@ -422,7 +422,7 @@ class _Handlers(dict[TProtocol, StreamHandlerFn]):
 
 
 def _gate_streams(libp2p: IHost, hosts: Sequence[Libp2pHost]) -> None:
-    """Put the gate of the host, once there is one, in front of every stream handler, whoever registers it.
+    """Put the gate of the host, once there is one, in front of every stream handler, ours or not.
 
     So also in front of py-libp2p's own services: Kademlia, relay, identify push.
     """
@@ -466,7 +466,7 @@ def _is_wildcard(address: Multiaddr) -> bool:
 
 
 def _tell_where_to_dial(libp2p: IHost, host: Libp2pHost) -> None:
-    """Have identify name addresses that can be dialled; through a relay is for those who look for one."""
+    """Have identify name addresses that can be dialled; relayed ones are for peers that look for one."""
 
     def addresses() -> list[Multiaddr]:
         return [Multiaddr(a) for a in host.addresses if "/p2p-circuit/" not in a]

@@ -1,8 +1,8 @@
 """Negotiate a protocol in one round trip: the first proposal goes along with multistream-select's own name.
 
 py-libp2p 0.8.1 waits for the peer's answer to the name before it proposes anything, at each stream, and twice at each
-connection. Nothing in the specification asks for that, and go-libp2p does not wait either. Whoever serves reads one
-line after the other, and notices nothing.
+connection. Nothing in the specification asks for that, and go-libp2p does not wait either. The peer that serves
+reads one line after the other, and notices nothing.
 
 Source: https://github.com/libp2p/specs/blob/master/connections/README.md ("multistream-select").
 """

@@ -39,7 +39,7 @@ __all__ = ["security_options"]
 
 
 def security_options(identity: Identity) -> dict[TProtocol, ISecureTransport]:
-    """What a host offers and accepts, in the order of preference (`sec_opt` of `libp2p.new_host`)."""
+    """Return the handshakes that a host offers and accepts, preferred first (`sec_opt` of `libp2p.new_host`)."""
     noise_key = create_noise_key_pair().private_key
     return {
         NOISE: NoiseTransport(identity.key_pair, noise_privkey=noise_key),
@@ -77,7 +77,7 @@ class _TLSTransport(TLSTransport):
 
 @contextmanager
 def _map_exceptions() -> Iterator[None]:
-    """Whatever a peer's bytes and certificate make the stock handshake raise: the handshake failed."""
+    """Raise a handshake failure for each error that a peer's bytes and certificate cause in the stock handshake."""
     try:
         yield
     except HandshakeFailure:

@@ -63,7 +63,7 @@ class LinkConnection(IMuxedConn):
 
     Args:
         conn: the secured connection; from `start` on it is this object's alone.
-        peer_id: whom it leads to.
+        peer_id: the peer at its other end.
         pool: the account of unread bytes of all connections of this host.
 
     Attributes:
@@ -367,7 +367,7 @@ class LinkConnection(IMuxedConn):
         self._scope.cancel()
 
     def _end(self, reason: str) -> None:
-        """Let nobody wait for this connection any more. What has arrived can still be read."""
+        """Let no task wait for this connection any more. What has arrived can still be read."""
         if self.end_reason is not None:
             return
         self.end_reason = reason

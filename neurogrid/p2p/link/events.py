@@ -1,4 +1,4 @@
-"""What the Yamux state machine tells its driver. All of it is the peer's doing, but for one reset."""
+"""Events that the Yamux state machine tells its driver. All are the peer's doing, but for one reset."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The bytes of one connection on their way in: headers put together, payload put where it belongs.
 
-Payload goes to the reader's own memory while that is lent, and into the stream's inbox otherwise. What it may
-not be put into, because the connection holds too much unread, is told and dropped.
+Payload goes to the reader's own memory while that is lent, and into the stream's inbox otherwise. Payload
+that finds no room, because the connection holds too much unread, is told and dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Inflow:
 
     Args:
         buffers: the connection's account of unread bytes.
-        windows: whom what is read at once, or dropped, is credited to.
+        windows: told of the bytes that are read at once, or dropped, for the peer's credit.
         on_header: called with a buffer and the offset of a header in it; it may call `expect_payload`.
         on_data: called with a stream that has got bytes.
         on_too_much: called with a stream whose bytes the connection cannot hold; it has to reset it.
@@ -69,7 +69,7 @@ class Inflow:
                     self._on_header(head, 0)
 
     def expect_payload(self, stream: StreamState | None, num_bytes: int, flags: int) -> None:
-        """What follows is the payload of a frame; of no stream if it is to be dropped."""
+        """Take the bytes that follow as the payload of a frame; of no stream if it is to be dropped."""
         self._left = num_bytes
         self._flags = flags
         self._stream = stream

@@ -1,4 +1,4 @@
-"""What a connection may hold and how long it may take: every bound of the link, with its reason.
+"""Bounds of a connection: how much it may hold and how long it may take, each with its reason.
 
 And the account of unread bytes that makes the bounds of a connection and of a whole host hold together.
 """

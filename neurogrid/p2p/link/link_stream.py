@@ -44,7 +44,7 @@ class LinkStream(MuxedStream):
         state.owner = self
 
     def __del__(self) -> None:
-        # Whoever drops a stream unread gives its bytes back to the connection's account.
+        # A stream that is dropped unread gives its bytes back to the connection's account.
         self._connection.core.discard(self.state)
 
     @property
@@ -187,7 +187,7 @@ class LinkStream(MuxedStream):
             if not (
                 self._has_enough or self._intake_error or is_over or self._connection.end_reason
             ):
-                return  # more may come, to a reader who has all that came
+                return  # more may come, to a reader that has all that came
         reader, self._reader = self._reader, None
         if reader is not None:  # it may have been cancelled by what it was given
             trio.lowlevel.reschedule(reader)
@@ -205,7 +205,7 @@ class LinkStream(MuxedStream):
         state, core = self.state, self._connection.core
         inbox = state.inbox
         while inbox.size:
-            # Whoever gave us the bytes sends the credit.
+            # The task that gave us the bytes sends the credit.
             if memory is None:
                 piece = inbox.pop()
                 core.consumed(state, len(piece))

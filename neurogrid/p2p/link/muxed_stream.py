@@ -1,4 +1,4 @@
-"""What py-libp2p asks of a stream beside reading and writing, the same whatever carries it."""
+"""The part of py-libp2p's stream beside reading and writing, the same over TCP and QUIC."""
 
 from __future__ import annotations
 

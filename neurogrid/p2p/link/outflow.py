@@ -110,7 +110,7 @@ class Outflow:
         return None
 
     def _flag_frame(self, stream: StreamState) -> Frame | None:
-        """What a stream has to say besides data; None if data has carried it meanwhile."""
+        """Make the frame of a stream's flags and credit without data; None if data has carried them meanwhile."""
         flags = _opening_flags(stream)
         if stream.fin_wanted and not stream.outbox and not stream.fin_sent:
             flags |= FIN

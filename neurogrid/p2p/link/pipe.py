@@ -112,7 +112,7 @@ def leave_unpaced_within_machine(sock: socket.socket) -> None:
     """
     if not hasattr(socket, "TCP_CONGESTION"):
         return  # Linux alone has the choice
-    # The socket may be gone already, which whoever uses it will see, or the kernel be without this control.
+    # The socket may be gone already, which its next user will see, or the kernel be without this control.
     with suppress(OSError):
         if sock.getsockname()[0] == sock.getpeername()[0]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)

@@ -106,15 +106,15 @@ class NoiseSession(BaseSession):
         await self._raw_conn.close()
 
     def take_plaintext(self) -> bytes:
-        """What was opened and not read: it comes before all that the opener gives."""
+        """Take the bytes that were opened and not read: they come before all that the opener gives."""
         data, self._plaintext = self._plaintext, b""
         return data
 
     def detach_socket(self) -> socket.socket | None:
         """Take the socket out of the connection; None when there is something else than TCP below.
 
-        A private network, a relay or a web socket stand below others: those are read and written through `read` and
-        `write`. Afterwards the caller closes the socket; `close` does not.
+        A private network, a relay or a web socket stand below others: such connections are read and written through
+        `read` and `write`. Afterwards the caller closes the socket; `close` does not.
         """
         raw_conn: Any = self._raw_conn
         if type(raw_conn) is not RawConnection or type(raw_conn.stream) is not TrioTCPStream:

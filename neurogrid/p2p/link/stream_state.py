@@ -1,4 +1,4 @@
-"""What the Yamux state machine keeps for one stream, and for one write that waits on it."""
+"""The state of one stream of Yamux, and of one write that waits on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Loan:
 
     @property
     def free(self) -> memoryview:
-        """What can still be written to."""
+        """The memory that can still be written to."""
         return self.memory[self.filled :]
 
 

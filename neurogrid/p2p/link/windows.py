@@ -1,4 +1,4 @@
-"""What the peer may send on each stream: credit for what was read, and windows that grow where it helps.
+"""Windows of each stream: credit to the peer for what was read, and growth where it helps.
 
 Credit is given at half a window. A window doubles while its reader keeps up: one that is slow is given no more.
 Beyond a small size it doubles only if half of it was used up within four round trips, so that it is the window that

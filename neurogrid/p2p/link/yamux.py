@@ -5,7 +5,7 @@ ends the connection: a window exceeded, a stream id of the wrong parity or never
 cross on the way is forgiven: frames for a stream that was reset or closed here meanwhile.
 
 What it refuses to know: Noise, sockets, tasks and clocks. The driver feeds `receive_data`, takes frames from
-`outflow` as often as there is room to send, and wakes whom the events and `outflow.take_finished` name.
+`outflow` as often as there is room to send, and wakes the tasks that the events and `outflow.take_finished` name.
 
 Strategy:
 - A write is queued by reference and cut into frames when there is room to send them. The streams that have

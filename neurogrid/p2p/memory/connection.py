@@ -6,7 +6,7 @@ bytes of the stream that it carries. Nothing but that task calls across, so that
 only as it would through a wire: later, in order, and not at all once the connection is lost.
 
 A stream has a window, as in Yamux: the writer waits when the other side has not read for long.
-Who dials whom, and which protocols a host serves, is not known here (`memory`).
+Which host dials which, and which protocols a host serves, is not known here (`memory`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Way:
 
 
 class ConnectionEnd:
-    """What one host holds of a connection.
+    """One host's end of a connection.
 
     Attributes:
         peer_id: the host at the other end.

@@ -45,7 +45,7 @@ class MemoryNetwork:
 
         Args:
             identity: the key pair; a new one when None.
-            admission: whom it serves (`neurogrid.p2p.trust`); None is everybody.
+            admission: which peers it serves (`neurogrid.p2p.trust`); None is every peer.
 
         Raises:
             ConfigurationError: a host with this identity is in the network already, or `admission` is

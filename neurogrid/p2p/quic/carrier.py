@@ -1,4 +1,4 @@
-"""What a connection asks of the socket that it shares with others."""
+"""The socket of a connection, shared with others, as the connection uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Carrier"]
 
 
 class Carrier(Protocol):
-    """What carries a connection's datagrams."""
+    """A socket that carries a connection's datagrams."""
 
     def send(self, datagrams: list[Datagram]) -> None:
         """Send, or keep until that is possible."""
@@ -25,4 +25,4 @@ class Carrier(Protocol):
         """Datagrams to `cid` are for `connection`."""
 
     def forget(self, cid: bytes) -> None:
-        """Datagrams to `cid` are for nobody any more."""
+        """Datagrams to `cid` are for no connection any more."""

@@ -1,7 +1,7 @@
 """The certificates of libp2p: a key of the connection's own, vouched for by the key that the peer id stands for.
 
 A certificate signs itself and proves nothing but that its holder has its key. The peer id is in an extension: the
-peer's public key, and its signature over the certificate's. Who verified both, and the handshake, knows who is there.
+peer's public key, and its signature over the certificate's. With both, and the handshake, verified, the peer is known.
 
 Parsing here is strict and bounded, since anybody may send anything: what is not understood in full is refused.
 

@@ -1,4 +1,4 @@
-"""What every certificate of libp2p says, whoever it is for: nothing."""
+"""The part of a libp2p certificate that is the same for every peer, and says nothing of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The driver of one connection: py-libp2p's `IMuxedConn` over the state machine.
 
-Whoever causes something does it at once, in its own task: the socket's reader takes datagrams and sends what follows
-from them, a writer sends what it wrote. One task per connection is left for what no one else does: timers, signs of
+Each task does at once what it causes: the socket's reader takes datagrams and sends what follows from
+them, a writer sends what it wrote. One task per connection is left for what no other does: timers, signs of
 life, and the end. So no frame is ever cut by a cancellation; what was handed over is sent, whatever becomes of the
 task that wrote it.
 """
@@ -53,7 +53,7 @@ class QuicMuxedConn(IMuxedConn):
         core: the state machine, for the streams.
         limits: its bounds.
         breath: what its streams take after each call.
-        peer_id: whom it leads to; to be read once the handshake is complete.
+        peer_id: the peer at its other end; to be read once the handshake is complete.
         handshake_over: set when the handshake is complete, or has failed.
         event_started: set once streams can be opened.
         event_shutting_down: set when no more can be.
@@ -111,7 +111,7 @@ class QuicMuxedConn(IMuxedConn):
 
     @property
     def peer_id(self) -> ID:  # type: ignore[override]  # libp2p has a variable; the handshake tells it
-        """Whom it leads to."""
+        """The peer at its other end."""
         peer_id = self.core.peer_id
         assert peer_id is not None, "the handshake is not complete"
         return peer_id
@@ -375,7 +375,7 @@ class QuicMuxedConn(IMuxedConn):
                 await self._sent.wait()
 
     def _end(self, reason: str) -> None:
-        """Let nobody wait for this connection any more. What has arrived can still be read."""
+        """Let no task wait for this connection any more. What has arrived can still be read."""
         if self._reason is not None:
             return
         self._reason = reason

@@ -4,7 +4,7 @@ No I/O and no clock: datagrams in, datagrams and events out, and a time to be wo
 touches what qh3 does not offer as public; tests/unit/test_quic_qh3.py names each such attribute, and fails when one
 moves. Another version than the pinned one may be quite another program: 2.x does this in Rust, out of reach.
 
-Whatever a peer's datagrams make it raise ends that connection and no other.
+An error that a peer's datagrams cause in it ends that connection and no other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Datagram = tuple[bytes, tuple[Any, ...]]
 
 
 class Configurations:
-    """What all connections of a host share: a certificate, and the numbers that qh3 asks for."""
+    """The configurations of all connections of a host: a certificate, and the numbers that qh3 asks for."""
 
     def __init__(self, identity: KeyPair, limits: QuicLimits) -> None:
         certificate, key = make_certificate(identity)
@@ -80,7 +80,7 @@ class Core(QuicConnection):
     """One connection.
 
     Args:
-        expected: whom we dialled; None for a connection that was accepted.
+        expected: the peer that we dialled; None for a connection that was accepted.
         forget: called with the number of each stream that is over.
         original_destination_connection_id: of an accepted connection: what its first datagram was sent to.
         retry_source_connection_id: the same, if there was a Retry in between: what we asked it to be sent to.
@@ -123,7 +123,7 @@ class Core(QuicConnection):
 
     @property
     def peer_id(self) -> ID | None:
-        """Who the peer has shown to be; to be believed once the handshake is complete."""
+        """The peer id that the peer has shown; to be believed once the handshake is complete."""
         return self.tls.peer_id if isinstance(self.tls, MutualTLS) else None
 
     @property
@@ -204,7 +204,7 @@ class Core(QuicConnection):
             stream.receiver.stop(0)
 
     def grant(self, stream_id: int) -> StreamGrant:
-        """What may be sent to us on a stream that is there."""
+        """Return the peer's grant on a stream that is there: what it may send to us."""
         return StreamGrant(self._streams[stream_id])
 
     # ------------------------------------------------------------------ driving it
@@ -223,7 +223,7 @@ class Core(QuicConnection):
         del self._network_paths[_MAX_PATHS:]
 
     def produce(self, now: float) -> list[Datagram]:
-        """What can be sent now."""
+        """Return the datagrams that can be sent now."""
         try:
             return self.datagrams_to_send(now)
         # As above: what is sent depends on what the peer said.
@@ -239,7 +239,7 @@ class Core(QuicConnection):
             self.handle_timer(now)
 
     def events(self) -> Iterator[QuicEvent]:
-        """What has happened since the last call."""
+        """Yield the events since the last call."""
         while (event := self.next_event()) is not None:
             yield event
 
@@ -261,8 +261,8 @@ class Core(QuicConnection):
         super()._initialize(peer_cid)
         self.tls = mutual_tls(self.tls, self._expected)
 
-    # qh3 forgets a stream in the middle of whose turn the packet is full: whoever waits for its reset would wait for
-    # ever. So it is passed over, and has its turn in the next packet.
+    # qh3 forgets a stream in the middle of whose turn the packet is full: a task that waits for its reset would wait
+    # for ever. So it is passed over, and has its turn in the next packet.
 
     def _write_stop_sending_frame(self, builder: QuicPacketBuilder, stream: QuicStream) -> None:
         if _has_room(builder, STOP_SENDING_FRAME_CAPACITY):

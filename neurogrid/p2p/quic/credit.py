@@ -46,7 +46,7 @@ class Allowance:
 
 
 class StreamGrant:
-    """What the peer may send on one stream, in the form of qh3's stream when that is told to the peer.
+    """The bytes that the peer may send on one stream, in the form of a stream that qh3 tells the peer about.
 
     Attributes:
         stream_id: of the stream.
@@ -119,7 +119,7 @@ class FinishedStreams:
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         self._forget = forget
-        self._ranges: dict[int, RangeSet] = {}  # by who opened the stream and its direction
+        self._ranges: dict[int, RangeSet] = {}  # by the stream's opener and its direction
 
     def add(self, stream_id: int) -> None:
         """A stream is over."""

@@ -1,9 +1,9 @@
-"""A UDP socket with the connections on it: hands each datagram to whom it is for, and lets new peers in.
+"""A UDP socket with the connections on it: hands each datagram to its connection, and lets new peers in.
 
-What cannot be told apart from noise is ignored without an answer. A stranger's first datagram costs us a handshake,
-so only so many may be in progress; from a certain number on, whoever begins one has to show first, by a Retry, that
-it receives at the address that it claims. Of those that did, each address has a share: who has shown nothing is not
-counted by an address that may be another's.
+A datagram that cannot be told apart from noise is ignored without an answer. A stranger's first datagram costs us a
+handshake, so only so many may be in progress; from a certain number on, a peer that begins one has to show first, by a
+Retry, that it receives at the address that it claims. Of the handshakes of peers that did, each address has a share: a
+peer that has shown nothing is not counted by an address that may be another's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UdpEndpoint:
 
     Args:
         accept: called in a task of its own for each connection of a peer that has shown who it is; it may stay
-            until the connection is over, which ends it. None lets nobody in.
+            until the connection is over, which ends it. None lets no peer in.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class UdpEndpoint:
         self._by_cid[cid] = connection
 
     def forget(self, cid: bytes) -> None:
-        """Datagrams to `cid` are for nobody any more."""
+        """Datagrams to `cid` are for no connection any more."""
         self._by_cid.pop(cid, None)
 
     # ------------------------------------------------------------------ running
@@ -169,7 +169,7 @@ class UdpEndpoint:
             start = end
 
     def _let_in(self, datagram: bytes, address: Address) -> None:
-        """A datagram for nobody: perhaps somebody's first."""
+        """Take a datagram for no connection: perhaps a peer's first."""
         limits = self._pool.limits
         if (
             self._accept is None
@@ -306,7 +306,7 @@ class UdpEndpoint:
 
 
 def _destination(datagram: bytes) -> bytes | None:
-    """For whom a datagram is; None if it is too short to say."""
+    """Return the connection id that a datagram is for; None if it is too short to say."""
     if not datagram:
         return None
     if datagram[0] & _LONG_HEADER:

@@ -1,4 +1,4 @@
-"""What a connection, a listener and a host may hold and how long it may take: every bound, with its reason."""
+"""Bounds of a connection, a listener and a host: how much each may hold and for how long, with the reasons."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """TCP before QUIC, where a peer is known by both.
 
 py-libp2p's swarm dials QUIC first. Ours is right but not as fast as TCP on a network that lets both pass, so QUIC is
-for where nothing else gets through, and for whoever asks for it by its address.
+for where nothing else gets through, and for a caller that asks for it by its address.
 """
 
 from __future__ import annotations

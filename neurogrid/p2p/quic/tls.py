@@ -43,7 +43,7 @@ class MutualTLS(tls.Context):
     """One side of a handshake.
 
     Attributes:
-        peer_id: who the peer has shown to be; None until then.
+        peer_id: the peer id that the peer has shown; None until then.
     """
 
     peer_id: ID | None
@@ -58,7 +58,7 @@ class MutualTLS(tls.Context):
         """Take bytes of the peer's handshake, and write ours to the buffers of their epochs.
 
         Raises:
-            qh3.tls.Alert: the peer broke the protocol, or is not who it should be.
+            qh3.tls.Alert: the peer broke the protocol, or is not the one that was expected.
         """
         if self.state is tls.State.CLIENT_HANDSHAKE_START:
             super().handle_message(input_data, output_buf, epoch)
@@ -189,7 +189,7 @@ def mutual_tls(stock: tls.Context, expected: ID | None) -> MutualTLS:
     """Take over from a context of qh3's before its first message.
 
     Args:
-        expected: whom we dialled; None lets anybody in who proves to be somebody.
+        expected: the peer that we dialled; None lets any peer in that proves its peer id.
     """
     context = MutualTLS.__new__(MutualTLS)
     context.__dict__.update(stock.__dict__)

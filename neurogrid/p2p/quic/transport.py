@@ -1,6 +1,6 @@
 """QUIC as a transport of py-libp2p: dials and listens at `/ip4/.../udp/.../quic-v1`.
 
-What it makes are connections that bring their own security and streams, which the swarm takes as they are.
+Its connections bring their own security and streams, and the swarm takes them as they are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class QuicTransport(ITransport):
         self._nursery = nursery
 
     def protocols(self) -> list[str]:
-        """What this transport can be asked for; for the swarm."""
+        """Return the protocols that this transport can be asked for; for the swarm."""
         return ["quic-v1"]
 
     def can_dial(self, maddr: Multiaddr) -> bool:

@@ -29,12 +29,12 @@ _RECEIVE_BYTES: Final = 65_536
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
 # What the kernel may hold while we compute; it grants as much as its administrator allows.
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
-# What waits for a network that is slower than we: beyond it datagrams are lost, as on any network.
+# Datagrams that wait for a network slower than we: beyond it datagrams are lost, as on any network.
 _MAX_WAITING: Final = 1024
 
 Address = tuple[Any, ...]
 
-# What a datagram may come back with; QUIC finds out by itself who is not there.
+# Errors that a datagram may come back with; QUIC finds out by itself that a peer is not there.
 _HARMLESS: Final = frozenset(
     {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMSGSIZE, errno.EPERM}
 )

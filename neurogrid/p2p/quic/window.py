@@ -15,7 +15,7 @@ __all__ = ["ConnectionWindow", "StreamWindow"]
 
 
 class ConnectionWindow:
-    """What all streams of a connection may hold unread."""
+    """The bytes that all streams of a connection may hold unread."""
 
     def __init__(self, core: Core, pool: WindowPool) -> None:
         self._core = core
@@ -59,7 +59,7 @@ class ConnectionWindow:
 
 
 class StreamWindow:
-    """What one stream may hold unread."""
+    """The bytes that one stream may hold unread."""
 
     def __init__(self, connection: ConnectionWindow, grant: StreamGrant, size: int) -> None:
         self._connection = connection

@@ -1,8 +1,8 @@
 """Can others dial this host? Peers are asked to try: AutoNAT, both sides.
 
 The client names its addresses to a connected peer, and the peer dials one of them. The server dials nothing but the
-address that it sees the asker at, on a connection of its own that ends with the handshake, and only so often: who
-asks cannot make it knock elsewhere. (The stock server dials by way of its swarm, which has a connection to the asker
+address that it sees the asker at, on a connection of its own that ends with the handshake, and only so often: an
+asker cannot make it knock elsewhere. (The stock server dials by way of its swarm, which has a connection to the asker
 already and takes that for the answer: everybody is told to be public.)
 
 Source: https://github.com/libp2p/specs/blob/master/autonat/autonat-v1.md
@@ -48,7 +48,7 @@ REQUEST_TIMEOUT: Final = 15.0
 CLOSE_TIMEOUT: Final = 1.0
 CHECK_INTERVAL: Final = 900.0
 FIRST_CHECKS: Final = (1.0, 10.0, 60.0)  # pauses at the beginning, when little is known
-# What the server does for others, within a minute.
+# Bounds of what the server does for others, within a minute.
 PERIOD: Final = 60.0
 MAX_DIALS: Final = 30
 MAX_DIALS_PER_PEER: Final = 3
@@ -64,7 +64,7 @@ class Reachability(Enum):
 
 @dataclass(frozen=True)
 class ReachabilityState:
-    """What the peers that were asked have found.
+    """The findings of the peers that were asked.
 
     Attributes:
         reachability: public once a peer got through; private when all that tried did not.
@@ -106,7 +106,7 @@ class AutoNat:
 
     @property
     def state(self) -> ReachabilityState:
-        """What is known now."""
+        """The findings up to now."""
         return self._state
 
     # ------------------------------------------------------------------ to ask
@@ -245,7 +245,7 @@ class AutoNat:
 
 
 def _at_ip(addresses: Iterable[bytes], ip: str) -> list[Multiaddr]:
-    """Those at an IP address, as multiaddrs without what follows the transport; once each."""
+    """Return the addresses at this IP address, as multiaddrs without what follows the transport; once each."""
     wanted = ipaddress.ip_address(ip)
     found: dict[str, Multiaddr] = {}
     for raw in addresses:

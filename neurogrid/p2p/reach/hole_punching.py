@@ -1,6 +1,6 @@
 """Direct connections between peers behind NATs: DCUtR, over the relayed connection that they have.
 
-Whoever was called through the relay (B) begins. It learns the caller's (A's) addresses and dials them plainly: A may
+The peer called through the relay (B) begins. It learns the caller's (A's) addresses and dials them plainly: A may
 be reachable after all. That is not done from our listening port: it would leave a trace in our NAT, through which
 A's dial would come in later, before we have dialled, and be answered in a way that the NAT takes for an error.
 If A cannot be reached, B measures the way through the relay, says "now", and both dial at the same moment

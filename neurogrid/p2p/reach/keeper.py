@@ -1,9 +1,9 @@
 """Connections that are kept: wanted peers are dialled, watched, and dialled again when they are lost.
 
-A task for each wanted peer. While there is a connection, whoever made it, it waits for the end of it and, where the
+A task for each wanted peer. While there is a connection, made by either side, it waits for the end of it and, where the
 link does not do so by itself, pings. Without one it dials: the address of the last success first, then all that are
 known (`Host.connect` and the rules of `dialing`), then after a growing pause again. A new address, or the peer
-itself coming in, ends the pause. Who has not been reached for a long time is a ghost: given up, and reported.
+itself coming in, ends the pause. A peer that stays out of reach for a long time is a ghost: given up, and reported.
 
 Everything is bounded: how many peers are wanted, how many addresses each has, how many dials are under way. When
 there is no room for another peer, the one that has been out of reach for longest makes room.

@@ -1,4 +1,4 @@
-"""Whom a host has a connection to, admitted or not: relays and those who ask for reachability may be outsiders."""
+"""Peers that a host has a connection to, admitted or not: relays and askers for reachability may be outsiders."""
 
 from __future__ import annotations
 

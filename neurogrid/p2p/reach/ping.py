@@ -18,7 +18,7 @@ __all__ = ["PING_PROTOCOL", "answer_pings", "ping"]
 
 PING_PROTOCOL: Final = "/ipfs/ping/1.0.0"
 PING_BYTES: Final = 32
-# Seconds without a ping after which a stream is closed: whoever comes back opens another.
+# Seconds without a ping after which a stream is closed: a peer that comes back opens another.
 IDLE_TIMEOUT: Final = 60.0
 
 

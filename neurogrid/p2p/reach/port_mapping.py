@@ -214,7 +214,7 @@ async def _in_thread(what: str, function: Callable[[], T]) -> T:
 
 
 def _listening_ports(host: Libp2pHost) -> list[tuple[Literal["TCP", "UDP"], int]]:
-    """What to map: the ports on which peers can reach us on IPv4 from another machine."""
+    """Return the ports to map: those on which peers can reach us on IPv4 from another machine."""
     ports: list[tuple[Literal["TCP", "UDP"], int]] = []
     for listening in host.libp2p.get_transport_addrs():
         address = Multiaddr(str(listening).partition("/p2p/")[0])

@@ -1,4 +1,4 @@
-"""What a host does to be reached and to reach: relays, hole punching, port mapping, and the state of it all.
+"""The ways of a host to be reached and to reach: relays, hole punching, port mapping, and the state of it all.
 
     async with open_host(listen=["/ip4/0.0.0.0/tcp/4001"]) as host:
         reach = Reach(host, ReachOptions(relays=[relay_address]))
@@ -37,14 +37,14 @@ __all__ = ["Reach", "ReachOptions", "ReachState"]
 
 @dataclass(frozen=True)
 class ReachOptions:
-    """What a host does to be reached.
+    """The ways in which a host is to be reached.
 
     Attributes:
         announce: multiaddrs that are known to lead here, with or without `/p2p/` and our peer id: the port that a
             router was told to forward.
         relays: full multiaddrs of relays to be reachable through; for hosts without a public address.
         relay_service: what to relay for others; None is nothing. Only of use where others can reach this host.
-        may_use_relay: whom to relay for; None is everybody who is admitted.
+        may_use_relay: which peers to relay for; None is all that are admitted.
         port_mapping: whether to ask the router, by UPnP, to let peers in.
         autonat: whether to find out by asking peers if this host can be dialled, and to try that for them.
         hole_punching: whether to try for direct connections to peers that are connected through a relay.
@@ -173,7 +173,7 @@ class Reach:
 
     @property
     def autonat(self) -> AutoNat | None:
-        """What finds out whether this host can be dialled."""
+        """AutoNAT, which finds out whether this host can be dialled."""
         return self._autonat
 
     def use_relay(self, address: str) -> None:

@@ -1,6 +1,6 @@
 """A relay for others: circuit v2's HOP protocol, bounded in reservations, circuits, time and bytes.
 
-A peer behind a NAT reserves a slot over the connection that it made to us; whoever asks for it is joined to it:
+A peer behind a NAT reserves a slot over the connection that it made to us; a peer that asks for it is joined to it:
 a stream from the one, a stream to the other, and what comes from each goes to the other. What passes is sealed
 between the two. A reservation ends with its time, or with the connection to its peer.
 
@@ -59,7 +59,7 @@ HOP_PROTOCOL: Final = "/libp2p/circuit/relay/0.2.0/hop"
 STOP_PROTOCOL: Final = "/libp2p/circuit/relay/0.2.0/stop"
 
 MayUseRelay: TypeAlias = Callable[[str], bool]
-"""Whether a peer, by its id, may reserve a slot here or be joined to somebody who has one."""
+"""Whether a peer, by its id, may reserve a slot here or be joined to a peer that has one."""
 
 MIB: Final = 2**20
 _CHUNK_BYTES: Final = 64 * 1024
@@ -69,7 +69,7 @@ _MAX_ADDRESSES: Final = 16
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """What the relay gives. Times in seconds.
+    """The limits of the relay. Times in seconds.
 
     Attributes:
         max_reservations: peers with a slot: a cluster is some dozens. Those of one address have three quarters.
@@ -99,11 +99,11 @@ class RelayLimits:
 
 @dataclass(frozen=True)
 class RelayServiceState:
-    """What the relay does now.
+    """The state of a relay at one moment.
 
     Attributes:
         reservations: peers with a slot.
-        circuits: pairs that are joined: who asked, and whom for.
+        circuits: pairs that are joined: the peer that asked, and the one it asked for.
         relayed_bytes: in all, both directions.
     """
 
@@ -123,8 +123,8 @@ class RelayService:
 
     Args:
         host: a libp2p host that others can reach.
-        limits: what is given to whom.
-        may_use: who is served; None is everybody.
+        limits: how much is given to peers.
+        may_use: which peers are served; None is all.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class RelayService:
 
     @property
     def state(self) -> RelayServiceState:
-        """What the relay does now."""
+        """The state of the relay now."""
         self._drop_expired()
         return RelayServiceState(
             tuple(self._reservations), tuple(self._circuits), self._relayed_bytes
@@ -257,7 +257,7 @@ class RelayService:
         return Limit(duration=self._limits.circuit_time, data=self._limits.circuit_bytes)
 
     def _wanted(self, request: HopMessage) -> str:
-        """Whom a circuit is asked for."""
+        """Return the id of the peer that a circuit is asked for."""
         try:
             target_id = ID(bytes(request.peer.id)).to_base58()
         except ValueError as exc:

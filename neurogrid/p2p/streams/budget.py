@@ -1,6 +1,6 @@
 """A budget of bytes, for each peer and in total: what arrives has to find room before it is read.
 
-What a peer holds may not be more than what is left to others: whoever holds nothing finds room, be there one greedy
+A peer may not hold more than what is left to others: a peer that holds nothing finds room, be there one greedy
 peer or several, for each halves at most what the ones before it have left. A reservation larger than that is granted
 when nobody holds anything, and one larger than the budget of a peer when that peer does not, so that no message is too
 large to be ever received. Knows neither messages nor streams.
@@ -59,7 +59,7 @@ class ByteBudget:
         self._held[peer_id] += num_bytes
 
     def remove(self, peer_id: str, num_bytes: int) -> None:
-        """Give bytes back, and let those who wait look again."""
+        """Give bytes back, and let the tasks that wait look again."""
         self._held[peer_id] -= num_bytes
         if not self._held[peer_id]:
             del self._held[peer_id]

@@ -1,4 +1,4 @@
-"""What may be sent as a tensor: bytes, anything with the buffer protocol (NumPy), CPU tensors of torch.
+"""Buffers that may be sent as a tensor: bytes, anything with the buffer protocol (NumPy), CPU tensors of torch.
 
 Neither NumPy nor torch is imported: an array is known by its buffer, a torch tensor by its methods. Nothing is
 copied; the buffer that is returned keeps its owner alive.

@@ -17,7 +17,7 @@ MAX_U64 = 2**64 - 1
 
 
 class GrantedCredit:
-    """What we granted to the peer. `arrived` when a credited message came, `served` when it is done with."""
+    """The credit that we granted to the peer. `arrived` when a credited message came, `served` when it is done with."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -63,7 +63,7 @@ class GrantedCredit:
 
 
 class ReceivedCredit:
-    """What the peer granted to us."""
+    """The credit that the peer granted to us."""
 
     def __init__(self) -> None:
         self._granted = 0

@@ -1,4 +1,4 @@
-"""Who takes what comes on a stream where it arrives, in the task that reads the connection: no turn of a reader's task.
+"""Bytes of a stream, taken where they arrive, in the task that reads the connection: no turn of a reader's task.
 
 For `Stream.receive_each` and what implements it.
 """

@@ -168,7 +168,7 @@ def refusal(message: TensorMessage, error: RequestRefusedError) -> TensorMessage
 
 
 def refused_error(message: TensorMessage) -> PeerRefusedError:
-    """What a received Error raises where its request was made.
+    """Return the exception that a received Error raises where its request was made.
 
     Raises:
         RemoteProtocolError: its Data is malformed.
@@ -197,10 +197,10 @@ def require_request_id(message: TensorMessage) -> None:
 
 
 def sender_of(message: TensorMessage) -> str:
-    """Who sent it.
+    """Return the sender's peer id.
 
     Raises:
-        LocalProtocolError: it was not received.
+        LocalProtocolError: the message was not received.
     """
     if message.from_peer is None:
         raise LocalProtocolError("the message has no sender to answer")

@@ -1,8 +1,8 @@
 """Bytes of a stream to messages, under the bounds of time and memory that no decoder can set.
 
 A message that announces much waits for room before more of it is read, so that the peer waits too. One that is
-begun and then stops or trickles is given up, be it in its header: what has come pays for the time that it may take
-on, so that nobody holds room by promises. Between messages a long-lived stream may be silent for ever.
+begun and then stops or trickles is given up, be it in its header: each byte that has come buys it more time, so
+that no peer holds room by promises. Between messages a long-lived stream may be silent for ever.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ SentCallback = Callable[[MessageType | None, int], None]
 FAREWELL_TIMEOUT = 5.0
 # For a peer that was told to read that, and to end its side. Seconds.
 PARTING_TIMEOUT = 1.0
-# Bytes of Data: up to this a message is written by whoever sends it; the copy costs less than a turn of the writer.
+# Bytes of Data: up to this a message is written by its sender's task; the copy costs less than a turn of the writer.
 LARGEST_PROMPT = 64 * 1024 - 64
 # Sends after which the sender's task lets the others run.
 SENDS_A_BREATH = 16
@@ -167,7 +167,8 @@ class MessageStream:
     def retire(self) -> None:
         """Another stream has taken the place of this one: what is begun is finished, and then our direction ends.
 
-        Who waits to send here gets a `StreamMovedError`. It is read until the peer has ended its own direction.
+        A task that waits to send here gets a `StreamMovedError`. The stream is read until the
+        peer has ended its own direction.
         """
         if self._closed is None and not self.is_retired:
             self.is_retired = True
@@ -359,7 +360,7 @@ class MessageStream:
         self._end(error)
 
     def lose(self, error: NeuroGridError) -> None:
-        """The connection underneath is gone: whatever waits here need not wait any longer."""
+        """End all that waits here: the connection underneath is gone."""
         self._end(error)
 
     async def close(self) -> None:
@@ -374,7 +375,7 @@ class MessageStream:
         )
 
     def _end(self, error: NeuroGridError) -> None:
-        """Let nobody send any more, and free those who wait."""
+        """Let no task send any more, and wake all that wait to."""
         if self._closed is not None:
             return
         self._closed = error

@@ -53,7 +53,7 @@ async def write_message(stream: Stream, parts: Sequence[Data], *, bounds: Bounds
 
 
 def _pieces(parts: Sequence[Data]) -> Iterator[list[Data]]:
-    """What is written at once: a large part in slices, with what is small before the first of them."""
+    """Yield pieces to be written at once: a large part in slices, with the small parts before the first of them."""
     piece: list[Data] = []
     for part in parts:
         view = memoryview(part)

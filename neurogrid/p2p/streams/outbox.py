@@ -1,4 +1,4 @@
-"""What waits for the writer of a stream: three lanes, so that nothing small waits behind weights.
+"""Messages that wait for the writer of a stream: three lanes, so that nothing small waits behind weights.
 
 Owed messages come first (errors and credit, which the reader leaves here without waiting), then all others in
 the order of their senders, weights last. Senders wait until theirs is written, so the lanes are as long as

@@ -1,4 +1,4 @@
-"""What a stream to one peer is, whatever carries it: bytes in order, an end, a reset.
+"""A stream to one peer, over any network: bytes in order, an end, a reset.
 
 The layers above know this interface alone. Behind it stand libp2p (`libp2p_stream`) and the network in
 memory (`memory`), which pass the same conformance suite (tests/conformance), so that what holds over one
@@ -66,8 +66,8 @@ class Stream(ABC):
     async def receive_into(self, destination: memoryview) -> int:
         """Receive into `destination` (bytes, writable); return how many came, 0 when the peer has finished.
 
-        It waits for one byte, and takes what arrived by then: as `receive_some`, but for whoever has the memory
-        already. Implementations that can, write there without a copy.
+        It waits for one byte, and takes what arrived by then: as `receive_some`, but for a caller that has the
+        memory already. Implementations that can, write there without a copy.
 
         Raises:
             StreamBrokenError: the stream was reset or the connection is gone.
@@ -101,7 +101,7 @@ class Stream(ABC):
         """Write all of `data` if that needs no waiting; False, and nothing is written, if it would.
 
         For what is small and urgent, at most 64 KiB, and not while a task is in `send_all`. False is always
-        right; whoever gets it sends in the usual way.
+        right; a caller that gets it sends in the usual way.
 
         Raises:
             StreamBrokenError: the stream was reset, finished or closed, or the connection is gone.

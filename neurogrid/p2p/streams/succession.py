@@ -1,7 +1,7 @@
 """One stream to a peer takes the place of another: when a relayed connection has become a direct one.
 
 Nothing is lost and nothing overtakes: each side writes to the old stream what it has begun, ends its direction of it,
-and says all else on the new one; and whoever reads the new one waits, behind its Hello, for the end of the old one.
+and says all else on the new one; and the reader of the new one waits, behind its Hello, for the end of the old one.
 
 Source: protocol_spec/streams.md ("From a relay to a direct connection").
 """
@@ -43,7 +43,7 @@ class OldStream(Protocol):
 
 
 class Hold:
-    """What came on a new stream behind its Hello, until nothing more comes on the old ones.
+    """Messages that came on a new stream behind its Hello, kept until nothing more comes on the old ones.
 
     The reader stops after the piece of data in which the Hello came, so that little is held.
 

@@ -2,8 +2,8 @@
 
 A program that never imported OpenTelemetry has no active context, so nothing is looked up then, and nothing is
 imported before the first traced message arrives. Where a trace is active, a message that carries a tensor takes it
-along: `p2p.send` is the span of who sends, `p2p.receive` its child at the receiver, which lasts as long as the
-message is served, and in which that one sends what follows from it. Without an SDK there are no spans, and the
+along: `p2p.send` is the sender's span, `p2p.receive` its child at the receiver, which lasts as long as the
+message is served, and in which the receiver sends what follows from it. Without an SDK there are no spans, and the
 context is passed on as it came.
 
 Source: protocol_spec/framing.md, traced header; https://www.w3.org/TR/trace-context/
@@ -132,8 +132,8 @@ def sending(peer_id: str, message: TensorMessage) -> AbstractContextManager[Span
 def continued_trace(message: TensorMessage) -> AbstractContextManager[None]:
     """Serve `message` within its sender's trace, in a span of its own where a tracer is configured; or in none.
 
-    A task has the context of whoever started it, and the reader of a stream that of whoever opened the stream: the
-    trace that was active then is not that of the messages which come later.
+    A task has the context of the task that started it, and the reader of a stream that of the task that opened the
+    stream: the trace that was active then is not that of the messages which come later.
     """
     if message.trace_context is not None:
         return _receiving(message, message.trace_context)
@@ -186,7 +186,7 @@ def _span(
 
 
 def _attributes(peer_id: str, message: TensorMessage) -> dict[str, str | int]:
-    """What a span says of a message."""
+    """Return the attributes of a message's span."""
     told: dict[str, str | int] = {"neurogrid.peer": peer_id}
     envelope = message.envelope
     if envelope is None:

@@ -7,8 +7,8 @@ Notes, small files in a directory beside it which say what the blobs are, count 
 
 A blob is written beside its place and renamed into it, so nobody sees half of one, and nothing that is read is
 believed before it is hashed: so nothing need be synced, and a file that a crash has torn or a disk has lost is
-dropped, said, and fetched anew. The least recently used goes first, and never one in use: whoever uses a blob holds
-a shared lock on its file, in whatever process, so several may share a directory. POSIX only.
+dropped, said, and fetched anew. The least recently used goes first, and never one in use: a process that uses a blob
+holds a shared lock on its file, so several may share a directory. POSIX only.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class BlobCache:
 
     @property
     def num_bytes(self) -> int:
-        """What all blobs and notes take."""
+        """Bytes that all blobs and notes take."""
         return sum(size for _, size, _ in self._files())
 
     @property
     def in_use(self) -> set[bytes]:
-        """What `use` keeps here."""
+        """Ids of the blobs that `use` keeps here."""
         return set(self._in_use)
 
     def load(self, blob_id: bytes, *, max_bytes: int | None = None) -> StoredBlob | None:
@@ -192,7 +192,7 @@ class BlobCache:
         return data
 
     def use(self, blob_id: bytes) -> None:
-        """Keep a blob that is here until `release`, whoever needs the room; nothing if it is not here."""
+        """Keep a blob that is here until `release`, whatever else needs the room; nothing if it is not here."""
         if blob_id in self._in_use:
             return
         try:
@@ -301,7 +301,7 @@ class BlobCache:
 
 
 class _FileSource:
-    """A blob that is read chunk by chunk. Who gets it verifies it, as always."""
+    """A blob that is read chunk by chunk. Its receiver verifies it, as always."""
 
     def __init__(self, info: BlobInfo, path: Path) -> None:
         self._info = info

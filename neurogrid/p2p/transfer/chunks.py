@@ -28,7 +28,7 @@ _SHORT_ID_CHARS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class BlobInfo:
-    """What is known of a blob before its bytes.
+    """A blob as it is known before its bytes.
 
     Attributes:
         blob_id: 32 bytes, the BLAKE3 of `digests`. It does not tell the length: the last digest does.
@@ -42,7 +42,7 @@ class BlobInfo:
 
     @classmethod
     def of_offer(cls, offer: TransferOffer) -> BlobInfo:
-        """What an offer says, which was checked when it was decoded."""
+        """The blob of an offer, which was checked when it was decoded."""
         return cls(offer.blob_id, offer.num_bytes, offer.digests)
 
     @classmethod

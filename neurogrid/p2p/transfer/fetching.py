@@ -96,7 +96,7 @@ class Fetcher:
         return (peer_id, request_id) in self._under_way
 
     async def take_offer(self, message: TensorMessage) -> bool:
-        """Whether an offer answers a request of ours; whoever asked gets it, if anybody still waits."""
+        """Whether an offer answers a request of ours; the task that asked gets it, if it still waits."""
         assert message.from_peer is not None  # set by Exchange for all that is received
         key = (message.from_peer, message.request_id)
         asked = self._asked.get(key)

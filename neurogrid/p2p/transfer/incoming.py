@@ -1,4 +1,4 @@
-"""Transfers that come in: admitted within limits, their chunks verified, ended by whoever ends them first.
+"""Transfers that come in: admitted within limits, their chunks verified, ended by whatever ends them first.
 
 A transfer is owned by one task, which waits here for its end. The chunks come from the reader of the stream, in
 order, and are hashed and written in threads; so the reader never waits for either. What a few of them cost is given

@@ -24,7 +24,7 @@ class TransferLimits:
     # Offers of one peer that are being decided; each holds up to 2 MiB of digests.
     max_offers_per_peer: int = 16
     # Announced bytes of the transfers that come in, from one peer and from all: what they may grow to. Two
-    # layers of a 70B model in bfloat16 are 3.4 GiB. Whoever expects larger blobs says so.
+    # layers of a 70B model in bfloat16 are 3.4 GiB. A program that expects larger blobs says so.
     max_bytes_per_peer: int = 4 * GIB
     max_bytes: int = 8 * GIB
     # Blobs that are being sent to one peer because it asked, and to all. Each has ten chunks in memory.
@@ -33,7 +33,7 @@ class TransferLimits:
     # A transfer without a new chunk for this long is given up: a peer that is there sends one a second even over
     # the slowest useful link (1 MiB at 8 Mbit/s).
     silence_timeout: float = 60.0
-    # What is kept of unfinished blobs in memory, for whoever offers them again: as many as one peer may have
+    # What is kept of unfinished blobs in memory, for a peer that offers them again: as many as one peer may have
     # under way twice over, the two half layers of that 70B model, and as long as a restart with a new attempt
     # takes.
     max_idle_blobs: int = 16
@@ -51,4 +51,4 @@ class TransferLimits:
 
 
 DEFAULT_TRANSFER_LIMITS: Final = TransferLimits()
-"""What `Transfers` and `DirectoryStore` go by unless told otherwise."""
+"""The limits of `Transfers` and `DirectoryStore` unless told otherwise."""

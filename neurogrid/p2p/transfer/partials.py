@@ -1,4 +1,4 @@
-"""The blobs that come in now, and what is kept of those that stopped coming, by what they are and not by whose.
+"""The blobs that come in now, and what is kept of those that stopped coming, by content and not by sender.
 
 Transfers of one blob into one store share what is there, so that it does not matter who offers it again. Idle
 blobs are bounded by number, bytes and time, and the oldest go first.
@@ -30,7 +30,7 @@ _Key = tuple[BlobStore, bytes, int]
 
 
 class Added(enum.Enum):
-    """What became of a chunk."""
+    """The outcome of a chunk."""
 
     NEW = enum.auto()
     AGAIN = enum.auto()  # it was there, with the same bytes
@@ -38,14 +38,14 @@ class Added(enum.Enum):
 
 
 class SharedBlob:
-    """A blob that is open: what is there, and whom to tell when it is whole.
+    """A blob that is open: what is there, and the transfers to tell when it is whole.
 
     Attributes:
         info: what it is to be.
         partial: what is there; None until its store has opened it.
         stored: the whole blob, once it is.
         lock: held while a chunk is verified and written.
-        last_progress: when the last new chunk came, from whomever; trio's clock.
+        last_progress: when the last new chunk came, from any peer; trio's clock.
         on_stored: called, by the transfers that wait, when the blob is whole.
     """
 
@@ -89,7 +89,7 @@ class PartialTable:
 
     @property
     def idle(self) -> list[SharedBlob]:
-        """What is kept in memory for a later offer, oldest first."""
+        """Blobs that are kept in memory for a later offer, oldest first."""
         found = [blob for blob in self._blobs.values() if blob.is_idle]
         return sorted(found, key=lambda blob: blob.idle_since)
 

@@ -1,6 +1,6 @@
-"""What a peer does with transfers: whose it takes, where their bytes go, what they are good for, what it gives.
+"""A peer's policy for transfers: which it takes, where their bytes go, what they are good for, what it gives.
 
-The mechanism asks; the answers belong to whoever uses it. The defaults take nothing and give nothing.
+The mechanism asks; the program that uses it answers. The defaults take nothing and give nothing.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Wanted:
 
 
 class TransferPolicy:
-    """What `Transfers` asks. Every method may raise `RequestRefusedError`, which the peer gets."""
+    """The policy that `Transfers` asks. Every method may raise `RequestRefusedError`, which the peer gets."""
 
     def authorize(self, peer_id: str) -> None:
         """Refuse a peer that may offer or send nothing now. Called for every message, but for what comes because
         we asked for it: quick."""
 
     def authorize_request(self, peer_id: str) -> None:
-        """Refuse a peer that may ask for nothing now; unless told otherwise, whom `authorize` refuses. Quick."""
+        """Refuse a peer that may ask for nothing now; unless told otherwise, one that `authorize` refuses. Quick."""
         self.authorize(peer_id)
 
     async def decide(self, offered: OfferedBlob) -> Held | Wanted:

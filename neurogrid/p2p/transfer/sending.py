@@ -127,7 +127,7 @@ async def send_blob(
     """
     source = as_source(source)
     request_id = request_id or new_request_id()
-    # Before the first wait: whoever asked for the blob may stop at any time.
+    # Before the first wait: the peer that asked for the blob may stop at any time.
     with protocol.expect(peer_id, MessageType.WEIGHTS_ACK, request_id=request_id) as acknowledged:
         await require_v11(protocol, peer_id)
         digests = await trio.to_thread.run_sync(source.digests)
@@ -235,7 +235,7 @@ class _Sending:
                     await ahead.send(chunk)
 
     async def _send_each(self, ready: trio.MemoryReceiveChannel[WeightsChunk]) -> None:
-        # Not `async with`, which gives way between closing and failing: whoever reads would fail first, for a channel
+        # Not `async with`, which gives way between closing and failing: the reader would fail first, for a channel
         # that nobody reads, and that would be all that the caller hears.
         with ready:
             async for chunk in ready:
@@ -282,7 +282,7 @@ _turns: WeakKeyDictionary[Exchange, WeakValueDictionary[str, trio.Lock]] = WeakK
 
 
 def _turn(protocol: Exchange, peer_id: str) -> trio.Lock:
-    """Whoever sends chunks to the peer has it."""
+    """Return the lock that a task holds while it sends chunks to the peer."""
     turns = _turns.setdefault(protocol, WeakValueDictionary())
     return turns.setdefault(peer_id, trio.Lock())
 

@@ -1,4 +1,4 @@
-"""What can be sent as a blob: anything that has a length, digests and chunks.
+"""Sources of blobs: anything that has a length, digests and chunks.
 
 `LayerBlob` of `neurogrid.model` is one that lies in the files of a checkpoint, `StoredBlob` one that came from
 a peer, and bytes in memory become one by `as_source`.

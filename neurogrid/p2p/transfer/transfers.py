@@ -61,7 +61,7 @@ _ALL = ""
 
 
 class Transfers:
-    """What comes and goes as blobs on one protocol.
+    """The transfers on one protocol, both ways.
 
     Weights without a request id (1.0.0, and plain weights) are not its affair.
 
@@ -116,7 +116,7 @@ class Transfers:
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes of unfinished blobs that are kept in memory for whoever offers them again."""
+        """Bytes of unfinished blobs that are kept in memory for a peer that offers them again."""
         return sum(blob.kept_bytes for blob in self._partials.idle)
 
     def forget(self, peer_id: str, *, layer_id: int | None = None) -> None:
@@ -254,7 +254,7 @@ class Transfers:
         blob_id = TransferRequest.decode(message.data).blob_id
         limits = self._limits
         with (
-            # Whoever asked may stop before there is anything to send: its Error fails this waiter. Nothing
+            # The peer that asked may stop before there is anything to send: its Error fails this waiter. Nothing
             # resolves it, since Weights are no answer.
             self._protocol.expect(
                 peer_id, MessageType.WEIGHTS, request_id=message.request_id

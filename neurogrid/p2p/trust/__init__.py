@@ -1,4 +1,4 @@
-"""Who may connect, and as what: clusters, certificates, tickets, allow lists, and the gate that holds to them.
+"""Admission of peers, and their roles: clusters, certificates, tickets, allow lists, and the gate that holds to them.
 
     cluster = Cluster.create(directory)
     membership = cluster.enrol(identity.peer_id, COORDINATOR)

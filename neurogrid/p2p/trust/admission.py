@@ -1,4 +1,4 @@
-"""Who is admitted: the interface, and the policies that need no cluster.
+"""The interface of admission policies, and the policies that need no cluster.
 
 A policy judges; it does no I/O with peers. `Gate` carries what it shows and what it says.
 """
@@ -73,7 +73,7 @@ class Admission(ABC):
         return None
 
     def credentials(self, peer_id: str, *, asks: bool = False) -> Credentials:
-        """What to show to this peer; `asks` in an exchange in which a new certificate may be asked for."""
+        """Return what to show to this peer; `asks` in an exchange in which a new certificate may be asked for."""
         return Credentials()
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Admission(ABC):
         """
 
     def remark(self, reason: int, *, is_ours: bool) -> str:
-        """What else people at this host should know of a refusal; begins with a space, or is empty.
+        """Return what else people at this host should know of a refusal; begins with a space, or is empty.
 
         Args:
             reason: the `Refusal`.
@@ -147,7 +147,7 @@ class Admission(ABC):
 
     @property
     def edition(self) -> object:
-        """What peers were shown: they are shown it again once this differs."""
+        """The edition of our credentials: peers are shown them again once it differs."""
         return None
 
     def on_change(self, listener: Callable[[], None]) -> None:

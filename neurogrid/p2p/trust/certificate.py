@@ -136,7 +136,7 @@ class Certificate:
 
 
 def by_clock(now: float, moment: float) -> str:
-    """What a clock says of a moment, both seconds of the Unix epoch, for people on either side."""
+    """Describe a moment by this host's clock, `now`, for people on either side; both are seconds of the Unix epoch."""
     relation = (
         f"{format_span(now - moment)} ago" if now >= moment else f"in {format_span(moment - now)}"
     )

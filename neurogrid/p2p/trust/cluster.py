@@ -9,7 +9,7 @@
     DIR/lock             held while one of these is changed
     DIR/membership       what the host that runs with this directory shows (`Membership`)
 
-Who has this directory is the cluster: can make members of any role. Others hold a `Membership`.
+The holder of this directory is the cluster: it can make members of any role. Others hold a `Membership`.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Cluster:
         return membership
 
     def redeem(self, data: bytes, peer_id: str, *, now: float, lifetime: float) -> Certificate:
-        """The certificate that a join token promises to whoever shows it.
+        """The certificate that a join token promises to a peer that shows it.
 
         A token with a limited number of uses gives a peer that shows it again the same certificate again, while that
         is valid, and no use is spent. One without a limit gives another each time.
@@ -212,7 +212,7 @@ class Cluster:
             return certificate
 
     def _given(self, token: JoinToken, peer_id: str, *, now: float) -> Certificate | None:
-        """What a token with a limited number of uses gave to this peer, if it is valid."""
+        """Return the certificate that a token with limited uses gave to this peer; None if there is no valid one."""
         data = self._uses.given(token, peer_id)
         if data is None:
             return None
@@ -344,7 +344,7 @@ class Cluster:
         Args:
             peer_ids: whom (base58); nobody, to make tickets void and nothing else.
             serials: of certificates.
-            keep_tickets: leave the tickets as they are: none of those who are revoked can have one.
+            keep_tickets: leave the tickets as they are: none of the revoked peers can have one.
 
         Returns:
             The new list; hosts that hold this cluster hand it on within half a minute.

@@ -1,7 +1,7 @@
 """Members of one cluster, by their certificates: `--cluster` and `--join`.
 
 A host shows its certificate and judges those of others by the cluster's public key, the clock, and the newest
-revocations that anybody showed it. One that has the cluster's key besides gives certificates: to those who show a
+revocations that anybody showed it. One that has the cluster's key besides gives certificates: to peers that show a
 join token, and to members whose certificate has lived half of its life.
 """
 
@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 
 
 class ClusterAdmission(Admission):
-    """The policy of a member, or of who wants to become one.
+    """The policy of a member, or of a host that wants to become one.
 
     Args:
         membership: the cluster and this host's certificate.
@@ -74,7 +74,7 @@ class ClusterAdmission(Admission):
         self._lifetime = lifetime
         self._clock = clock
         self._clock_skew = clock_skew
-        # By the token's serial and the peer id: whom a token made a member, and by which certificate.
+        # By the token's serial and the peer id: the certificate by which a token made a peer a member.
         self._joined: OrderedDict[tuple[int, str], Certificate] = OrderedDict()
         self._peer_id = ""
         self._complaint = ""
@@ -122,7 +122,7 @@ class ClusterAdmission(Admission):
 
     def credentials(self, peer_id: str, *, asks: bool = False) -> Credentials:
         certificate = self.membership.certificate
-        # The token is as good as a certificate to whoever has it: the peer that gave it alone may see it.
+        # The token is as good as a certificate to any peer that has it: the one that gave it alone may see it.
         is_joining = self._ticket is not None and self._ticket.peer_id == peer_id
         if certificate is not None and self._is_good(self._peer_id, certificate):
             # Others allow for clocks that differ: while that is needed, both are shown.
@@ -289,7 +289,7 @@ class ClusterAdmission(Admission):
         held = self.membership.certificate
         if certificate == held:
             return  # of two exchanges that crossed, both bring it
-        # Old certificates of ours are known to whoever was shown them.
+        # Old certificates of ours are known to every peer that was shown them.
         if not giver.is_issuer:
             raise RefusedError(
                 Refusal.NO_ISSUER,

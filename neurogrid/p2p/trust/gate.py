@@ -1,10 +1,10 @@
-"""The gate in front of a host's streams: who has not been admitted is served `OPEN_PROTOCOLS` and nothing else.
+"""The gate in front of a host's streams: a peer that is not admitted is served `OPEN_PROTOCOLS` and nothing else.
 
-Strategy: who dialled a connection opens a stream of `/neurogrid/trust/1` on it and shows its credentials; the other
+Strategy: the dialler of a connection opens a stream of `/neurogrid/trust/1` on it, shows its credentials; the other
 side judges, shows its own, and is judged. Either refuses by closing the connection, after it said why. A peer that
 has shown nothing after `ADMISSION_TIMEOUT` is disconnected. What an admission rests on ends with the last connection
-to the peer. Every half minute, more often where the cluster's key is, and when something changed, those who are
-admitted are judged again; own certificates that were renewed, and revocations that were learned, are shown by a new
+to the peer. Every half minute, more often where the cluster's key is, and when something changed, admitted
+peers are judged again; own certificates that were renewed, and revocations that were learned, are shown by a new
 exchange on the open connection.
 
 A stream that comes while its peer's exchange is under way waits for the end of it, so that neither side need know
@@ -13,7 +13,7 @@ when exactly the other has made up its mind.
 A host that takes part in a DHT serves it to strangers too: their connections are kept, as many as there is room for,
 and nothing else is served on them.
 
-Who is admitted is `Admission`'s to say; how streams are made is `Host`'s.
+Which peers are admitted, `Admission` says; how streams are made is `Host`'s matter.
 
 Source: protocol_spec/trust.md.
 """
@@ -60,17 +60,17 @@ __all__ = ["Gate", "GatedHost", "OPEN_PROTOCOLS"]
 logger = logging.getLogger(__name__)
 
 OPEN_PROTOCOLS: Final = frozenset({"/ipfs/id/1.0.0", "/ipfs/ping/1.0.0", TRUST_PROTOCOL})
-"""What a peer is served before it is admitted."""
+"""The protocols that a peer is served before it is admitted."""
 
 # A connection may be replaced by another while the exchange begins: then it is begun again.
 MAX_ATTEMPTS: Final = 3
 RETRY_DELAY: Final = 0.2  # seconds
-# Reasons of those who were refused, for whoever waits for them.
+# Reasons why peers were refused, for the tasks that wait for them.
 MAX_REMEMBERED: Final = 256
 
 
 class GatedHost(Protocol):
-    """What the gate needs of its host."""
+    """The host, as far as the gate needs it."""
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None: ...
 
@@ -98,7 +98,7 @@ class Gate:
         self._for_strangers: frozenset[str] = frozenset()
         self._strangers: OrderedDict[str, None] = (
             OrderedDict()
-        )  # who stay although they were refused
+        )  # peers that stay although they were refused
         self._refusals: OrderedDict[str, NotAdmittedError] = OrderedDict()
         self._log = RefusalLog(logger)
         self._changed = trio.Event()
@@ -126,7 +126,7 @@ class Gate:
         self._for_strangers |= frozenset(protocol_ids)
 
     def refuse_strangers(self, protocol_ids: Iterable[str]) -> None:
-        """Take back what `serve_strangers` granted; whom nothing is left for is disconnected."""
+        """Take back what `serve_strangers` granted; a peer for which nothing is left is disconnected."""
         self._for_strangers -= frozenset(protocol_ids)
         if not self._for_strangers:
             for peer_id in self._strangers:
@@ -298,7 +298,7 @@ class Gate:
         except NeuroGridError as exc:
             error = exc
         if self._peers.get(peer_id) is not peer:
-            return  # the connection is gone, and who waited knows
+            return  # the connection is gone, and its waiters know
         if peer.is_admitted and _is_silence(error):
             logger.debug("the exchange with %s came to nothing: %s", peer_id, error)
             return
@@ -444,8 +444,7 @@ class Gate:
                 self._refusals.popitem(last=False)
 
     def _log_refusal(self, peer_id: str, reason: Refusal, text: str) -> None:
-        """Strangers who come for what they are served are no cause for a warning, and those who show nothing none
-        for a line."""
+        """Log a refusal; where strangers are served, as no warning, and not at all if they showed nothing."""
         if not self._for_strangers:
             self._log.refused(peer_id, reason, text)
         elif reason not in SILENCE:
@@ -478,7 +477,7 @@ class Gate:
         left and come back meanwhile."""
         if peer_id in self._tolerated or self._peers.get(peer_id) is not peer:
             return
-        # Who was admitted before has streams open.
+        # A peer that was admitted before has streams open.
         if self._for_strangers and peer is not None and not peer.was_announced:
             self._strangers[peer_id] = None
             if len(self._strangers) <= MAX_STRANGERS:

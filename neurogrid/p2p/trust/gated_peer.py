@@ -1,4 +1,4 @@
-"""What a gate knows of one peer, from its first connection or stream to its last."""
+"""The state of one peer at a gate, from its first connection or stream to its last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["GatedPeer"]
 
 
 class GatedPeer:
-    """What is known of one peer while there is a connection to it.
+    """The state of one peer while there is a connection to it.
 
     Attributes:
         is_connected: whether the host has said so; a stream may come a moment before.
@@ -22,7 +22,7 @@ class GatedPeer:
         settled: both sides have made up their mind.
         error: why not, if it is not admitted.
         shown: the edition of our credentials that it has seen.
-        num_exchanges: exchanges under way, whoever began them; `num_served` by the peer.
+        num_exchanges: exchanges under way, whichever side began them; `num_served` by the peer.
         is_waiting: whether another exchange is to follow the one that is under way.
         num_held: streams that wait for them.
         num_users: tasks that hold this object.

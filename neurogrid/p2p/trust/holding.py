@@ -1,10 +1,10 @@
-"""Whose a cluster's directory is while it runs: one host at a time may be what the directory says it is.
+"""The lock by which a host has a cluster's directory while it runs: only one at a time may be what the directory says.
 
 DIR/running          held, by a lock that ends with its process, by the host that runs with the directory; says which
                      process that is, and since when
 
-Two hosts with one identity would take each other's connections. What changes files in the directory and ends
-(`locked`) is not kept from it.
+Two hosts with one identity would take each other's connections. A program that changes files in the directory and
+ends (`locked`) is not kept out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Join tokens: the cluster promises a certificate to whoever shows one, in one role and for a while.
+"""Join tokens: the cluster promises a certificate to any peer that shows one, in one role and for a while.
 
 Source: protocol_spec/trust.md.
 """
@@ -30,7 +30,7 @@ class JoinToken:
         not_after: when it expires, seconds of the Unix epoch.
         max_uses: how many certificates it gives; 0 is any number.
         list_version: of the newest revocation list when it was made; a later list may make it void.
-        data: the signed form. Whoever has it can join: it is shown to the issuer alone.
+        data: the signed form. Any peer that has it can join: it is shown to the issuer alone.
     """
 
     role: str

@@ -65,8 +65,8 @@ MAX_TOKEN_USES: Final = 4096
 MAX_TOKENS_COUNTED: Final = 1024
 # Certificates that those have given, together: twice what one token can give.
 MAX_USES_COUNTED: Final = 2 * MAX_TOKEN_USES
-# Peers that have joined by a token while an issuer runs, of whom it knows that they have: dozens join at a time, and
-# who was forgotten is a member all the same.
+# Peers that have joined by a token while an issuer runs, and that it remembers: dozens join at a time, and a peer
+# that was forgotten is a member all the same.
 MAX_JOINED: Final = 1024
 
 # Times, in seconds

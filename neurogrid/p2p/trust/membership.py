@@ -1,4 +1,4 @@
-"""What a member holds: its cluster's public key, its certificate, the newest revocations; in memory and in a file.
+"""A host's membership: its cluster's public key, its certificate, the newest revocations; in memory and in a file.
 
 DIR/membership       a msgpack map, 0600: the key, the certificate and the list as they were signed
 """

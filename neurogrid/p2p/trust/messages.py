@@ -1,6 +1,6 @@
 """The messages of `/neurogrid/trust/1`, and how they are read from and written to a stream.
 
-Each is a msgpack map, after its length (u32, big-endian). Who opens the stream sends Credentials; the other side
+Each is a msgpack map, after its length (u32, big-endian). The side that opens the stream sends Credentials; the other
 answers with a Verdict and, unless it refuses, its own Credentials; the first ends with its Verdict.
 
 Source: protocol_spec/trust.md.
@@ -37,7 +37,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class _TrustPayload(ControlPayload):
-    """What the two share: no type byte names them, unlike the payloads of the tensor protocol."""
+    """The base of both payloads: no type byte names them, unlike the payloads of the tensor protocol."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class _TrustPayload(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Credentials(_TrustPayload):
-    """What a host shows of itself; a host without a cluster shows nothing.
+    """The credentials of a host; a host without a cluster shows nothing.
 
     Attributes:
         certificate: the signed form, or nothing.

@@ -10,13 +10,13 @@ from neurogrid.p2p.trust.limits import MAX_PEER_ID_CHARS, MAX_ROLE_CHARS
 __all__ = ["ANY_ROLE", "COORDINATOR", "WORKER", "is_peer_id", "is_role"]
 
 COORDINATOR: Final = "coordinator"
-"""The role of those who put a model on workers and ask them to compute."""
+"""The role of peers that put a model on workers and ask them to compute."""
 
 WORKER: Final = "worker"
-"""The role of those who hold layers and compute with them."""
+"""The role of peers that hold layers and compute with them."""
 
 ANY_ROLE: Final = "any"
-"""The role of peers where nobody decides: whoever is there may act as anything. No certificate can name it."""
+"""The role of peers where nobody decides: each may act as anything. No certificate can name it."""
 
 _ROLE = re.compile(rf"[a-z][a-z0-9-]{{0,{MAX_ROLE_CHARS - 1}}}")
 _BASE58 = re.compile(rf"[1-9A-HJ-NP-Za-km-z]{{8,{MAX_PEER_ID_CHARS}}}")

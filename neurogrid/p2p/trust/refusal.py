@@ -39,7 +39,7 @@ SILENCE: Final = frozenset({Refusal.NOT_SPOKEN, Refusal.TIMED_OUT})
 
 
 class RefusedError(RemoteProtocolError):
-    """What a peer showed does not admit it; becomes a Verdict.
+    """A peer is not admitted by what it showed; becomes a Verdict.
 
     Attributes:
         reason: which of the reasons.

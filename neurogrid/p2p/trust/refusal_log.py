@@ -1,4 +1,4 @@
-"""Who was refused, once each, and not more lines than somebody reads: strangers must not fill the log."""
+"""The log of refused peers, once each, and not more lines than somebody reads: strangers must not fill the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster's key signs: a body of bytes, for one purpose.
+"""Signed forms, by a cluster's key: a body of bytes, for one purpose.
 
 A signed form is 64 B of Ed25519 signature and then the body, a msgpack map. What is signed is the name of the purpose,
 a zero byte, and the body as it stands, so that a signature over one kind of body is none over another, and no bit of
@@ -37,7 +37,7 @@ VERSION: Final = 1
 def cluster_id_of(public_key: bytes) -> str:
     """The id of the cluster with this Ed25519 public key (32 B): 32 characters of a-z and 2-7.
 
-    160 bits of SHA-256: who has another key cannot find one with the same id.
+    160 bits of SHA-256: nobody can find another key with the same id.
     """
     digest = hashlib.sha256(b"neurogrid/trust/1/cluster\0" + public_key).digest()
     return base64.b32encode(digest[:20]).decode().lower()

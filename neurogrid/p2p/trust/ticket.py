@@ -52,7 +52,7 @@ _AGAIN = "copy the whole line that the coordinator printed"
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a ticket says.
+    """A ticket, as data.
 
     Attributes:
         cluster_key: the cluster's public key, 32 B.
@@ -214,7 +214,7 @@ def _body_of(text: str) -> bytes:
 
 
 def _decode_base32(encoded: str) -> bytes:
-    """What the characters say, as far as they say whole bytes."""
+    """Decode the characters, as far as they make whole bytes."""
     if encoded != encoded.lower():
         raise ConfigurationError(f"the ticket is altered (it has capital letters); {_AGAIN}")
     whole = encoded[: len(encoded) - (len(encoded) % 8 in (1, 3, 6))]

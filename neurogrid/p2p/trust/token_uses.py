@@ -1,8 +1,8 @@
 """The certificates that join tokens gave, for those that give a limited number.
 
-A use of a token belongs to one peer: who shows the token again is given the same certificate again, and nothing is
-counted. Two who dial each other at once exchange credentials twice, and a verdict may be lost with its connection.
-What a peer gets so is what it has had, or was owed.
+A use of a token belongs to one peer: when it shows the token again, it is given the same certificate again, and nothing
+is counted. Two peers that dial each other at once exchange credentials twice, and a verdict may be lost with its
+connection. So a peer is given again only what it has had, or was owed.
 
 Only the issuer counts, in a file beside the cluster's key. A token is forgotten a month after it has expired, or
 sooner if others need the room: a clock that was ahead for a while would bring its uses back otherwise.
@@ -93,7 +93,7 @@ class TokenUses:
 
 
 def _after(uses: _Uses, moment: float) -> _Uses:
-    """Those of tokens that expire later."""
+    """Return the uses of tokens that expire after `moment`."""
     return {serial: entry for serial, entry in uses.items() if moment < entry[0]}
 
 

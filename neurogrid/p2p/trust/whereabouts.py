@@ -49,8 +49,8 @@ class Whereabouts:
 
     @classmethod
     def of(cls, peer_id: str, addresses: Iterable[str], *, now: float | None = None) -> Whereabouts:
-        """Those of a host that can be dialled at `addresses`, direct and through relays; the first of them if
-        there are more than a ticket holds."""
+        """Return the whereabouts of a host that can be dialled at `addresses`, direct and through relays; the first
+        of these if there are more than a ticket holds."""
         direct, relays = sort_addresses(addresses)
         moment = int(time.time() if now is None else now)
         return cls(peer_id, direct[:MAX_ADDRESSES], relays[:MAX_RELAYS], moment)
@@ -63,7 +63,7 @@ class Whereabouts:
 
     @classmethod
     def read(cls, directory: Path) -> Whereabouts | None:
-        """What `write` left in a directory; None if nobody did.
+        """Read what `write` left in a directory; None if nobody wrote there.
 
         Raises:
             ConfigurationError: it cannot be read, or is not what was written.

@@ -1,7 +1,7 @@
 """The id of a blob: the BLAKE3 of the list of its chunks' BLAKE3 (`protocol_spec/transfers.md`).
 
 A hash of hashes names the chunk that is wrong, so one liar among several sources can be told from
-the others. A blob of no bytes has one chunk, of no bytes. It is BLAKE3 because whoever takes a model
+the others. A blob of no bytes has one chunk, of no bytes. It is BLAKE3 because the receiver of a model
 hashes all of it: at 5 GB/s a core, where SHA-256 does 1.2 and takes as long as the cipher.
 """
 

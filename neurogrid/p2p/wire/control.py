@@ -49,7 +49,7 @@ ROLES: Final = frozenset({"worker", "coordinator", "peer"})
 
 
 class ControlPayload(ABC):
-    """What the classes below share. `_entries` and `_read` are each other's inverse."""
+    """The base of the payloads below. `_entries` and `_read` are each other's inverse."""
 
     __slots__ = ()
 

@@ -39,7 +39,7 @@ _NO_BODY: Final = memoryview(bytearray())
 
 
 class _Decoder:
-    """What both versions share. `_types` and `_legacy` say what may stand on the stream."""
+    """The decoder of either version, but for its types. `_types` and `_legacy` say what may stand on the stream."""
 
     _types: frozenset[MessageType]
     _legacy: bool
@@ -62,7 +62,7 @@ class _Decoder:
     @property
     def awaited_bytes(self) -> int:
         """The Data bytes that the header of the message under way announced, those that arrived
-        included; 0 between messages and within a header. What a reader may have to hold next."""
+        included; 0 between messages and within a header. A reader may have to hold that many next."""
         return 0 if self._header is None else self._header.data_bytes
 
     @property

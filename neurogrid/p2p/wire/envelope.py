@@ -25,8 +25,8 @@ TENSOR_ALIGNMENT: Final = 16
 """Bytes: what malloc gives and what vector loads of 128 bits want."""
 
 _KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape", "nanos"})
-# A map of six keys, or of these seven, and no other, as all write it who have nothing else to add; and the bytes that
-# it takes at most, with the times of a few stages.
+# A map of six keys, or of these seven, and no other, as all peers write it that have nothing else to add; and the bytes
+# that it takes at most, with the times of a few stages.
 _PLAIN_MAPS: Final = (0x86, 0x87)
 _PLAIN_MAP_BYTES: Final = 256
 _PLAIN_STAGES: Final = 8

@@ -81,7 +81,7 @@ class TensorMessage:
         data: the payload. Of a decoded message: a writable memoryview ("B") over memory of its own,
             so it may be kept, wrapped by `torch.frombuffer`, and written to.
         trace_context: only with the two traced types, and even there it may be None.
-        from_peer: who sent it: the peer id as text, or None while it was not received.
+        from_peer: the sender's peer id as text, or None while it was not received.
         envelope: set by the protocol layer on a tensor that came over 1.1.0; `data` is then the
             tensor's bytes alone. The decoders leave it None, and `data` whole.
     """

@@ -29,7 +29,7 @@ _TOO_DEEP: Final = f"it is nested deeper than {MAX_DEPTH} levels"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a worker needs to know of a model before its weights (`protocol_spec/messages.md`).
+    """The description of a model that a worker needs before its weights (`protocol_spec/messages.md`).
 
     Attributes:
         model_name: at most 1,024 bytes of UTF-8, printable.

@@ -1,6 +1,6 @@
 """The way of a session through several workers: the body of a signed route (`protocol_spec/messages.md`).
 
-Who signs, and whether a route is believed, is not known here: `neurogrid.p2p.exchange.routes` does that.
+Which peer signs, and whether a route is believed, is not known here: `neurogrid.p2p.exchange.routes` does that.
 """
 
 from __future__ import annotations

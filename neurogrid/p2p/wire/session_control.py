@@ -113,7 +113,7 @@ class SessionOpen(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class _SessionId(ControlPayload):
-    """What SessionClose and SessionQuery share: the session that they speak of, u64."""
+    """The id of the session that a SessionClose or a SessionQuery speaks of, u64."""
 
     session_id: int
 

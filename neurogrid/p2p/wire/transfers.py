@@ -65,8 +65,8 @@ class TransferOffer(ControlPayload):
         num_bytes: length of the blob, at most `MAX_BLOB_BYTES`.
         blob_id: 32 bytes, the BLAKE3 of `digests`.
         digests: the BLAKE3 of every chunk in order, 32 bytes each.
-        sources: full multiaddrs of other peers that have the blob, at most `MAX_SOURCES`; whoever takes the
-            offer may fetch it there first.
+        sources: full multiaddrs of other peers that have the blob, at most `MAX_SOURCES`; a peer that takes
+            the offer may fetch it there first.
     """
 
     layer_id: int

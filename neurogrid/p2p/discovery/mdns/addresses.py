@@ -1,8 +1,8 @@
 """Addresses in TXT records: `dnsaddr=` and a full multiaddr, and which of a stranger's we believe.
 
-mDNS speaks for one link, so an announcement is believed for addresses on that link alone: who announces others
-would have us dial whom he likes. All name the same peer, whom only a connection can prove. What we cannot dial is
-told apart from what we do not believe: the first is worth a line to the user.
+mDNS speaks for one link, so an announcement is believed for addresses on that link alone: by others a
+stranger could make us dial any host. All name the same peer, which only a connection can prove. What we cannot dial
+is told apart from what we do not believe: the first is worth a line to the user.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _DIALABLE = frozenset({("tcp", ()), ("udp", ("quic-v1",))})
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What an announcement says of a peer.
+    """A peer as an announcement names it.
 
     Attributes:
-        peer_id: who it is said to be; empty if it says nothing that can be believed.
+        peer_id: the announced one; empty if the announcement says nothing that can be believed.
         addresses: full multiaddrs on the link that can be dialled.
         reason: why there is no peer id, or no address; empty if there is one.
     """

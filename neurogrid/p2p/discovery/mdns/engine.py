@@ -1,8 +1,8 @@
 """The protocol of multicast DNS without sockets and clocks: packets and times in, packets and reports out.
 
-On each interface it announces the host twice, asks who is there, less and less often, and answers who asks. What it
-hears it keeps until it expires, and asks again before. Whom the asker knows need not answer, and who hears another
-ask the same waits: so in a network at rest one peer asks once a minute, and all hear the answers.
+On each interface it announces the host twice, asks for peers, less and less often, and answers questions. An answer
+that it hears it keeps until that expires, and asks again before. A peer that the asker knows need not answer, and one
+that hears another ask the same waits: so in a network at rest one peer asks once a minute, and all hear the answers.
 
 No name is defended against others (RFC 6762, section 8): a peer's name is random. Questions by unicast, of programs
 that are no responders, are not answered. Times are seconds of any clock that does not go back.
@@ -127,7 +127,7 @@ class Engine:
         self._report_link(self._links[interface.index])
 
     def drop_link(self, index: int) -> None:
-        """Stop using an interface, because it is gone; whom we heard there is lost."""
+        """Stop using an interface, because it is gone; the peers heard there are lost."""
         link = self._links.pop(index, None)
         if link is None:
             return
@@ -158,7 +158,7 @@ class Engine:
         self._report_link(link)
 
     def advance(self, now: float) -> list[Packet]:
-        """Do what is due: returns what is to be sent, and reports whose time is over."""
+        """Do what is due: returns what is to be sent, and reports the peers whose time is over."""
         for key in self._seen.expired(now):
             self._forget(key, "expired: it was not heard again in time")
         packets = []
@@ -177,7 +177,7 @@ class Engine:
         return min(deadlines)
 
     def goodbye(self) -> list[Packet]:
-        """What to send before the host ends."""
+        """Return the packets to send before the host ends."""
         return [
             Packet(index, encode_goodbye(service, self._peer_name))
             for index in self._links

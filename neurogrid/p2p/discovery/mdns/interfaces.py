@@ -61,7 +61,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `choose_interfaces` chose.
+    """The choice of `choose_interfaces`.
 
     Attributes:
         used: the interfaces to announce on, each with the full multiaddrs to announce there.

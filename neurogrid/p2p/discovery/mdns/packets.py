@@ -80,7 +80,7 @@ class Query:
 
 @dataclass(slots=True)
 class Announcement:
-    """What a packet says of one instance.
+    """The announcement of one instance in a packet.
 
     Attributes:
         service: its service type.

@@ -1,6 +1,6 @@
-"""Whom we have heard on the local network, on which interface, and until when.
+"""The peers heard on the local network, on which interface, and until when.
 
-An entry belongs to who sent it: only the same IP address can renew it or say goodbye for it. A peer is there for as
+An entry belongs to its sender: only the same IP address can renew it or say goodbye for it. A peer is there for as
 long as one of its entries is, and has the addresses of all of them.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What one entry is about.
+    """The key of one entry.
 
     Attributes:
         index: of the interface that it came in on.
@@ -40,7 +40,7 @@ class Key:
 
 @dataclass(slots=True)
 class Entry:
-    """What was last heard of it. Times are trio's, in seconds."""
+    """An instance as it was last heard. Times are trio's, in seconds."""
 
     service: str
     peer_id: str
