@@ -63,7 +63,7 @@ class Coordinator(Blocking[AsyncCoordinator]):
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """What the workers said of themselves."""
+        """The workers, by what each said of itself."""
         return self._thread.call_sync(lambda: self._inner.workers)
 
     @property
@@ -87,7 +87,7 @@ class Coordinator(Blocking[AsyncCoordinator]):
         return self._thread.call_sync(lambda: self._inner.why_not_ready)
 
     def status(self) -> ClusterStatus:
-        """What is known of the cluster at this moment: workers, stages, rates, requests, failures, events."""
+        """The state of the cluster at this moment: workers, stages, rates, requests, failures, events."""
         return self._thread.call_sync(self._inner.status)
 
     @property
@@ -121,7 +121,7 @@ class Worker(Blocking[AsyncWorker]):
 
     @property
     def device(self) -> torch.device:
-        """What it computes on."""
+        """The device that it computes on."""
         return self._inner.device
 
     @property
@@ -142,7 +142,7 @@ def _in_thread(
     face: Callable[[TrioThread[Any], A], B],
     name: str,
 ) -> Callable[P, AbstractContextManager[B]]:
-    """What opens something in a thread, from what opens it under trio."""
+    """Turn what opens something under trio into what opens it in a thread."""
 
     @functools.wraps(opener)
     @contextmanager

@@ -1,4 +1,4 @@
-"""What a coordinator can be told when it is started."""
+"""Settings of a coordinator, given when it is started."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    """What a coordinator was started with.
+    """Settings that a coordinator was started with.
 
     Attributes:
         model: a checkpoint directory; None for the embedded model.
@@ -44,7 +44,7 @@ class CoordinatorSettings:
         listen: multiaddrs to listen on.
         listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
-        admission: who is served and used; None for whoever reaches a listen address.
+        admission: which peers are served and used; None for all that reach a listen address.
         cache: where the hashes of the model's files are kept; None for nowhere.
         skip_weight_transfer: workers must hold their layers already.
         max_seq_len: tokens of the longest session.

@@ -116,8 +116,8 @@ async def open_local_worker(
         memory_limit=int(memory.free_bytes * MEMORY_FRACTION),
         max_seq_len=model.max_seq_len,
         max_sessions=max(max_sessions, WorkerSettings.max_sessions),
-        session_ttl=float("inf"),  # who opened them is in the same process
-        says_at=logging.DEBUG,  # to whom it belongs the coordinator says what is to be known
+        session_ttl=float("inf"),  # their owner is in the same process
+        says_at=logging.DEBUG,  # the coordinator, which it is part of, says what is to be known
     )
     with TorchThread() as torch_thread:
         async with (

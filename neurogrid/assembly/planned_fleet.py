@@ -83,12 +83,12 @@ class PlannedFleet:
 
     @property
     def plan(self) -> Plan:
-        """Who is to hold what."""
+        """The layers that each member is to hold."""
         return self.fleet.plan
 
     @property
     def infos(self) -> tuple[WorkerInfo, ...]:
-        """What the workers said of themselves."""
+        """The workers, by what each said of itself."""
         return tuple(self.fleet.infos.values())
 
     def explain(self, *, max_sessions: int, ends_seconds: float = 0.0) -> Explanation:
@@ -110,7 +110,7 @@ async def open_plan(
     What was asked for is checked before anybody is waited for.
 
     Args:
-        model: what `load_model(settings)` gave, for those who want to look at it first.
+        model: what `load_model(settings)` gave, for callers that look at it first.
 
     Raises:
         ConfigurationError: what was asked for cannot be right.
@@ -287,7 +287,7 @@ async def load_model(settings: CoordinatorSettings) -> LoadedModel:
 
 
 def _check(settings: CoordinatorSettings) -> PlanRequest:
-    """What is asked for; refuses what cannot come true however long one waits."""
+    """Return what is asked for; refuse what cannot come true however long one waits."""
     for address in settings.bootstrap:
         parse_peer_address(address)
     request = PlanRequest(

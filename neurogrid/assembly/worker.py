@@ -54,7 +54,7 @@ class Worker:
 
     Attributes:
         protocol: its tensor protocol, with the traffic counters.
-        board: what is known of it, for whoever shows it.
+        board: what is known of it, for display.
     """
 
     def __init__(self, state: WorkerState, *, name: str, machine: str) -> None:
@@ -89,12 +89,12 @@ class Worker:
 
     @property
     def sessions(self) -> SessionService:
-        """What computes."""
+        """The service that computes."""
         return self._sessions
 
     @property
     def device(self) -> torch.device:
-        """What it computes on."""
+        """The device that it computes on."""
         return self._state.device
 
     @property
@@ -142,7 +142,7 @@ class Worker:
             nursery.start_soon(self._sessions.drain)
 
     def announcement(self) -> Announcement:
-        """What this worker says of itself to whoever looks for workers."""
+        """Return what this worker says of itself to peers that look for workers."""
         model = self._state.model
         return Announcement(
             "worker",
@@ -194,7 +194,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         checkpoint = await trio.to_thread.run_sync(
             lambda path: Checkpoint.open(path, partial=True), settings.model
         )
-    # Outermost: whoever waits for a call has it ended before the thread goes.
+    # Outermost: a task that waits for a call has it ended before the thread goes.
     with TorchThread() as torch_thread, unwrap_errors():
         async with open_host(
             listen=settings.listen,
@@ -215,7 +215,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             reach = await open_reach(host, settings.reach)
             async with (
                 keep_coordinators(protocol, settings.bootstrap),
-                # Last: whoever finds this worker may use it.
+                # Last: a peer that finds this worker may use it.
                 open_discovery(
                     host,
                     settings.finding,

@@ -67,7 +67,7 @@ def end_process(status: int) -> NoReturn:
     with suppress(
         OSError, ValueError, termios.error
     ):  # a stream that is closed, or a terminal that is gone
-        # Who is in the background is not to be stopped for it.
+        # A process in the background is not to be stopped for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         if _terminal is not None and sys.__stdin__ is not None:
             termios.tcsetattr(sys.__stdin__.fileno(), termios.TCSANOW, _terminal)

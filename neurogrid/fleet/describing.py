@@ -1,4 +1,4 @@
-"""What a coordinator asks its workers before it plans, and what it makes of the answers.
+"""Questions that a coordinator asks its workers before it plans, and what it makes of the answers.
 
 Memory, speed, the layers that they have, and how long a message takes. Nothing of it is needed: where no speed is
 known, memory decides.
@@ -58,7 +58,7 @@ async def describe_workers(
     assumed_bytes: int,
     alike: Collection[str] = (),
 ) -> list[WorkerInfo]:
-    """Ask all workers at once; what those said that answered, in their order. The others are named in the log.
+    """Ask all workers at once; return the infos of those that answered, in their order. The log names the others.
 
     Args:
         assumed_bytes: of memory, where a worker does not tell.
@@ -161,7 +161,7 @@ def capacities(infos: Sequence[WorkerInfo], num_layers: int) -> list[PeerCapacit
 
 
 def links(infos: Sequence[WorkerInfo]) -> Links:
-    """The ways to the coordinator; none unless all are known, so that who tells nothing is not the nearest."""
+    """The ways to the coordinator; none unless all are known, so that a silent worker is not the nearest."""
     known = {info.peer_id: Link(info.latency) for info in infos if info.latency is not None}
     return Links(known) if len(known) == len(infos) else Links()
 

@@ -1,6 +1,6 @@
 """Find the workers of a coordinator: dial those that were named or are found, take in those that dial us.
 
-It goes on for as long as the coordinator runs: who is lost is dialled again, and who comes later is taken in.
+It goes on for as long as the coordinator runs: a lost worker is dialled again, and a later one is taken in.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def open_gathering(
     make_worker: MakeRemoteWorker,
     progress: Progress,
 ) -> AsyncIterator[Gathering]:
-    """Dial, follow what is found and take in who dials, until the block is left.
+    """Dial, follow what is found and take in workers that dial, until the block is left.
 
     Raises:
         ConfigurationError: an address is malformed or our own.
@@ -110,7 +110,7 @@ class Gathering:
         self._progress = progress
         self._addresses = tuple(dict.fromkeys(addresses))
         self._named = {parse_peer_address(address)[1]: address for address in self._addresses}
-        self._kept = trio.Event()  # set when those who are here are somebody else's to dial again
+        self._kept = trio.Event()  # set when others dial the workers here again
         self._num_wanted = 0
         self._came = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -165,7 +165,7 @@ class Gathering:
     def tell(
         self, *, on_worker: Callable[[RemoteWorker], None], on_lost: Callable[[str, str], None]
     ) -> None:
-        """From now on, say who comes and who goes (peer id and reason); connections are kept by whom this tells.
+        """Call these from now on when a worker comes or goes (peer id and reason); their owner keeps the connections.
 
         Neither may block.
         """
@@ -177,7 +177,7 @@ class Gathering:
         return self._kept.is_set()
 
     async def _dial(self, address: str) -> None:
-        """Try an address until somebody answers, and again when it is lost; the reasons are kept for who asks why."""
+        """Try an address until a peer answers, and again when that is lost; keep the reasons, to be asked for."""
         while True:
             try:
                 peer_id = await self._discovery.connect(address)
@@ -208,7 +208,7 @@ class Gathering:
             nursery.cancel_scope.cancel()
 
     async def _follow(self) -> None:
-        """Dial whoever is found and may be a worker."""
+        """Dial each peer that is found and may be a worker."""
         async for change in self._discovery.peers():
             if self._nursery is None:
                 return
@@ -231,7 +231,7 @@ class Gathering:
                     return
                 await trio.sleep(RETRY_DELAY)
             except NeuroGridError as exc:
-                # Who says nothing may be about to end, or has only just begun.
+                # A peer that says nothing may be about to end, or has only just begun.
                 is_silent = isinstance(exc, NotAdmittedError) and exc.reason in SILENCE
                 if is_silent or isinstance(exc, TransportError):
                     logger.info("found %s, and could not connect: %s", found.peer_id, exc)

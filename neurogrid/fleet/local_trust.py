@@ -1,4 +1,4 @@
-"""What local workers need to be admitted where not everybody is: identities, and certificates or a place on the list.
+"""Credentials of local workers, where not every peer is admitted: identities, and certificates or a place on the list.
 
 The coordinator's own policy gives them: it has the cluster's key, or the list. What they show lies in a private
 directory, which goes when they end.
@@ -18,7 +18,7 @@ __all__ = ["credentials_of_local_workers", "listen_address_beside"]
 
 
 def listen_address_beside(listen: Sequence[str], admission: Admission | None) -> str:
-    """Where local workers listen: where the coordinator does, as far as somebody checks who comes.
+    """Where local workers listen: where the coordinator does, if it checks which peers come.
 
     Workers elsewhere hand activations to them, so loopback is not enough for a coordinator that others reach.
     """
@@ -33,8 +33,8 @@ def listen_address_beside(listen: Sequence[str], admission: Admission | None) ->
 def credentials_of_local_workers(
     count: int, admission: Admission | None, coordinator_id: str
 ) -> Iterator[list[tuple[str, ...]]]:
-    """What to add to the command line of each of `count` workers: who it is, also when it is started again, and what
-    makes it and the coordinator admit each other.
+    """Yield what to add to the command line of each of `count` workers: its identity, the same when it is started
+    again, and what makes it and the coordinator admit each other.
 
     Args:
         admission: the coordinator's; None, or one that admits everybody, needs nothing besides.

@@ -2,7 +2,7 @@
 
 Each gets a free port, an equal share of the memory and of the cores, and ends when its standard
 input does: also when the coordinator is killed. What it says is logged here, under its number. One that ends by
-itself is started again as who it was, where it was, so that whoever keeps a connection to it finds it.
+itself is started again with its identity, at its address, so that peers that keep a connection to it find it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _threads_of_each(count: int, num_threads: int | None) -> tuple[str, ...]:
 
 
 def _num_cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     may_use = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(may_use(0)) if may_use else os.cpu_count() or 1
 
@@ -157,7 +157,7 @@ class _LocalWorker:
         words.start_soon(_log_words, process, self.number)
         with trio.move_on_after(START_TIMEOUT) as scope:
             self.address = await _first_line(process)
-            # Whoever knows it knows it there.
+            # Peers that know it know it there.
             self._listen = self.address.partition("/p2p/")[0]
         if scope.cancelled_caught:
             raise TransportError(f"a local worker was not ready within {START_TIMEOUT:g} s")

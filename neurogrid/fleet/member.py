@@ -1,4 +1,4 @@
-"""A worker as its coordinator counts on it, and those that were chosen for a session."""
+"""A worker as its coordinator counts on it, and the members that were chosen for a session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Member", "Selection", "joined"]
 
 @dataclass(eq=False)
 class Member:
-    """One worker, from when it joins until it is lost. Who comes back is another member.
+    """One worker, from when it joins until it is lost. A worker that comes back is another member.
 
     Attributes:
         worker: how it is spoken to.
@@ -57,7 +57,7 @@ class Member:
 
     @property
     def current_info(self) -> WorkerInfo:
-        """What it said of itself, with the layers that it has by now."""
+        """The info that it gave, with the layers that it has by now."""
         if not self.layers:
             return self.info
         return replace(self.info, model_layers=frozenset(self.layers))
@@ -112,7 +112,7 @@ class Selection:
 
 
 def joined(chosen: Sequence[tuple[Member, PlannedStage]]) -> list[tuple[Member, PlannedStage]]:
-    """The same members, each once: who was chosen for several stages gets all between them, which it holds, too."""
+    """Return the same members, each once: one chosen for several stages gets all between them, which it holds, too."""
     result: list[tuple[Member, PlannedStage]] = []
     at = 0
     while at < len(chosen):

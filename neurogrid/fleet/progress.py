@@ -1,4 +1,4 @@
-"""What a coordinator tells while it works, for whoever shows it.
+"""The progress of a coordinator's work, told to whatever shows it.
 
 The coordinator calls; a terminal, a page or a count draws. All calls are quick, never fail, and come from the
 coordinator's trio thread. Several may listen at once (`ProgressTee`).
@@ -71,11 +71,11 @@ class MemberView(Protocol):
     def info(self) -> WorkerInfo: ...
     @property
     def layers(self) -> range:
-        """Those that it is ready for."""
+        """The layers that it is ready for."""
 
     @property
     def assigned(self) -> range:
-        """Those that it was given, or is being given."""
+        """The layers that it was given, or is being given."""
 
     @property
     def num_sessions(self) -> int: ...

@@ -49,7 +49,7 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Placement:
-    """What one worker is to hold, and where the bytes are.
+    """The layers that one worker is to hold, and where their bytes are.
 
     Attributes:
         stage: the layers.
@@ -58,7 +58,7 @@ class Placement:
         max_sessions: sessions open at once.
         dtype: what the stage computes in.
         skip_weight_transfer: refuse to send: the worker must hold the layers already.
-        spread: who else has which layer, and gets which.
+        spread: which other workers have which layer, and get which.
     """
 
     stage: PlannedStage
@@ -72,7 +72,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class TransferReports:
-    """What is told while a worker gets its layers; each but the first is called with a number of bytes.
+    """Callbacks while a worker gets its layers; each but the first is called with a number of bytes.
 
     Attributes:
         begun: bytes are about to go, of this layer or that; called before each layer.
@@ -156,7 +156,7 @@ class RemoteWorker(ABC):
         )
 
     async def memory(self) -> GPUInfo:
-        """What memory it has now."""
+        """Ask the worker what memory it has now."""
         reply = await self._ask(MessageType.GPU_INFO_REQUEST, b"", MessageType.GPU_INFO)
         return GPUInfo.decode(reply.data)
 

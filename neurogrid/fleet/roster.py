@@ -1,7 +1,7 @@
-"""The workers of one coordinator: what each of them holds, and who is chosen for a session.
+"""The workers of one coordinator: what each of them holds, and which are chosen for a session.
 
 A member is ready once it has confirmed every layer that was placed on it, and sessions go through ready members alone.
-Who is lost, wants to go or is slow is gone around where another holds the same layers (a replica).
+One that is lost, wants to go or is slow is bypassed where another holds the same layers (a replica).
 
 Nothing here is sent to anybody: `fleet` plans, places and mends.
 """
@@ -36,7 +36,7 @@ class Roster:
 
     Args:
         on_lost: called with the peer id of a member that is gone.
-        on_given_up: called with the peer id of one that failed, whose connection is to be closed if there is one.
+        on_given_up: called with the peer id of a member that failed, to close its connection if there is one.
 
     Attributes:
         plan: the current one.
@@ -59,12 +59,12 @@ class Roster:
         self._changed = trio.Event()
 
     def add(self, member: Member) -> None:
-        """Somebody is there; who had this peer id before is another member."""
+        """Add a member, in place of an earlier one with the same peer id."""
         self._members[member.peer_id] = member
         self.changed()
 
     def changed(self) -> None:
-        """Tell those who wait for it that a member holds, or is, something else than before."""
+        """Tell the tasks that wait for it that a member holds, or is, something else than before."""
         self._changed.set()
         self._changed = trio.Event()
 
@@ -83,12 +83,12 @@ class Roster:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everybody who is there, as they came."""
+        """The members that are there, in the order in which they came."""
         return tuple(self._members.values())
 
     @property
     def infos(self) -> dict[str, WorkerInfo]:
-        """What the members said of themselves when they joined, by peer id."""
+        """The infos that the members gave when they joined, by peer id."""
         return {m.peer_id: m.info for m in self._members.values()}
 
     @property
@@ -142,7 +142,7 @@ class Roster:
         return found
 
     def has_alternative(self, peer_id: str, layers: range, *, avoid: Collection[str] = ()) -> bool:
-        """Whether somebody else, none of `avoid`, who is quick and means to stay, is ready for these layers."""
+        """Whether another member, none of `avoid`, that is quick and means to stay, is ready for these layers."""
         return any(
             member.holds(layers)
             and not (member.is_leaving or member.times.is_slow)
@@ -191,11 +191,11 @@ class Roster:
         return Selection(joined(chosen)) if chosen else None
 
     def holders(self, layers: range) -> list[Member]:
-        """Who is ready for all of these layers."""
+        """Return the members that are ready for all of these layers."""
         return [member for member in self._members.values() if member.holds(layers)]
 
     def holes(self) -> list[PlannedStage]:
-        """Stages that nobody holds who means to stay."""
+        """Return the stages that no member holds which means to stay."""
         return [
             stage
             for stage in self.plan.stages
@@ -205,7 +205,7 @@ class Roster:
     def lost(self, peer_id: str, reason: str) -> None:
         """A worker is gone, or has dropped what was placed on it.
 
-        While it is given layers, a lost connection is for those who give them to mend.
+        While it is given layers, a lost connection is for the placer to mend.
         """
         member = self._members.get(peer_id)
         if member is not None and member.is_placing:
@@ -223,7 +223,7 @@ class Roster:
     def give_up(self, member: Member, reason: str) -> None:
         """A worker failed although its connection may go on: it is lost, and may come back over another one.
 
-        Who has come back since is another member, whose connection is left alone.
+        A worker that has come back since is another member, and keeps its connection.
         """
         if self._members.get(member.peer_id) is member:
             self.lost(member.peer_id, reason)

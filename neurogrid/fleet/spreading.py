@@ -1,7 +1,7 @@
 """Which layer a worker gets next, and from whom: from the coordinator once, from workers that have it afterwards.
 
 Several workers that want the same layers begin with different ones and exchange them, so that each layer leaves the
-coordinator about once. The choice is `choose`, a pure function; around it stands who waits for whom.
+coordinator about once. The choice is `choose`, a pure function; around it stands which worker waits for which.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_HOLDERS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to offer next.
+    """The layer to offer next.
 
     Attributes:
         layer_id: the layer.
@@ -48,7 +48,7 @@ def choose(
     Args:
         wanted: layers that it lacks and that are not on their way to it.
         said_held: layers that it says it has.
-        holders: who has a layer for certain, by layer.
+        holders: the workers that have a layer for certain, by layer.
         under_way: layers that another worker is about to have, because the coordinator sends it or it said so.
         is_sent_to: whether the coordinator sends this worker something already: then it can fetch from others besides.
     """

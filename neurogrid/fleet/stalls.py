@@ -20,7 +20,7 @@ STALLED_AFTER: Final = 10.0
 
 
 class StallWatch:
-    """The watch over one transfer, between those who report it and the progress.
+    """The watch over one transfer, between the reports of it and the progress.
 
     Args:
         num_bytes: that the worker is to have.
@@ -35,7 +35,7 @@ class StallWatch:
 
     @property
     def reports(self) -> TransferReports:
-        """What is told here, and told on."""
+        """Reports that are watched here, and passed on."""
         return TransferReports(
             begun=self._begun, sent=self._sent, held=self._held, passed_on=self._passed_on
         )

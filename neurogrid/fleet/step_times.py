@@ -1,4 +1,4 @@
-"""What one worker takes for a step, as far as its coordinator has seen it.
+"""Times that one worker takes for a step, as far as its coordinator has seen them.
 
 Robust as retransmission timers are (RFC 6298): a smoothed mean, and how far off it usually is. Decode and prefill are
 known apart: a token costs less in company. Pure: data in, data out; what is done about a slow worker is not known here.

@@ -1,6 +1,6 @@
 """A queue in front of the torch thread, and what of it runs together.
 
-What came while the last call ran is the next batch; an idle thread waits for a burst at most. `Batcher` is the queue
+Jobs that come during one call are the next batch; an idle thread waits for a burst at most. `Batcher` is the queue
 and the one task that empties it; what is chosen and what is computed is its owner's.
 """
 
@@ -26,7 +26,7 @@ FULL_RETRY_AFTER = 1.0
 
 @dataclass(eq=False, slots=True)
 class _Waiting(Generic[J, R]):
-    """A job and whoever waits for it."""
+    """A job that a task waits for."""
 
     job: J
     done: trio.Event = field(default_factory=trio.Event)
@@ -38,7 +38,7 @@ class _Waiting(Generic[J, R]):
 class Batcher(Generic[J, R]):
     """A bounded queue of jobs that run in the torch thread: several together where they can be.
 
-    A job that finds nobody before it runs at once; what comes meanwhile is left to `run`.
+    A job that finds none before it runs at once; jobs that come meanwhile are left to `run`.
 
     Args:
         choose: which of the waiting jobs run next, the oldest first among them; at least one.
@@ -155,7 +155,7 @@ class Batcher(Generic[J, R]):
         results: Sequence[R | Exception | None]
         try:
             results = await self._run_torch(self._compute, [item.job for item in running])
-        except Exception as exc:  # noqa: BLE001  told to each that waits, who raises it
+        except Exception as exc:  # noqa: BLE001  told to each task that waits, which raises it
             results = [exc] * len(running)
         except BaseException:
             for item in running:  # the owner ends: nobody is left waiting for what never comes

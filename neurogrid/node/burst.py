@@ -1,10 +1,10 @@
 """Whether more is about to come: sessions whose tokens ran together before send their next ones in a burst.
 
-Who does not wait for the end of a burst tears it apart, and for good: what ran apart comes apart. Who waits for
-sessions that are elsewhere wastes a step's time: in a chain others have their turn at another stage just then. So a
-queue waits for those with whom the waiting ones came the last time, and for nobody else. What came together says more
-than what ran together: one that a burst was begun without is waited for the next time, and two bursts that did wait
-for each other's end come apart again.
+A queue that does not wait for the end of a burst splits it for good: sessions that ran in two batches come back in two.
+One that waits for sessions that are elsewhere wastes a step's time: in a chain others have their turn at another stage
+just then. So a queue waits for the sessions with which the waiting ones came the last time, and for no others. Which
+sessions came together says more than which ran together: one that a burst was begun without is waited for the next
+time, and two bursts that did wait for each other's end come apart again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import trio
 
 __all__ = ["Burst"]
 
-# What lies between two of a burst at most: a part of a step, at least and at most so many seconds.
+# The gap between two sessions of a burst at most: a part of a step, at least and at most so many seconds.
 GAP_PART, MIN_GAP, MAX_GAP = 0.1, 0.0005, 0.005
-# Who has come in a burst the last time is waited for longer.
+# A session that came in a burst the last time is waited for longer.
 PATIENCE_PART = 0.4
-# Who has not come for so many steps is not waited for: those that take turns, a batch for each stage of a chain, come
-# again before that. Nor who has not come for the time of so many steps, and seconds besides: then nobody has.
+# A session that has not come for so many steps is not waited for: batches that take turns, one for each stage of a
+# chain, come again before that. Nor one that has not come for the time of so many steps, and seconds besides: then no
+# session has.
 IDLE_STEPS, IDLE_SECONDS = 16, 1.0
-# Nobody is waited for longer than this. Seconds.
+# No session is waited for longer than this. Seconds.
 MAX_ROUND = 0.25
 # Seconds of a step for which everything else in a process can wait.
 BRIEF = 0.01
@@ -40,7 +41,7 @@ class _Seen:
         num_steps: those of the queue that had run by then.
         stepped: when its last step ended.
         away: seconds from there until it came again, the last time.
-        burst: who came together with it, itself included.
+        burst: the sessions that came together with it, itself included.
         last_burst: the same, of the time before.
     """
 
@@ -53,7 +54,7 @@ class _Seen:
 
 
 class Burst:
-    """What has come to one queue of late.
+    """The sessions that have come to one queue of late.
 
     Args:
         clock: gives seconds.
@@ -84,7 +85,7 @@ class Burst:
 
     @property
     def is_brief(self) -> bool:
-        """Whether there is one session, and its steps take a moment: who runs them at once keeps nobody waiting."""
+        """Whether there is one session, and its steps take a moment: run at once, they keep no other waiting."""
         return 0.0 < self.step_seconds <= BRIEF and self.num_active <= 1
 
     def came(self, session: Hashable) -> None:
@@ -144,7 +145,7 @@ class Burst:
     def away(self, sessions: Collection[Hashable]) -> float:
         """Seconds of the quickest way around of one of these, from its step until it comes again; 0.0 if unknown.
 
-        At most `MAX_ROUND`: who is away for longer does something else besides.
+        At most `MAX_ROUND`: a session that is away for longer does something else besides.
         """
         ways = (seen.away for seen in self._those(sessions) if seen.away is not None)
         return min(min(ways, default=0.0), MAX_ROUND)

@@ -1,7 +1,7 @@
-"""What happens in a cluster, in words, for whoever wants to know: a bounded bus.
+"""Events of a cluster, in words, on a bounded bus.
 
-Whoever publishes never waits. A subscriber that reads too slowly loses the oldest of what it has not read, and is
-told how many. The last events are kept for those who come later.
+A publisher never waits. A subscriber that reads too slowly loses the oldest of what it has not read, and is
+told how many. The last events are kept for subscribers that come later.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from neurogrid.errors import CapacityError
 __all__ = ["Event", "EventBus", "EventKind", "Severity", "Subscription"]
 
 MAX_SUBSCRIBERS: Final = 32
-# Events that a subscriber may be behind, and that are kept for those who come later.
+# Events that a subscriber may be behind, and that are kept for subscribers that come later.
 MAX_UNREAD: Final = 256
 MAX_KEPT: Final = 100
 MAX_TEXT_CHARS: Final = 500
 
 
 class EventKind(StrEnum):
-    """What an event is about."""
+    """The subject of an event."""
 
     WORKING = "working"
     PLANNED = "planned"
@@ -121,7 +121,7 @@ class EventBus:
         clock: Unix time, in seconds.
 
     Attributes:
-        is_closed: whoever reads may stop.
+        is_closed: readers may stop.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:

@@ -91,9 +91,9 @@ async def keep_workers(
 
     Args:
         protocol: on the coordinator's host.
-        discovery: where their addresses come from, and new ones. A worker of whom no address is known is waited
+        discovery: where their addresses come from, and new ones. A worker of which no address is known is waited
             for: it dialled us.
-        addresses: full multiaddrs that were typed, of whomever.
+        addresses: full multiaddrs that were typed, of any peers.
     """
     named = _by_peer(addresses)
     limits = KeeperLimits(backoff=BACKOFF)
@@ -128,8 +128,8 @@ def _want(keeper: Keeper, peer_id: str, addresses: Sequence[str]) -> None:
 async def _introduce(protocol: Protocol, peer_id: str, introduced: set[str]) -> None:
     """Bring up the stream on which each side says what it is.
 
-    Of two who dial each other at once each has two connections, of which one may be closed with its streams: so this
-    is done for each, and told once.
+    Of two peers that dial each other at once each has two connections, of which one may be closed with its streams:
+    so this is done for each, and told once.
     """
     num_failures = 0
     while protocol.host.is_connected(peer_id):

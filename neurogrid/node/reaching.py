@@ -21,11 +21,11 @@ RELAY_WAIT = 15.0
 
 @dataclass(frozen=True)
 class ReachSettings:
-    """What a command does to be reached. Hole punching is always on: only relayed connections have a use for it.
+    """Settings of how a command is reached. Hole punching is always on: only relayed connections have a use for it.
 
     Attributes:
         relays: full multiaddrs of relays to be reached through, and to try for peers that are not reached otherwise.
-        relay_service: relay for others, as many as `RelayLimits` allows, of those who are admitted here.
+        relay_service: relay for others, as many as `RelayLimits` allows, of peers that are admitted here.
         announce: multiaddrs that are known to lead here, with or without our peer id.
         keep_alive: seconds of silence after which a peer is lost; None for the links' own.
         port_mapping: ask the router, by UPnP, to let peers in.

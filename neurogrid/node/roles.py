@@ -1,8 +1,8 @@
-"""Who may ask for what: the roles of each message, for a worker and for a coordinator.
+"""The roles in which a peer may send each message, to a worker and to a coordinator.
 
 A role comes from the peer's admission (its certificate, or the list that it is on), never from what its Hello says.
-Answers are not in the tables: they count from the peer that was asked, and from nobody else. What a peer may do with
-a session, a transfer or a model that is another's, is for those to say.
+Answers are not in the tables: they count from the peer that was asked, and from no other. What a peer may do with
+a session, a transfer or a model of another peer is decided where that is held.
 
 Source: protocol_spec/security.md, "What a peer may do".
 """

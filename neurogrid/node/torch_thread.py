@@ -53,7 +53,7 @@ class _Job(Generic[R]):
 class TorchThread:
     """A thread for as long as the block runs; until it is entered, calls wait.
 
-    The number of calls that wait is bounded by whoever serves requests, not here.
+    The number of calls that wait is bounded where requests are served, not here.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ def fastest_cuts(
 
 
 def even_cuts(problem: Problem, order: Order, limit: float) -> tuple[float, Cuts] | None:
-    """What `fastest_cuts` gives, by dynamic programming over every place for every cut.
+    """Find what `fastest_cuts` gives, by dynamic programming over every place for every cut.
 
     More stages than need be can leave a peer before a layer that it cannot take, so that the farthest reach of
     those before it is not the best. Here nothing is missed, at O(stages x layers x layers).

@@ -60,7 +60,7 @@ class Explanation:
 def explain(
     plan: Plan, model: ModelSize, peers: Sequence[PeerCapacity], links: Links | None = None
 ) -> Explanation:
-    """What each of `peers` has in `plan`, which was made for them."""
+    """Report what each of `peers` has in `plan`, which was made for them."""
     problem = Problem(model, peers, links or Links())
     reports, previous = [], None
     for number, stage in enumerate(plan.stages, 1):

@@ -67,7 +67,7 @@ def _better(best: Cheapest, other: Cheapest | None) -> Cheapest:
 
 
 def _order_of_holders(problem: Problem, order: Order) -> Order:
-    """Those that hold most, by the first layer that they hold; others from `order` where layers lack."""
+    """Order the peers that hold most, by the first layer that they hold; others from `order` where layers lack."""
     held = [peer.held for peer in problem.peers]
     holders = sorted((i for i in range(len(held)) if held[i]), key=lambda i: (-len(held[i]), i))
     chosen = holders[: len(order)]

@@ -1,4 +1,4 @@
-"""What comes out: stages, replicas, and which generation of plans they belong to."""
+"""The plan that comes out: stages, replicas, and which generation of plans they belong to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who holds what.
+    """Stages and replicas, and which peer holds each.
 
     Attributes:
         stages: in order; every layer is in exactly one.
@@ -47,5 +47,5 @@ class Plan:
         return next((stage for stage in self.stages if stage.peer_id == peer_id), None)
 
     def replica_of(self, peer_id: str) -> Replica | None:
-        """What this peer stands by with, if it does."""
+        """Return the replica that this peer stands by with, if it does."""
         return next((replica for replica in self.replicas if replica.peer_id == peer_id), None)

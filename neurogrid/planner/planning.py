@@ -61,7 +61,7 @@ def make_plan(
 def make_replicas(
     model: ModelSize, peers: Sequence[PeerCapacity], stages: Sequence[PlannedStage]
 ) -> tuple[Replica, ...]:
-    """What the peers that have none of these stages stand by with, as `Plan.replicas`; the stages stay as they are.
+    """Choose the `Plan.replicas` that peers with none of these stages stand by with; the stages stay as they are.
 
     Args:
         peers: those of the stages among them.

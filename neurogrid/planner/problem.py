@@ -106,7 +106,7 @@ class Problem:
         return self._links.seconds(self.peers[peer].peer_id, None, self.model.activation_bytes)
 
     def seconds(self, previous: int | None, peer: int, start: int, stop: int) -> float:
-        """What one step takes: the way to the peer, and [start, stop) on it."""
+        """Return the seconds that one step takes: the way to the peer, and [start, stop) on it."""
         elapsed = self._elapsed[peer]
         return self.hop(previous, peer) + elapsed[stop] - elapsed[start]
 

@@ -1,4 +1,4 @@
-"""What the left-over peers stand by with: whole stages, the ones with the least redundancy first.
+"""Replicas that the left-over peers stand by with: whole stages, the ones with the least redundancy first.
 
 The least roomy peer chooses first, since it has the least choice. It begins with the stage that has the fewest
 replicas (of those the slowest, then the one that it holds most of) and goes on with neighbours that have as few,

@@ -183,7 +183,7 @@ def _exact(problem: Problem, num_stages: int, limit: float, kinds: list[int]) ->
 def _exact_anywhere(
     problem: Problem, num_stages: int, limit: float, kinds: list[int]
 ) -> Order | None:
-    """What `_exact` gives, where each stage may end before the farthest layer that it reaches, too.
+    """Find what `_exact` gives, where each stage may end before the farthest layer that it reaches, too.
 
     `states`: a set of used peers, the last of them where links count, and where it ends, to an order.
     """

@@ -1,4 +1,4 @@
-"""What a plan is made from: the model's layers, the peers, the links between them. Data, and nothing else.
+"""The world that a plan is made from: the model's layers, the peers, the links between them. Data, and nothing else.
 
 Units: bytes and seconds. One "step" is one token of one session through a layer (decode).
 """
@@ -24,7 +24,7 @@ RESERVED_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class LayerSize:
-    """What one layer takes on a peer.
+    """The size of one layer on a peer.
 
     Attributes:
         weight_bytes: of its weights.
@@ -128,7 +128,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """What is known of the network; all of it may be unknown, and costs nothing then.
+    """The network as far as it is known; all of it may be unknown, and costs nothing then.
 
     Attributes:
         coordinator: peer id to the link with the coordinator.

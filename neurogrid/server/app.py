@@ -2,7 +2,7 @@
 
     app = make_app(routes, open_routes=health_routes(backend), access=Access())
 
-A route answers, or raises `APIError`. What it may rely on: whoever asks may ask, and a body is JSON.
+A route answers, or raises `APIError`. It may rely on this: the client is let in, and a body is JSON.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def make_app(
     """The application.
 
     Args:
-        routes: served to whoever has a key, or to everybody where there are no keys.
+        routes: served to clients with a key, or to all where there are no keys.
         open_routes: served without a key.
-        access: who is served; None for everybody who reaches the port by address.
+        access: which clients are served; None for all that reach the port by address.
         statistics: told of every request.
     """
     access = access or Access()

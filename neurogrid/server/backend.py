@@ -1,6 +1,6 @@
 """The coordinator behind the routes: not there yet, there, or without a way through all layers.
 
-The port is open before the workers are there, so that whoever waits for them can ask what they wait for.
+The port is open before the workers are there, so that a client that waits for them can ask what is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FINISH_TIMEOUT = 4.0
 
 
 class Backend:
-    """What routes know of the coordinator.
+    """The coordinator, as far as routes know it.
 
     Attributes:
         progress: to be told what the coordinator does before it is there.
@@ -80,7 +80,7 @@ class Backend:
 
     @property
     def why_not_ready(self) -> str | None:
-        """What is missing before a request can be served; None where nothing is."""
+        """The reason why no request can be served now; None where there is none."""
         if self._is_ending:
             return "the server is about to end"
         if self._coordinator is None:

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""Errors of requests, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
 
 Clients of that API look at the status first, and at `code` where one status has several reasons.
 """

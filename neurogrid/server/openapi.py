@@ -72,7 +72,7 @@ def operation(
     parameters: Sequence[Mapping[str, Any]] = (),
     is_open: bool = False,
 ) -> dict[str, Any]:
-    """What a path says of a method.
+    """Describe a method of a path.
 
     Args:
         answer: the response with status 200.

@@ -1,6 +1,6 @@
 """The layers' bytes that a worker has: in memory as long as its model uses them, on disk for the next start.
 
-What has come is written to the cache while the next layer comes; what is in either place is served to whoever
+A layer that has come is written to the cache while the next one comes; from either place it is served to any peer that
 asks by its id. Which layer of which model is where on disk is noted, as a hint for the coordinator. Knows neither
 peers nor torch.
 """
@@ -25,7 +25,7 @@ __all__ = ["WorkerBlobs"]
 logger = logging.getLogger(__name__)
 
 # What may wait to be written to disk. On a CPU the model has the same memory anyway; on a GPU this much of the host's
-# is taken, and then whoever sends is kept waiting.
+# is taken, and then the sender is kept waiting.
 MAX_WAITING_BYTES: Final = 4 * 1024**3
 
 

@@ -1,4 +1,4 @@
-"""What a worker says of its device for a plan: how fast it computes, and which layers it has already.
+"""A worker's account of its device for a plan: how fast it computes, and which layers it has already.
 
 It measures itself when it is first asked for a dtype, for half a second in its torch thread, and keeps the
 figures as long as it runs. While it computes for another coordinator it measures nothing.
@@ -55,7 +55,7 @@ class DeviceService:
         await self._state.answer(message, MessageType.DEVICE_INFO, info.encode())
 
     async def _speed(self, dtype: str, peer_id: str) -> DeviceSpeed | None:
-        """What was measured in this dtype; None where it was not, or cannot be."""
+        """Return the speed in this dtype, measured once; None where it was not measured, or cannot be."""
         state = self._state
         if dtype not in CONFIG_DTYPES.values():
             return None

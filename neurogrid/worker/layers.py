@@ -94,7 +94,7 @@ class LayerService:
 
     @contextmanager
     def _trial(self, peer_id: str) -> Iterator[trio.CancelScope]:
-        """What is cancelled when the peer is gone."""
+        """Give a scope that is cancelled when the peer is gone."""
         with trio.CancelScope() as scope:
             self._trials.add((peer_id, scope))
             try:
@@ -116,7 +116,7 @@ class LayerService:
                 logger.info("%s is gone: its config is tried no longer", peer_id)
                 return
         except (RemoteProtocolError, RequestRefusedError) as exc:
-            # Whoever sent nothing usable must not keep others away.
+            # A peer that sent nothing usable must not keep others away.
             if is_new and state.coordinator == peer_id:
                 state.release()
             raise RequestRefusedError(f"model config: {exc}", code=exc.code) from exc

@@ -136,7 +136,7 @@ class WorkerLinks:
         await self._protocol.send(peer_id, message)
 
     def unreachable(self, peer_id: str, reason: NeuroGridError) -> RequestRefusedError:
-        """What the coordinator is told."""
+        """Make the error that tells the coordinator."""
         return RequestRefusedError(
             f"cannot reach {peer_id}: {reason}", code=ErrorCode.PEER_UNREACHABLE
         )

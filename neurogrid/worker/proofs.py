@@ -1,4 +1,4 @@
-"""The wait for a proof that a child process makes: whoever waits no longer ends it."""
+"""The wait for a proof that a child process makes: cancelling the wait ends the process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Fetch a layer's bytes from workers that have them, before the coordinator has to send them.
 
-Whom an offer names is dialled and asked, one after the other; what does not come is left to the coordinator. A peer
-that sent a wrong chunk is not asked again, one that cannot be reached not for a while.
+The peers that an offer names are dialled and asked, one after the other; the coordinator sends what does not come. A
+peer that sent a wrong chunk is not asked again, one that cannot be reached not for a while.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BlobSources:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        # When they may be asked again, trio's clock; infinity for those that lied.
+        # When each peer may be asked again, trio's clock; infinity for one that lied.
         self._not_before: dict[str, float] = {}
 
     async def fetch(

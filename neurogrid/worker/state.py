@@ -1,4 +1,4 @@
-"""What the parts of a worker share: its settings, its model, whom it serves, and its torch thread.
+"""State that the parts of a worker share: its settings, its model, its coordinator, and its torch thread.
 
 No handlers here, and no messages: `layers` brings layers in, `inference.sessions` computes with them.
 """
@@ -48,7 +48,7 @@ MAX_LAYERS_NAMED = 8
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker was started with.
+    """Settings that a worker was started with.
 
     Attributes:
         name: what peers are told that this machine is called, at most 32 printable characters; None for the host's
@@ -56,7 +56,7 @@ class WorkerSettings:
         listen: multiaddrs to listen on.
         listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
-        admission: who is served; None for whoever reaches a listen address.
+        admission: which peers are served; None for all that reach a listen address.
         device: `cpu`, `cuda:0`; None for the best there is.
         memory_limit: bytes that weights and caches may take; None for what the device has.
         model: a checkpoint directory of its own; None for a stateless worker.
@@ -71,7 +71,7 @@ class WorkerSettings:
         cache: where layers that came are kept on disk; None for nowhere.
         session_ttl: seconds without an activation after which a session is closed.
         protocol_versions: protocol ids to speak; None for all.
-        says_at: the level of `logging` for whom it serves, and what it is ready for.
+        says_at: the level of `logging` for which coordinator it serves, and what it is ready for.
     """
 
     name: str | None = None

@@ -97,7 +97,7 @@ class TransferService(TransferPolicy):
     def forget(self, peer_id: str, *, layer_id: int | None = None) -> None:
         """End the unfinished transfers of a peer, of one layer or of all.
 
-        What came over 1.1.0 is kept for a while, for whoever offers the same bytes again.
+        What came over 1.1.0 is kept for a while, for another offer of the same bytes.
         """
         for key in [key for key in self._plain if key[0] == peer_id and layer_id in (None, key[1])]:
             del self._plain[key]
@@ -113,10 +113,10 @@ class TransferService(TransferPolicy):
         self._state.require_coordinator(peer_id)
 
     def authorize_request(self, peer_id: str) -> None:
-        """Whoever is admitted and knows a blob's id may have the blob: other workers fetch theirs here."""
+        """Let any admitted peer that knows a blob's id have the blob: other workers fetch theirs here."""
 
     async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
-        """A blob that is here, for another worker. Whom the coordinator sent here for it may come too late."""
+        """Return a blob that is here, for another worker. One that the coordinator sent here may come too late."""
         source = self._state.blobs.source(blob_id)
         if source is None:
             raise RequestRefusedError(

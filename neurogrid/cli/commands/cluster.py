@@ -1,4 +1,4 @@
-"""What `neurogrid-coordinator --cluster DIR` does for a cluster instead of generating: tickets and revocations.
+"""Tickets and revocations of a cluster, which `neurogrid-coordinator --cluster DIR` handles instead of generating.
 
 Each changes or reads files in DIR and ends. A coordinator that runs with the same DIR need not be stopped: it leaves
 its addresses there, and sees within seconds what was revoked.
@@ -92,7 +92,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ticket_options(group: argparse._ActionsContainer) -> None:
-    """What can be said of the tickets of a cluster."""
+    """Add the options of the tickets of a cluster."""
     group.add_argument(
         "--expires",
         type=duration,

@@ -19,7 +19,7 @@ __all__ = ["Conversation", "Turn"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model is given for one turn. Made by `Conversation.ask`.
+    """The model's input for one turn. Made by `Conversation.ask`.
 
     Attributes:
         said: by the user.
@@ -68,7 +68,7 @@ class Conversation:
         return len(self._token_ids)
 
     def ask(self, said: str) -> Turn:
-        """What the model is to be given for this; nothing changes before it was `answered`.
+        """Return the model's input for this; nothing changes before it was `answered`.
 
         Raises:
             ConfigurationError: the model's template refuses it.

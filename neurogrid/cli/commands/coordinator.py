@@ -152,7 +152,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """
     prepare_threads(options)
     name = parser.prog
-    os.environ.pop(TICKET_VARIABLE, None)  # is a worker's, and not that of those it starts itself
+    os.environ.pop(TICKET_VARIABLE, None)  # is a worker's, and not for the workers started here
     try:
         manages_cluster = is_asked(options)
     except ConfigurationError as exc:
@@ -308,13 +308,13 @@ def _listening(options: argparse.Namespace) -> Listening:
     if options.alone:
         return where
     if options.min_peers is not None or trust is None or trust.cluster is not None:
-        # Somebody is to come, who may be elsewhere.
+        # Workers are to come, which may be elsewhere.
         warn_of_loopback(where, is_chosen=bool(options.listen))
     return where
 
 
 def _judge_cluster(options: argparse.Namespace) -> Trust | None:
-    """What is given of trust so far; refuses a cluster that another coordinator runs with."""
+    """Return the trust that is given so far; refuse a cluster that another coordinator runs with."""
     trust = existing_trust(options)
     if trust is not None:
         with trust.held():

@@ -160,7 +160,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_question_options(parser: argparse.ArgumentParser) -> None:
-    """What is looked into, and told, in place of serving."""
+    """Add the options of questions, which are answered in place of serving."""
     group = parser.add_argument_group("questions", "answered without sending anything")
     group.add_argument(
         "--diagnose",
@@ -175,7 +175,7 @@ def add_question_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt_options(parser: argparse.ArgumentParser, *, with_chat: bool) -> None:
-    """What is to be written, and then the end."""
+    """Add the options of a text to write, after which the command ends."""
     group = parser.add_argument_group("text")
     prompt = group.add_mutually_exclusive_group()
     prompt.add_argument("--prompt", metavar="TEXT", help="text to continue")

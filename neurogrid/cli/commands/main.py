@@ -110,7 +110,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_coordinator(parser: argparse.ArgumentParser) -> None:
-    """What every command takes that has workers."""
+    """Add the options of every command that has workers."""
     coordinator.add_coordinator_options(parser)
     add_ticket_options(parser.add_argument_group("cluster"))
 
@@ -402,7 +402,7 @@ def _refuse(parser: ArgumentParser, what: str) -> NoReturn:
 
 
 def model_and_text(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """What of at most two words is the model, and what the text to continue; None for what is not there.
+    """Return which of at most two words is the model, and which the text to continue; None for what is not there.
 
     One word alone is the text, unless it is a directory, a file of weights, or written as a path or as the name of a
     model elsewhere: it has a slash, and no white space.

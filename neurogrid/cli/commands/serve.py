@@ -98,7 +98,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Where to serve, and whom; seconds that an answer may take."""
+    """Where to serve, and which clients; seconds that an answer may take."""
 
     host: str
     port: int

@@ -130,7 +130,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     add_cache_options(parser, "the layers that came", size=size_in_bytes)
     add_metrics_options(parser, port_type=port_number)
     add_trace_options(parser)
-    # For those who start workers as children: ends with the parent, however that ends.
+    # For programs that start workers as children: ends with the parent, however that ends.
     parser.add_argument("--stop-on-stdin-eof", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -198,7 +198,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             serving_metrics(options, worker),
             AsyncExitStack() as stack,
         ):
-            # Who started it as a child ends it when nothing is to go on elsewhere.
+            # A parent that started it as a child ends it when nothing is to go on elsewhere.
             if not options.stop_on_stdin_eof:
                 farewells.append(worker.drain)
             screen.with_names = worker.board.names.beside_ids

@@ -1,4 +1,4 @@
-"""What both commands share: options, listen addresses, logs, signals, exit statuses.
+"""Parts that both commands share: options, listen addresses, logs, signals, exit statuses.
 
 Data goes to stdout, everything else to stderr. A user's mistake ends with status 2, a failure with 1, a
 bug of ours with 3 and its traceback.
@@ -71,14 +71,14 @@ _UNITS = {
 }
 # Below it, a number without a unit lacks one.
 MIN_BARE_BYTES = 1024
-# What the wire has room for; and what nobody asks for who has not mistyped.
+# The most that the wire has room for; and more than anybody asks for without mistyping.
 MAX_BYTES = 2**63 - 1
 MAX_COUNT = 2**31 - 1
 MAX_NUMBER = 1e9
 
 
 class ExitStatus(IntEnum):
-    """What the shell sees."""
+    """The exit status that the shell sees."""
 
     OK = 0
     FAILURE = 1
@@ -278,7 +278,7 @@ def run_command(
         screen.say(f"{name}: {exc}", level=logging.ERROR)
         return ExitStatus.FAILURE
     except BrokenPipeError:
-        raise  # whoever read our stdout has gone: see `closed_pipe`
+        raise  # the reader of our stdout has gone: see `closed_pipe`
     except Exception as exc:  # nobody is above: what is left is a bug, and is told as one
         if isinstance(exc, ModuleNotFoundError) and (missing := missing_extra(exc)):
             screen.say(f"{name}: {missing}", level=logging.ERROR)

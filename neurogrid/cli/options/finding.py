@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_NAMESPACE", "add_finding_options", "bootstrap_peers", "finding", "peer_address"]
 
-# Of those who belong to no cluster: they find all others of their kind in the same DHT.
+# Of peers that belong to no cluster: they find all others of their kind in the same DHT.
 DEFAULT_NAMESPACE = "neurogrid"
 
 

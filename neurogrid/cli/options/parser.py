@@ -85,7 +85,7 @@ class ArgumentParser(argparse.ArgumentParser):
         )
 
     def format_help(self) -> str:
-        """What `--help` prints: the first flags, where there are such."""
+        """Return what `--help` prints: the first flags, where there are such."""
         if not self._first:
             return self.format_whole_help()
         by_flag = {flag: action for action in self._actions for flag in action.option_strings}
@@ -101,7 +101,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def format_whole_help(self) -> str:
-        """What `--help-all` prints."""
+        """Return what `--help-all` prints."""
         return super().format_help()
 
     def print_help(self, file: Any = None) -> None:

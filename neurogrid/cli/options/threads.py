@@ -1,9 +1,9 @@
 """How many threads torch computes with, and what they do while they wait: said before torch is loaded.
 
 OpenMP, with which torch computes on CPUs, reads its environment when it is loaded and never again. Its threads wait
-for the next kernel in a loop, for milliseconds. Where several processes share the cores, those who have nothing to do
-take them from those who have: a worker is several times slower beside another program then. So they sleep here, unless
-whoever starts the command says otherwise.
+for the next kernel in a loop, for milliseconds. Where several processes share the cores, threads with nothing to do
+take them from threads that have work: a worker is several times slower beside another program then. So they sleep here,
+unless whoever starts the command says otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 def prepare_threads(
     options: argparse.Namespace, environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Say in the environment what `--threads` says, and that who waits sleeps; before torch is imported.
+    """Say in the environment what `--threads` says, and that waiting threads sleep; before torch is imported.
 
     How threads wait stays as it is where one of `WAITING` is set.
     """

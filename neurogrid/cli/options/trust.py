@@ -1,4 +1,4 @@
-"""Who may use this peer: from `--cluster`, `--join`, `--allow` or `--insecure` to an admission.
+"""Trust, which says what peers may use this one: from `--cluster`, `--join`, `--allow` or `--insecure` to an admission.
 
 A cluster's directory holds all that a member needs: its identity, its certificate, and, where the cluster was made,
 the cluster's key.
@@ -42,10 +42,10 @@ TICKET_VARIABLE = "NEUROGRID_TICKET"
 
 @dataclass(frozen=True)
 class Trust:
-    """What the options come to.
+    """The trust that the options come to.
 
     Attributes:
-        admission: who is admitted; None for whoever reaches the port.
+        admission: which peers are admitted; None for all that reach the port.
         identity_file: where the key pair of this peer lives; None for a new one each time.
         bootstrap: where the coordinator is, by the ticket, or by the one that this worker joined with.
         cluster: the cluster, where its key is at hand.
@@ -85,7 +85,7 @@ class Trust:
         return ClusterAdmission(self.admission.enrol(peer_id, COORDINATOR), admits={WORKER})
 
     def invite(self, peer_id: str, addresses: Sequence[str], is_terminal: bool) -> str:
-        """What to say of how workers join this peer, which has the cluster's key.
+        """Say how workers join this peer, which has the cluster's key.
 
         A ticket is a secret: it is shown where somebody reads it and nothing keeps it, or written for its owner
         alone; and made when there is nobody yet, or when it was asked for.
@@ -169,7 +169,7 @@ def take_ticket(options: argparse.Namespace) -> None:
 
 
 def to_ask(directory: Path) -> str:
-    """What to type for a ticket to the cluster in a directory."""
+    """Return what to type for a ticket to the cluster in a directory."""
     return f"neurogrid ticket {shlex.quote(str(directory))}"
 
 
@@ -261,7 +261,7 @@ def _as_worker(options: argparse.Namespace, admits: set[str]) -> Trust:
     where: Whereabouts | None
     ticket = None
     if options.join:
-        # Who is a member needs none: that it has expired since then is no mistake.
+        # A member needs no ticket: that it has expired since then is no mistake.
         ticket = read_ticket(options.join, now=0.0 if _is_member(directory) else None)
     if directory is None:
         assert ticket is not None

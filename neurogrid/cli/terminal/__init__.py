@@ -1,1 +1,1 @@
-"""What a person sees and types: lines, tables, the panel, the text of an answer as it comes."""
+"""The terminal that a person reads and types on: lines, tables, the panel, the text of an answer as it comes."""

@@ -26,7 +26,7 @@ class Main(Protocol):
 
 
 def ends_with_its_reader(main: Main) -> Main:
-    """Make `main` return `PIPE_STATUS`, and nothing be said, where whoever read our stdout has gone."""
+    """Make `main` return `PIPE_STATUS`, and nothing be said, where the reader of our stdout has gone."""
 
     @wraps(main)
     def wrapped(argv: Sequence[str] | None = None) -> int:

@@ -30,7 +30,7 @@ LOCAL_MODES, CONTROL_KEYS, NO_KEY = 3, 6, b"\x00"
 
 
 async def in_leavable_thread(call: Callable[[], T]) -> T:
-    """What `call` returns, called in a thread; cancelled, it is left to itself."""
+    """Return what `call` returns, called in a thread; cancelled, the call is left to itself."""
     run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
     result: T = await run_sync(call, abandon_on_cancel=True)
     return result
@@ -98,7 +98,7 @@ class LineReader:
 
 @contextmanager
 def open_lines(screen: Screen) -> Iterator[LineReader]:
-    """Read standard input until the block is left; the terminal is then as it was, whoever still waits for a line."""
+    """Read standard input until the block is left; the terminal is then as it was, even if a line is awaited."""
     reader = LineReader(screen)
     if not reader.is_interactive:
         yield reader

@@ -57,7 +57,7 @@ class ScreenHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._screen.show(self.format(record))
-        except Exception:  # noqa: BLE001  as all handlers do: whoever logs is not to fail by it
+        except Exception:  # noqa: BLE001  as all handlers do: code that logs is not to fail by it
             self.handleError(record)
 
 
@@ -99,7 +99,7 @@ def _formatter(level: str) -> logging.Formatter:
 
 
 class _BriefFormatter(logging.Formatter):
-    """What is told to a person as it is; before what they should look at, its level."""
+    """A formatter for a person: a message as it is, with its level in front where they should look at it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         return record.message if record.levelno == logging.INFO else super().formatMessage(record)

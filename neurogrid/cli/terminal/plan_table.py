@@ -39,7 +39,7 @@ FIRST_TO_GO = ("device", "address", "caches", "left", "machine", "weights")
 
 
 class Stdout(Console):
-    """stdout, for rich, which would end the process by itself where whoever reads it has gone."""
+    """stdout, for rich, which would end the process by itself where its reader has gone."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

@@ -1,6 +1,6 @@
 """A stream whose writers never wait: for the stderr of commands that serve others while their terminal may be stopped.
 
-Ctrl-S stops a terminal, and so does whoever stops reading a pipe: the next write then waits for as long as it likes,
+Ctrl-S stops a terminal, and so does a pipe that is read no more: the next write then waits for as long as it likes,
 and with it everything else in that thread. Here a thread of its own writes. What it has not written yet is bounded;
 beyond that lines are dropped, and how many is said when the terminal takes something again.
 """
@@ -47,7 +47,7 @@ class QueuedStream(io.TextIOBase):
     def finish(self, timeout: float) -> bool:
         """Wait until everything is written, for so many seconds at most; whether it is, or nobody reads it any more.
 
-        If it is not, whoever writes more to this stream does not wait either.
+        If it is not, later writes to this stream do not wait either.
         """
         with self._changed:
             self._is_over = True
@@ -102,7 +102,7 @@ class QueuedStream(io.TextIOBase):
                 self._num_bytes -= len(self._waiting.popleft())
 
     def _next(self) -> bytes | None:
-        """What is to be written; None at the end."""
+        """Wait for what is to be written next; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._num_lost or self._is_over)
             if not self._waiting and self._num_lost:

@@ -79,7 +79,7 @@ class Screen:
         return self.is_terminal and not self.console.is_dumb_terminal
 
     def spinner(self, what: str) -> Status:
-        """What moves on stderr, where something can, while this takes its time; to be started and stopped."""
+        """Make what moves on stderr, where something can, while this takes its time; to be started and stopped."""
         is_plain = self.console.options.ascii_only
         dots, spinner = ("...", "line") if is_plain else ("…", "dots")
         return self.console.status(f"{what} {dots}", spinner=spinner)

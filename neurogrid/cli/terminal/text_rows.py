@@ -60,7 +60,7 @@ def num_cells(row: str, width: int) -> int:
 
 
 def last_row(line: str, width: int) -> str:
-    """What of a line without newlines stands on its last row, on a terminal of `width` columns."""
+    """Return what of a line without newlines stands on its last row, on a terminal of `width` columns."""
     column, start = 0, 0
     for index, character in enumerate(line):
         if column + _num_cells(character) > width:

@@ -65,7 +65,7 @@ class _Worker:
 
 
 class TransferView:
-    """The transfers to all workers. Whoever makes it stops it.
+    """The transfers to all workers. Its maker stops it.
 
     Args:
         say: writes a line.

@@ -40,7 +40,7 @@ class WordWrap:
         return not self.row and not self._word
 
     def push(self, text: str, width: int) -> str:
-        """What is to be written to a terminal of so many columns, now that this has come."""
+        """Return what is to be written to a terminal of so many columns, now that this has come."""
         self.row = last_row(self.row, width)
         out = []
         for character in text:

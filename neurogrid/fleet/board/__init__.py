@@ -1,1 +1,1 @@
-"""What a leader knows of its machines, for those who look."""
+"""A leader's view of its machines, for programs and people to look at."""

@@ -1,6 +1,6 @@
-"""What is known of machines and links at one moment, as plain data, and its form in JSON.
+"""The state of machines and links at one moment, as plain data, and its form in JSON.
 
-Units: bytes, seconds, and what is a second. Times of the day (`at`, `since`) are Unix times in seconds. None stands
+Units: bytes, seconds, and rates a second. Times of the day (`at`, `since`) are Unix times in seconds. None stands
 for what nobody knows, never for zero.
 """
 
@@ -27,7 +27,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 
 class Role(StrEnum):
-    """What a worker is there for."""
+    """The part that a worker has in the plan."""
 
     STAGE = "stage"
     REPLICA = "replica"
@@ -144,9 +144,9 @@ class StageStatus:
 
     Attributes:
         layers: [start, stop).
-        peer_id: who computes it.
-        is_ready: somebody holds all of its layers.
-        replicas: peer ids of those who could take over at once.
+        peer_id: the worker that computes it.
+        is_ready: a worker holds all of its layers.
+        replicas: peer ids of the workers that could take over at once.
     """
 
     number: int

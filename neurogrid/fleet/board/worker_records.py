@@ -1,4 +1,4 @@
-"""What a coordinator has heard of each of its workers besides what its fleet knows: memory, weights, and since when.
+"""Records of a coordinator's workers, besides what its fleet knows: memory, weights, and since when.
 
 For `StatusBoard`, which is told and asks.
 """
@@ -50,7 +50,7 @@ class _Transfer:
 
 
 class WorkerRecords:
-    """By peer id; those who are gone are forgotten."""
+    """Records by peer id; those of workers that are gone are forgotten."""
 
     def __init__(self) -> None:
         self._infos: dict[str, WorkerInfo] = {}
@@ -112,7 +112,7 @@ class WorkerRecords:
         now: float,
         at: float,
     ) -> PeerStatus:
-        """What is known of a member.
+        """Return the status of a member.
 
         Args:
             traffic: bytes between the coordinator and each worker, in all.

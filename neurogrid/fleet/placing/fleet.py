@@ -6,9 +6,9 @@
     nursery.start_soon(fleet.mend)          # for as long as the coordinator runs
     with await fleet.select(timeout=60.0) as selection: ...
 
-When a member is lost and no replica holds what it held, the layers are planned anew over whoever is there, so that as
-few bytes as possible have to be sent. Members that are left over become replicas. Whoever comes back is a new member
-that happens to hold layers: those are not sent again.
+When a member is lost and no replica holds what it held, the layers are planned anew over the members left, so that as
+few bytes as possible have to be sent. Members that are left over become replicas. A worker that comes back is a new
+member that happens to hold layers: those are not sent again.
 
 Nothing here knows tokens or caches: a session whose member is lost finds out by its own error, and asks for others.
 """
@@ -62,7 +62,7 @@ class Fleet(Roster):
 
     Args:
         describe: asks workers what they have.
-        disconnect: closes the connection to a worker that failed, if there is one: whoever is alive comes back.
+        disconnect: closes the connection to a worker that failed, if there is one: a worker that is alive comes back.
 
     Attributes:
         planning: what is asked of every plan; may be changed until `start`.
@@ -84,9 +84,9 @@ class Fleet(Roster):
         self.describe = describe
         self._assigner = Assigner(self, placer, progress)
         self._joining: list[RemoteWorker] = []
-        # Who are there and are no members yet: they have not said what they have.
+        # Workers that are there and are no members yet: they have not said what they have.
         self._strangers: dict[str, RemoteWorker] = {}
-        # What is brought to members though nothing is missing; it gives way to what is.
+        # Brings layers to members though none is missing; gives way as soon as one is.
         self._extra: trio.CancelScope | None = None
         # Trio's time at which a better plan is looked for.
         self._improve_at = math.inf
@@ -157,7 +157,7 @@ class Fleet(Roster):
         self._progress.planned(plan, list(self.infos.values()), len(self.planning.size.layers))
 
     def _usable(self) -> list[WorkerInfo]:
-        """What the members have that may get a stage now."""
+        """Return the infos of the members that may get a stage now."""
         now = trio.current_time()
         infos = [
             member.current_info
@@ -179,7 +179,7 @@ class Fleet(Roster):
         super().lost(peer_id, reason)
 
     async def mend(self) -> None:
-        """Keep every layer on a ready member, and use whoever is left over; runs until cancelled."""
+        """Keep every layer on a ready member, and use the members left over; runs until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 changed = self.change
@@ -240,7 +240,7 @@ class Fleet(Roster):
             self.changed()
 
     async def _fill_holes(self) -> None:
-        """Plan anew over whoever is there, and place what is missing."""
+        """Plan anew over the members that are there, and place what is missing."""
         holes = self.holes()
         try:
             plan = self._plan_again()
@@ -267,7 +267,7 @@ class Fleet(Roster):
         self.changed()
 
     def _next_extra(self) -> Callable[[], Awaitable[None]] | None:
-        """What members could be brought: the layers of a better plan, or those of a replica."""
+        """Choose what to bring to members besides: the layers of a better plan, or those of a replica."""
         if self._improve_at <= trio.current_time():
             return self._improve
         spare = self._next_replica() if self.planning.with_replicas else None

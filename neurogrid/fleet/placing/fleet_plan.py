@@ -29,7 +29,7 @@ __all__ = ["FleetPlanning"]
 
 @dataclass(frozen=True)
 class FleetPlanning:
-    """What is asked of every plan of a fleet.
+    """Demands on every plan of a fleet.
 
     Attributes:
         size: of the model.
@@ -46,7 +46,7 @@ class FleetPlanning:
     num_local_layers: int | None = None
 
     def first(self, infos: Sequence[WorkerInfo]) -> Plan:
-        """The plan over those who are there at the beginning.
+        """Make the plan over the workers that are there at the beginning.
 
         Raises:
             CapacityError: the layers do not fit.
@@ -72,7 +72,7 @@ class FleetPlanning:
         """The plan that takes the place of one with a stage that nobody holds: as few bytes as possible to send.
 
         Raises:
-            CapacityError: the layers do not fit those who are left.
+            CapacityError: the layers do not fit the members that are left.
             ConfigurationError: nobody is.
         """
         if self._is_all_local:
@@ -127,7 +127,7 @@ class FleetPlanning:
     def replicas(
         self, stages: Iterable[PlannedStage], infos: Sequence[WorkerInfo]
     ) -> tuple[Replica, ...]:
-        """What members without a stage should stand by with."""
+        """Choose the replicas that members without a stage should stand by with."""
         inner = self._inner(Plan(tuple(stages)))
         holders = {stage.peer_id for stage in inner.stages}
         others = [i for i in infos if i.peer_id != self.local_id or i.peer_id in holders]
@@ -137,7 +137,7 @@ class FleetPlanning:
         return self._outer(Plan(inner.stages, found)).replicas
 
     def _count(self, num_peers: int) -> int | None:
-        """How many stages are planned over so many peers, who may be fewer than were asked for."""
+        """How many stages are planned over so many peers, which may be fewer than were asked for."""
         if self.num_stages is None:
             return None
         return max(min(self.num_stages - self._num_fixed, num_peers), 1)
@@ -161,7 +161,7 @@ class FleetPlanning:
         return replace(self.size, layers=self.size.layers[self._offset :])
 
     def _others(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-        """Those who are planned over."""
+        """Return the workers that are planned over."""
         return [i for i in infos if not self._offset or i.peer_id != self.local_id]
 
     def _peers(self, infos: Sequence[WorkerInfo]) -> list[PeerCapacity]:

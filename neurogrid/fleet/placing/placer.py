@@ -165,7 +165,7 @@ async def open_placer(
     """A placer that knows the hashes of an earlier start.
 
     Args:
-        host: whose connections to the workers these are.
+        host: has the connections to the workers.
         max_sessions: sessions open at once that a worker sets memory aside for.
         skip_weight_transfer: the workers must hold their layers already.
         cache: where the hashes of the model's files are kept; None for nowhere.
@@ -211,7 +211,7 @@ async def _reconnect(host: Host, peer_id: str, addresses: Sequence[str], patienc
 
 
 class _Attempts:
-    """What became of a worker's bytes, each byte told once, however often the transfer began anew."""
+    """Reports of a worker's bytes, each byte told once, however often the transfer began anew."""
 
     def __init__(self, reports: TransferReports) -> None:
         self._reports = reports

@@ -1,6 +1,6 @@
 """Ask the workers now and then what memory they have, and see how long the answer takes.
 
-For those who watch: that a worker does not answer here is nobody's loss. Whoever needs it finds out by an error.
+For display alone: a worker that does not answer here is not lost. A session that needs it finds out by an error.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ __all__ = [
 
 # By this factor a member has to be faster or slower than it is taken for: steps of one speed differ by half as much.
 MIN_DRIFT: Final = 2.0
-# Who drifted before and is within this factor of what it said is as fast as it said.
+# A member that drifted before and is within this factor of what it said is as fast as it said.
 MAX_USUAL: Final = 1.4
 # Means of which the median is taken, and the steps that make each of them worth something.
 NUM_MEANS: Final = 7
@@ -79,7 +79,7 @@ def _slowness(steps: Steps, speed: PeerSpeed, size: ModelSize) -> float:
 
 
 class DriftWatch:
-    """What the looks at a fleet have found so far.
+    """Findings of the looks at a fleet so far.
 
     Attributes:
         known: how many times slower than they said members are, by peer id; without those that are as they said.
@@ -90,7 +90,7 @@ class DriftWatch:
         self._doubts: dict[str, int] = {}
 
     def look(self, found: Mapping[str, float]) -> list[str]:
-        """Take in one look (`drifts`); returns who is taken for slower or faster from now on than before."""
+        """Take in one look (`drifts`); return the members taken for slower or faster from now on than before."""
         news = []
         for peer_id, factor in found.items():
             if not _differs(self.known.get(peer_id, 1.0), factor):
@@ -110,7 +110,7 @@ class DriftWatch:
         return peer_id in self._doubts
 
     def forget(self, peer_id: str) -> None:
-        """Who has this peer id is believed again."""
+        """Believe the member with this peer id again."""
         self.known.pop(peer_id, None)
         self._doubts.pop(peer_id, None)
 
@@ -136,5 +136,5 @@ def how_fast(slowness: float) -> str:
 
 
 def with_drifts(infos: Sequence[WorkerInfo], known: Mapping[str, float]) -> list[WorkerInfo]:
-    """What the members said of themselves, with what is known of them."""
+    """Return these infos, each with the slowness that is known of its member."""
     return [replace(info, slowness=known.get(info.peer_id, 1.0)) for info in infos]

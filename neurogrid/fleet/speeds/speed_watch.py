@@ -25,7 +25,7 @@ DRIFT_INTERVAL: Final = 15.0
 
 
 class SpeedWatch:
-    """What is known of the speeds of one fleet's members.
+    """The watch over the speeds of one fleet's members.
 
     Args:
         trials: how members are looked at that no session goes through.
@@ -44,7 +44,7 @@ class SpeedWatch:
         self._drifts = DriftWatch()
 
     def applied(self, infos: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-        """What members said of themselves, with what is known of them."""
+        """Return these infos, each with the slowness that is known of its member."""
         return with_drifts(infos, self._drifts.known)
 
     def forget(self, peer_id: str) -> None:
@@ -53,7 +53,7 @@ class SpeedWatch:
         self.trials.times.forget(peer_id)
 
     def look(self, members: Sequence[Member], size: ModelSize, nursery: trio.Nursery) -> None:
-        """If it is time: see who is slower or faster than taken for, and have one tried in `nursery` who is due."""
+        """If it is time: find members slower or faster than taken for, and have one that is due tried in `nursery`."""
         now = trio.current_time()
         if now < self.look_at:
             return
@@ -71,7 +71,7 @@ class SpeedWatch:
             nursery.start_soon(self._try, due, speeds, steps, size)
 
     def _take_in(self, found: Mapping[str, float]) -> list[str]:
-        """Returns who is taken for slower or faster than before."""
+        """Take in findings; return the members that are taken for slower or faster than before."""
         news, now = self._drifts.look(found), trio.current_time()
         for peer_id in news:
             slowness = self._drifts.known.get(peer_id, 1.0)
@@ -85,7 +85,7 @@ class SpeedWatch:
         return news
 
     def _is_due(self, member: Member, steps: Mapping[str, Steps]) -> bool:
-        """Whether it is time to try a member, and others compute with whom it can be compared."""
+        """Whether it is time to try a member, and others compute with which it can be compared."""
         return (
             self.trials.times.is_due(member.peer_id, trio.current_time())
             and bool(member.layers)

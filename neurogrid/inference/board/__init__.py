@@ -1,1 +1,1 @@
-"""What there is to see of a coordinator that serves: its state, its requests, its progress."""
+"""The view of a coordinator that serves: its state, its requests, its progress."""

@@ -47,12 +47,12 @@ class RequestLog:
 
     @property
     def num_running(self) -> int:
-        """Those that have room."""
+        """The number of generations that have room."""
         return sum(request.opened is not None for request in self._open.values())
 
     @property
     def num_waiting(self) -> int:
-        """Those that wait for it."""
+        """The number of generations that wait for room."""
         return len(self._open) - self.num_running
 
     def queued(self, now: float, at: float, number: int, num_prompt_tokens: int) -> None:

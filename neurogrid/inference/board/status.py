@@ -1,6 +1,6 @@
-"""What is known of a cluster at one moment, as plain data. Made by `status_board.StatusBoard`.
+"""The state of a cluster at one moment, as plain data. Made by `status_board.StatusBoard`.
 
-Units: bytes, seconds, and what is a second. Times of the day (`at`, `since`) are Unix times in seconds. None stands
+Units: bytes, seconds, and rates a second. Times of the day (`at`, `since`) are Unix times in seconds. None stands
 for what nobody knows, never for zero.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["ClusterStatus", "Phase", "RequestStatus"]
 
 
 class Phase(StrEnum):
-    """What a coordinator is about."""
+    """The phase of a coordinator's work."""
 
     READING = "reading"
     """It reads the model."""

@@ -4,7 +4,7 @@
     async with open_coordinator(settings, progress=ProgressTee(terminal, board)):
         board.status().to_json()
 
-Whoever wants to know looks at `status()`, which takes about a millisecond for twenty workers, and subscribes to
+A reader calls `status()`, which takes about a millisecond for twenty workers, and subscribes to
 `events`. Nothing here waits, and all of it is bounded.
 """
 
@@ -32,13 +32,13 @@ from neurogrid.planner import Plan
 __all__ = ["StatusBoard"]
 
 MAX_FAILURES: Final = 32
-# Workers that are gone are shown for a while, so that whoever watches sees which.
+# Workers that are gone are shown for a while, so that people see which.
 SHOW_LOST: Final = 60.0  # seconds
 MAX_LOST: Final = 16
 
 
 class StatusBoard(Progress):
-    """What is known of one coordinator and its workers. Used from its trio thread.
+    """The board of one coordinator and its workers. Used from the coordinator's trio thread.
 
     Args:
         clock: seconds that never go back; trio's own while trio runs.
@@ -272,7 +272,7 @@ class StatusBoard(Progress):
     # ------------------------------------------------------------------ what is known now
 
     def status(self) -> ClusterStatus:
-        """What is known at this moment."""
+        """Return the state of the cluster at this moment."""
         now, at = self._clock(), self._wall_clock()
         if self._counters is not None:
             self._link_rates.update(now, self._counters)
@@ -366,7 +366,7 @@ class StatusBoard(Progress):
 def _awaited(
     stages: Iterable[StageStatus], peers: Mapping[str, PeerStatus], names: PeerNames
 ) -> str:
-    """Who keeps generations waiting and cannot be gone around; empty for nobody."""
+    """Name the workers that keep generations waiting and cannot be bypassed; empty for none."""
     awaited = [
         f"{names.of(stage.peer_id)}, which {peers[stage.peer_id].suspicion}"
         for stage in stages

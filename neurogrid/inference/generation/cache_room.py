@@ -1,8 +1,8 @@
 """Room for sessions in the memory that was agreed with the workers: first come, first served.
 
 Workers set memory aside for so many sessions of the greatest length. Shorter ones take less of it, by the same
-count that the workers make, so that more of them are open at once. Who finds no room waits, and whoever has taken
-room that nobody needs is told (`on_shortage`).
+count that the workers make, so that more of them are open at once. A session that finds no room waits, and the
+holder of room that nobody needs is told (`on_shortage`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class CacheRoom:
         self._admit()
 
     def admits_next(self, more: Sequence[Reservation]) -> bool:
-        """Whether whoever waits longest has room once `more` is given back; also if nobody waits."""
+        """Whether the session that waits longest has room once `more` is given back; also if none waits."""
         if not self._waiting:
             return True
         needed = self._waiting[0][0]
@@ -154,7 +154,7 @@ class CacheRoom:
             raise
 
     def _admit(self) -> None:
-        """Let in those whose turn it is."""
+        """Let in the sessions whose turn it is."""
         while self._waiting and self._take(self._waiting[0][0]):
             self._waiting.popleft()[1].set()
         if self._waiting:

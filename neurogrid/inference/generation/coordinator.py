@@ -113,7 +113,7 @@ class Coordinator(TextGeneration):
         return self.fleet.why_not_ready
 
     def status(self) -> ClusterStatus:
-        """What is known of the cluster at this moment: workers, stages, rates, requests, failures, events."""
+        """The state of the cluster at this moment: workers, stages, rates, requests, failures, events."""
         return self._board.status()
 
     @property
@@ -128,7 +128,7 @@ class Coordinator(TextGeneration):
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """What the workers said of themselves."""
+        """The workers, by what each said of itself."""
         return tuple(self.fleet.infos.values())
 
     async def generate(

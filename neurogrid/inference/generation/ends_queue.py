@@ -36,7 +36,7 @@ MAX_WAITING_ENDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Chosen(Generic[C]):
-    """What was chosen from logits.
+    """A choice from logits.
 
     Attributes:
         value: whatever it is.
@@ -85,8 +85,8 @@ class _Turn:
     """Jobs that can run together, and seconds until they should.
 
     Attributes:
-        micro_batch: whose they are, if they are of one.
-        is_whole: whether nobody of it is missing who has come of late.
+        micro_batch: the one that they are of, if any.
+        is_whole: whether no session of it is missing that has come of late.
     """
 
     jobs: Sequence[_Job]
@@ -119,7 +119,7 @@ class EndsQueue:
     async def embed(
         self, token_ids: Sequence[int], *, position: int, session: Hashable
     ) -> torch.Tensor:
-        """What enters layer 0: [1, T, D]; see `Ends.embed`."""
+        """Return the input of layer 0: [1, T, D]; see `Ends.embed`."""
         self._burst.came(session)
         with span("inference.embed"):
             result = await self.batcher.submit(_Embedding(token_ids, position))
@@ -139,12 +139,12 @@ class EndsQueue:
 
         Args:
             position: of the first token of `hidden_BTD`.
-            session: whose; those that go together are waited for.
+            session: the one that goes on; sessions that go together are waited for.
             choose: what it raises is raised here.
             peer_ids: of the stages that the session goes through.
 
         Returns:
-            What was chosen, and what enters layer 0 for its token, [1, 1, D].
+            The choice, and the input of layer 0 for its token, [1, 1, D].
         """
         job = _Choice(hidden_BTD, position, choose, session)
         self._burst.came(session)
@@ -170,7 +170,7 @@ class EndsQueue:
         return turn.jobs[:MAX_ROWS]
 
     def _turns(self, waiting: Sequence[_Job]) -> list[_Turn]:
-        """What can run together of the waiting, in the order in which the first of each came."""
+        """Group the waiting jobs that can run together, in the order in which the first of each came."""
         if not self._shares_forward or self._burst.num_active <= 1:
             return [_Turn(waiting[:1])]
         together: dict[object, list[_Job]] = {}

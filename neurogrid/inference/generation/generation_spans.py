@@ -8,7 +8,7 @@
 A generation has thousands of steps, and each some ten spans over all machines: so most are told by a number alone,
 and their messages go untraced. What goes wrong in any of them is told.
 
-The body of an asynchronous generator runs in the context of whoever asks for the next token. So a span is current
+The body of an asynchronous generator runs in the context of the task that asks for the next token. So a span is current
 during a step, and never across a `yield`.
 """
 

@@ -1,7 +1,7 @@
-"""Sessions that are finished and stay open for a while, for those that begin with the same tokens.
+"""Sessions that are finished and stay open for a while, for generations that begin with the same tokens.
 
 A generation that goes on where another one ended, as each turn of a conversation does, takes that one's session over
-and computes the new tokens alone. Whoever shares a part of one gets a copy, where there is room for both.
+and computes the new tokens alone. A generation that shares a part of one gets a copy, where there is room for both.
 
 Kept sessions live in room that nobody else wants. They go, the longest unused first, as soon as somebody waits for
 room or a worker has none; when a member of theirs leaves or is lost, or the plan changes; and after some minutes.
@@ -76,7 +76,7 @@ class Beginning:
 
     @property
     def prior(self) -> Prior | None:
-        """What the workers are told of it."""
+        """The prior that the workers are told; None for none."""
         if self.kept is None:
             return None
         return Prior(self.kept.pipeline.session_id, self.num_tokens, stays_open=self.is_copy)
@@ -243,7 +243,7 @@ class KeptSessions:
         return bool(closing)
 
     def _make_room(self) -> None:
-        """Close as many as whoever waits longest needs."""
+        """Close as many as the session that waits longest needs."""
         while self._kept and not self.room.admits_next([k.reservation for k in self._closing]):
             self._evict(self._kept[0])
 
@@ -262,14 +262,14 @@ class KeptSessions:
             self.room.give_back(kept.reservation)
 
     async def follow_fleet(self) -> None:
-        """Close those whose members leave or are lost; runs until cancelled."""
+        """Close the sessions whose members leave or are lost; runs until cancelled."""
         while True:
             await self._fleet.change.wait()
             for kept in [kept for kept in self._kept if not self._is_current(kept)]:
                 self._evict(kept)
 
     async def expire(self) -> None:
-        """Close those that nobody has used for long; runs until cancelled."""
+        """Close the sessions that were not used for long; runs until cancelled."""
         while True:
             await trio.sleep(EXPIRY_INTERVAL)
             now = trio.current_time()

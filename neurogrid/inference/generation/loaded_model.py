@@ -133,7 +133,7 @@ class LoadedModel(ModelSource):
         return self.dtype is not torch.float32
 
     def size(self, *, num_sessions: int, ends_seconds: float = 0.0) -> ModelSize:
-        """What the planner has to know, with the caches of so many sessions."""
+        """Return what the planner has to know, with the caches of so many sessions."""
         return ModelSize(
             tuple(
                 LayerSize(
@@ -153,7 +153,7 @@ class LoadedModel(ModelSource):
         )
 
     def ends_seconds(self) -> float:
-        """What embedding and head of one token take here, measured. Blocks."""
+        """Measure the seconds that embedding and head of one token take here. Blocks."""
         token_ids = [0]
         seconds = []
         for _ in range(NUM_MEASUREMENTS):

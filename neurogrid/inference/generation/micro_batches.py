@@ -4,7 +4,7 @@ If all sessions go in one batch, one stage computes and the others wait. In micr
 others have theirs. Every one of them reads the weights anew, which is all that few rows cost: so none is small.
 
 They are made where the tokens are chosen, the one place that all sessions of a coordinator come through. Workers run
-together what comes together (burst.py), so each starts a while after the one before: those that a worker did run
+together what comes together (burst.py), so each starts a while after the one before: two that a worker did run
 together, since both waited there, come apart again.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["MicroBatch", "MicroBatches"]
 
 # What a batch is split into has so many rows at least, and is joined again when it has fewer than this.
 MIN_ROWS, FEW_ROWS = 4, 2
-# Who was waited for and did not come is waited for again after so many steps of its batch, and twice as many each time.
+# A session that did not come when waited for is waited for again after so many steps of its batch, then twice as many.
 MIN_PAUSE, MAX_PAUSE = 16, 1024
 # One starts so much of its share of a way around after another: more than a worker waits for the end of a burst.
 SPACING = 0.7
@@ -48,7 +48,7 @@ class MicroBatch:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether those that wait should wait for the others to come around, so that all go on together."""
+        """Whether the waiting sessions should wait for the others to come around, so that all go on together."""
         return self._steps_left == 0
 
     def changed(self) -> None:
@@ -65,7 +65,7 @@ class MicroBatch:
         return SPACING * away / len(self._beside)
 
     def starts(self, now: float, *, is_whole: bool) -> None:
-        """A step of those that wait begins, which are all or not."""
+        """Note that a step of the waiting sessions begins, which are all of it or not."""
         self.started = now
         if is_whole:
             self.changed()

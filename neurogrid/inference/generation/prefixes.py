@@ -1,7 +1,7 @@
-"""What two sequences of tokens share, and how much of one that was computed the other can begin with.
+"""Tokens that two sequences share, and how much of one that was computed the other can begin with.
 
-Pure functions. A session's caches depend on its tokens alone, so that whoever begins with the same tokens may go on
-from there. How far the caches of a family can be cut back is `StageCache.shortest_cut`.
+Pure functions. A session's caches depend on its tokens alone, so that a session that begins with the same tokens may
+go on from there. How far the caches of a family can be cut back is `StageCache.shortest_cut`.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class TextGeneration(ABC):
         max_tokens: int = DEFAULT_MAX_TOKENS,
         sampling: SamplingParams | None = None,
     ) -> str:
-        """What follows `prompt`, whole.
+        """Return the text that follows `prompt`, whole.
 
         Raises:
             As `stream`.

@@ -1,6 +1,6 @@
 """A sequence of tokens that goes through the model, over whichever workers are ready.
 
-When one of them fails, others are chosen and the caches there are built anew from the tokens, so that whoever reads
+When one of them fails, others are chosen and the caches there are built anew from the tokens, so that a reader of
 the tokens sees a pause. In float32 that is one prefill of all of them, and what comes after is equal to the
 undisturbed run. In half precision sums depend on the shapes of the calls: there the calls are replayed as they were.
 
@@ -46,11 +46,11 @@ MIN_RETRY, MAX_RETRY = 0.05, 5.0
 
 
 class TokenSession:
-    """A context manager: leaving it closes the session wherever it is open, or leaves it to those who keep it.
+    """A context manager: leaving it closes the session wherever it is open, or leaves it to `kept`.
 
     Args:
         ends: embedding and head.
-        kept: who keeps it when it is finished.
+        kept: keeps it when it is finished.
         beginning: its room, and what it may begin with.
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
@@ -195,7 +195,7 @@ class TokenSession:
                 delay = min(_seconds_until_room(exc), deadline - trio.current_time())
                 if delay <= 0:
                     raise
-                # Those that nobody needs just now are in the way, or some that are over by now.
+                # Kept sessions that nobody needs just now are in the way, or some that are over by now.
                 if not await self._kept.evict_all():
                     if self._has_alternative(exc, avoid=self._avoid):
                         raise
@@ -215,7 +215,7 @@ class TokenSession:
                 raise
             logger.debug("%d tokens are computed again: %s", beginning.num_tokens, exc)
             if not beginning.is_copy:
-                await kept.closed.wait()  # in whose room this one begins anew
+                await kept.closed.wait()  # this one begins anew in its room
             await self._close()
             return False
         self._kept.taken(beginning)
@@ -263,7 +263,7 @@ class TokenSession:
         return chosen.value
 
     async def _embed(self, start: int, stop: int) -> torch.Tensor:
-        """What enters layer 0 for tokens start..stop-1, of which one may have been embedded when it was chosen."""
+        """Return the input of layer 0 for tokens start..stop-1; one may have been embedded when it was chosen."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (start, self._tokens[start]) and stop == start + 1:
             return ahead[2]

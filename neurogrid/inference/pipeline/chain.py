@@ -35,12 +35,12 @@ from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
 __all__ = ["Chain"]
 
-# Seconds for an answer to a question that costs nothing: who does not give it is taken for lost.
+# Seconds for an answer to a question that costs nothing: a worker that does not give it is taken for lost.
 PROBE_TIMEOUT = 5.0
 
 
 def _nothing() -> None:
-    """For who need not know when something was sent."""
+    """Do nothing, where it does not matter when something was sent."""
 
 
 class Chain:
@@ -50,7 +50,7 @@ class Chain:
         protocol: the coordinator's.
         stages: in order; one alone is asked as any other worker is.
         wire: in what activations travel; empty for what the stages compute in.
-        watch: gives up a step whose stages take far longer than before; None for nobody who does.
+        watch: gives up a step whose stages take far longer than before; None for no such watch.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Chain:
                 raise item.lost(StreamBrokenError(f"there is no stream to {item.peer_id}"))
 
     async def _blame(self, index: int, exc: NeuroGridError) -> NeuroGridError:
-        """Who is to blame for what stage `index` said, or for its silence."""
+        """Make the error that blames the right stage for what stage `index` said, or for its silence."""
         item = self.stages[index]
         code = exc.code if isinstance(exc, PeerRefusedError) else None
         if code == ErrorCode.PEER_UNREACHABLE and index + 1 < len(self.stages):
@@ -210,7 +210,7 @@ class Chain:
         return item.lost(exc)
 
     async def _out_of_time(self) -> NoRouteError:
-        """Nobody said anything: ask all of them, and name those who go on saying nothing."""
+        """Ask all stages, of which none said anything, and name those that go on saying nothing."""
         silent: dict[int, NeuroGridError] = {}
 
         async def ask(index: int) -> None:

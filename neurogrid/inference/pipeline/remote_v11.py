@@ -88,7 +88,7 @@ class RemoteWorkerV11(RemoteWorker):
                 self.peer_id, assign, MessageType.ASSIGN_ACK, timeout=self.timeouts.describe
             )
             held = layers.intersection(AssignAck.decode(reply.data).held)
-            # Where nothing is sent, whoever has a layer is asked for it, and nobody waits.
+            # Where nothing is sent, any worker that has a layer is asked for it, and none waits.
             spread.said_held(self.peer_id, layers if placement.skip_weight_transfer else held)
             try:
                 with unwrap_errors():

@@ -146,7 +146,7 @@ class Routing:
         return sign_route(route, self.protocol.host.identity)
 
     def _addresses_of(self, peer_id: str) -> tuple[str, ...]:
-        """What the host knows, or knew: it forgets addresses sooner than connections end."""
+        """Return the addresses that the host knows, or knew: it forgets them sooner than connections end."""
         self._addresses[peer_id] = self.protocol.host.addresses_of(peer_id) or self._addresses.get(
             peer_id, ()
         )

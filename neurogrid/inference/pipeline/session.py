@@ -192,7 +192,7 @@ async def _open(
             for item, behind in zip(chain.stages, (*chain.stages[1:], None), strict=True):
                 nursery.start_soon(open_on, item, behind, route)
     if lost:
-        # First of all those whose worker is gone: that others cannot reach it follows from that.
+        # The errors of workers that are gone come first: that others cannot reach them follows from that.
         raise lost[0]
     if without_prior:
         raise PriorLostError("; ".join(without_prior))

@@ -1,11 +1,11 @@
-"""A watch over the steps that are under way: who keeps one waiting far longer than before is gone around.
+"""A watch over the steps that are under way: a worker that keeps one waiting far longer than before is bypassed.
 
 A step that is late makes the coordinator ask the workers of its chain how far they are (SessionQuery). The first that
-has not done its part, or says nothing at all, is the slow one. If somebody else is ready with the same layers, the
-session leaves for them, and the slow one gets no new session until it has proved quick. If nobody is, the step waits
+has not done its part, or says nothing at all, is the slow one. If another member is ready with the same layers, the
+session leaves for it, and the slow one gets no new session until it has proved quick. If none is, the step waits
 on, as long as the deadline of a stage allows.
 
-What is late follows from what the workers took so far (`step_times`), with all that goes through them at this moment.
+Which step is late follows from what the workers took so far (`step_times`), with all that goes through them just now.
 The step itself pays for an entry in a set; everything else happens here, 20 times a second, for those that are late.
 
 Source: protocol_spec/sessions.md, "How long it took".
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 # Seconds between looks at what is under way.
 INTERVAL: Final = 0.05
-# A step is late after so many times what it should take, and not before a floor. Who is asked then and says nothing for
-# as long again has lost its link, or its process stands still: others go on at the price of a detour. Twice the floor
-# is more than TCP takes to send a lost packet twice more (0.2 and 0.4 s, RFC 6298 as Linux has it); half of it would
-# leave workers that a busy machine keeps from answering. Who answers gets the larger floor: on a busy machine a process
-# that is fine may not get to compute for a second. Seconds.
+# A step is late after so many times what it should take, and not before a floor. A worker that is asked then and
+# says nothing for as long again has lost its link, or its process stands still: others go on at the price of a detour.
+# Twice the floor is more than TCP takes to send a lost packet twice more (0.2 and 0.4 s, RFC 6298 as Linux has it);
+# half of it would leave workers that a busy machine keeps from answering. One that answers gets the larger floor: on a
+# busy machine a process that is fine may not get to compute for a second. Seconds.
 FACTOR: Final = 4.0
 SILENT_FLOOR: Final = 0.4
 # Round trips, as they were measured when the worker joined, that an answer may take on top of that.
@@ -43,7 +43,7 @@ NUM_ROUND_TRIPS: Final = 4
 # What counts of a latency that was measured, at most: more is no distance, but a worker that took its time. Seconds.
 MAX_LATENCY: Final = 0.5
 FLOOR: Final = 2.0
-# Who is there, and computes, is given so many times more.
+# A worker that is there, and computes, is given so many times more.
 FACTOR_IF_THERE: Final = 3.0
 # Seconds for an answer that costs nothing, at most.
 ANSWER_TIMEOUT: Final = 1.0
@@ -56,13 +56,13 @@ MAX_PROBATION: Final = 600.0
 
 
 class Alternatives(Protocol):
-    """Who else is there (`fleet.Fleet`)."""
+    """Other members that could take over (`fleet.Fleet`)."""
 
     def has_alternative(self, peer_id: str, layers: range) -> bool:
-        """Whether somebody else, who is quick, is ready for these layers."""
+        """Whether another member, which is quick, is ready for these layers."""
 
     def changed(self) -> None:
-        """Somebody is slow now, or no longer."""
+        """Note that a member is slow now, or no longer."""
 
     def is_member(self, peer_id: str) -> bool:
         """Whether this worker is still there."""
@@ -99,8 +99,8 @@ class SlowWatch:
     """The watch of one coordinator; `run` is its task.
 
     Args:
-        alternatives: who else is there.
-        progress: is told whom a step waits for.
+        alternatives: the other members.
+        progress: is told which worker a step waits for.
     """
 
     def __init__(self, alternatives: Alternatives, progress: Progress | None = None) -> None:
@@ -174,7 +174,7 @@ class SlowWatch:
         return total
 
     async def _inquire(self, step: Step, late_at: float) -> None:
-        """Find out who keeps a step waiting, and go around them if that is possible."""
+        """Find the worker that keeps a step waiting, and bypass it if that is possible."""
         lengths: dict[int, int | None] = {}
         usual = late_at - step.started
         farthest = min(max(item.latency for item in step.stages), MAX_LATENCY)

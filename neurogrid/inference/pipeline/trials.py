@@ -1,6 +1,6 @@
 """The trial of a member that was found slow, and computes nothing since: one short session through its layers.
 
-Others compute meanwhile, with whom it can be compared. Nobody else is asked for anything, and whatever real session
+Others compute meanwhile, with which it can be compared. No other is asked for anything, and any real session that
 goes through it ends the trial. When it is tried is the matter of `fleet.speeds.trials`.
 
 T = tokens, D = hidden size.
@@ -73,7 +73,7 @@ class SessionTrials(Trials):
                     steps = await self._steps_of(member)
             return None if self._scope.cancelled_caught else steps
         except NeuroGridError as exc:
-            # Nobody needs it now, and whoever does finds out for themselves.
+            # No session needs it now, and one that does finds out by itself.
             logger.debug("could not try %s: %s", member.peer_id, exc)
             return None
         finally:

@@ -1,7 +1,7 @@
 """The activations that come to a worker: checked, computed, and their results handed on.
 
 Where a session has a route, its activations come from the worker before this one, and the results go to the next
-(`worker.links`). Whatever goes wrong is told to who waits for the result, which may be another than who sent.
+(`worker.links`). An error goes to the peer that waits for the result, which may be another than the sender.
 
 Source: protocol_spec/sessions.md, "Activations" and "Routes".
 
@@ -114,7 +114,7 @@ class WorkerActivations:
                 raise
             logger.debug("%s is gone: %s", session.owner, exc)
         except Exception:
-            # A bug, or the device. The Error that would be sent goes to the predecessor, who can do nothing with it.
+            # A bug, or the device. The Error that would be sent goes to the predecessor, which can do nothing with it.
             if session.source == session.owner:
                 raise
             logger.exception("an activation of %s failed", session.source)
@@ -135,7 +135,7 @@ class WorkerActivations:
             if session.successor == peer_id and session.handed_on:
                 error = self._links.unreachable(peer_id, reason)
                 await self._tell_owner(session, session.handed_on, error)
-        # Who has taken its last activation waits for the next: that should not have to wait for a dial.
+        # A peer that has taken its last activation waits for the next, which should not have to wait for a dial.
         place = next((s.place for s in self._sessions if s.successor == peer_id), None)
         try:
             await self._links.prepare(place)
@@ -183,7 +183,7 @@ class WorkerActivations:
         return unpack(envelope, hidden_size=model.hidden_size, dtype=model.dtype)
 
     def _require_taken(self, session: Session, envelope: TensorEnvelope) -> None:
-        """Check that who is to get the result accepts as much, before it is computed: then it would be lost.
+        """Check that the receiver of the result accepts as much, before it is computed: then it would be lost.
 
         Raises:
             RequestRefusedError: it does not (LIMIT_EXCEEDED).
@@ -252,7 +252,7 @@ def _result(
     if place is not None and place.successor is not None:
         msg_type = MessageType.ACTIVATION
         start, stop = place.route.layers_of(place.index + 1)
-    # Who is before this worker and tells nothing makes the rest worth nothing.
+    # One worker before this one that tells nothing makes the rest worth nothing.
     is_told = len(envelope.stage_nanos) == (place.index if place is not None else 0)
     return TensorMessage(
         msg_type=msg_type,

@@ -1,11 +1,11 @@
-"""What is known of a worker at one moment, as plain data, and the board that makes it.
+"""The state of a worker at one moment, as plain data, and the board that makes it.
 
     board = WorkerBoard(state, sessions, name="CPU")
     board.status()
 
-Whoever wants to know looks at `status()`, now and then; rates are those since a few seconds before.
+A reader calls `status()` now and then; rates are those since a few seconds before.
 
-Units: bytes, seconds, and what is a second.
+Units: bytes, seconds, and rates a second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DISK_INTERVAL: Final = 10.0
 
 @dataclass(frozen=True)
 class PeerTraffic:
-    """What passed between this worker and a peer, since the start and now.
+    """The traffic between this worker and a peer, since the start and now.
 
     Attributes:
         machine: what people call the peer's machine, as it says itself; empty where it did not say.
@@ -136,7 +136,7 @@ class WorkerBoard:
         state.protocol.on_peer_opened(self._on_opened)
 
     def status(self) -> WorkerStatus:
-        """What is known at this moment."""
+        """Return the state of the worker at this moment."""
         state, now = self._state, self._clock()
         model, assignment, memory = state.model, state.assignment, state.memory()
         prefill, decode = self._sessions.statistics.prefill, self._sessions.statistics.decode

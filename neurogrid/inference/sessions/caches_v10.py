@@ -41,7 +41,7 @@ class WorkerCachesV10:
         self._caches.clear()
 
     async def compute(self, message: TensorMessage) -> bytes:
-        """What the layer that the header names, and no other, gives for FP16 `[1, T, D]` at position SeqID.
+        """Compute the layer that the header names, and no other, for FP16 `[1, T, D]` at position SeqID.
 
         Raises:
             RequestRefusedError: it is not held, has no room for a cache, or could not compute.

@@ -1,4 +1,4 @@
-"""What a worker has taken on at one moment, for whoever watches it."""
+"""The load that a worker has taken on at one moment, for display."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WorkerLoad:
 
 
 def worker_load(state: WorkerState, sessions: SessionTable, *, num_waiting: int) -> WorkerLoad:
-    """What there is now; counted as `SessionService` counts it when it opens a session."""
+    """Return the load at this moment, counted as `SessionService` counts it when it opens a session."""
     used = reserved = limit = 0
     for session in sessions:
         layers = (session.start, session.stop)

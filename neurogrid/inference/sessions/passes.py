@@ -117,6 +117,6 @@ def forward_rows(
 
 
 def _first_line(exc: BaseException) -> str:
-    """What an error of others says, short enough to be sent."""
+    """Return what an error of others says, short enough to be sent."""
     text = str(exc).strip()
     return text.splitlines()[0][:200] if text else type(exc).__name__

@@ -80,7 +80,7 @@ class SessionService:
 
     @property
     def load(self) -> WorkerLoad:
-        """What has been taken on."""
+        """The load that has been taken on."""
         return worker_load(self._state, self._sessions, num_waiting=self._steps.num_waiting)
 
     async def drain(self) -> None:
@@ -154,7 +154,7 @@ class SessionService:
                 await self._begin_with(session, prior, opened)
         with self._dropped_on_error(session):
             await self._links.prepare(session.place)
-        # Who names no prior knows how long it is.
+        # A peer that names no prior knows how long the session is.
         ack = SessionAck(opened.session_id, length=session.length if prior else None)
         await self._state.answer(message, MessageType.SESSION_ACK, ack.encode())
 

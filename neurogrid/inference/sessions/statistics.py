@@ -1,6 +1,6 @@
-"""What a worker has computed: how many rows at once, how long they waited, how long torch took.
+"""Statistics of a worker's computing: how many rows at once, how long they waited, how long torch took.
 
-Fed by `SessionService`, once a call to torch; read by whoever shows it. Knows neither.
+Fed by `SessionService`, once a call to torch; read for display. Knows neither side.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What waits for a worker's torch thread, and how a session is extended by it.
+"""Steps that wait for a worker's torch thread, and how they extend a session.
 
 The order is that of `steps`. Knows sessions and models, and no messages.
 

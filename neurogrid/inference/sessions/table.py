@@ -1,4 +1,4 @@
-"""The sessions that are open on a worker: whose they are, who may extend them, and when they are over.
+"""The sessions that are open on a worker: their owners, which peers may extend them, and when they are over.
 
 Knows no messages; `service` serves those.
 """
@@ -38,8 +38,8 @@ class Session:
         length: tokens that it has taken.
         last_used: trio's time of the last activation.
         handed_on: the request id of the last activation that went to the successor; 0 for none.
-        turn: held by who computes for it or changes what it is; notified when `length` has grown.
-        passing: held by who passes on a result, so that results leave in the order of their tokens.
+        turn: held by the task that computes for it or changes what it is; notified when `length` has grown.
+        passing: held by the task that passes on a result, so that results leave in the order of their tokens.
         is_over: nothing is to be computed for it any more.
     """
 
@@ -66,7 +66,7 @@ class Session:
 
     @property
     def origin(self) -> str:
-        """What computes its activations, for errors: layers and peer."""
+        """The source of its activations, for errors: layers and peer."""
         if self.place is None or self.place.predecessor is None:
             return f"the coordinator {self.owner}"
         layers = range(*self.place.route.layers_of(self.place.index - 1))

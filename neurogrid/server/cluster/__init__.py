@@ -1,1 +1,1 @@
-"""What is known of the cluster, for programs and for the page."""
+"""The state of the cluster, for programs and for the page."""

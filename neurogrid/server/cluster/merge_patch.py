@@ -1,4 +1,4 @@
-"""What changed between two JSON objects, as a merge patch (RFC 7396).
+"""Changes between two JSON objects, as a merge patch (RFC 7396).
 
 In a merge patch null means "remove", so the objects themselves have none: `without_nulls` leaves out what is not known.
 """

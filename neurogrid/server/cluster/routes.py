@@ -96,7 +96,7 @@ def cluster_routes(board: StatusBoard) -> list[BaseRoute]:
 
 
 def cluster_info(status: ClusterStatus) -> dict[str, Json]:
-    """What `/v1/cluster/info` answers.
+    """Make the answer of `/v1/cluster/info`.
 
     `layer_assignments` and `memory_usage` are by peer id; layers are numbers from 0, memory is in bytes. The status
     as a whole, as `ClusterStatus` describes it, is under `status`.

@@ -1,1 +1,1 @@
-"""HTTP itself: listeners, who is let in, what a request may take, whatever it asks for."""
+"""HTTP itself: listeners, which clients are let in, what a request may take, whatever it asks for."""

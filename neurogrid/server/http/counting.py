@@ -44,7 +44,7 @@ class CountedRequests:
             await self._app(scope, receive, send_and_look)
         except Exception:
             if status == CLIENT_LEFT:
-                status = 500  # whoever is around us answers so
+                status = 500  # the middleware around us answers so
             raise
         finally:
             seconds = time.monotonic() - began

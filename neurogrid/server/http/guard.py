@@ -1,4 +1,4 @@
-"""Who is served: checked before any route sees the request.
+"""Access to the server, checked before any route sees the request.
 
 A page of another site can make a browser send requests to loopback. Three things keep it out: no CORS header unless
 its origin was named, so that it reads no answer; only `application/json` is taken, which a browser sends to another
@@ -35,7 +35,7 @@ _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 @dataclass(frozen=True)
 class Access:
-    """Who is served.
+    """The clients that are served.
 
     Attributes:
         keys: API keys, one of which a request has to carry; empty where none is needed.
@@ -52,7 +52,7 @@ class Guard:
     """ASGI middleware.
 
     Args:
-        open_routes: what needs no key: what says whether the process lives, and the page that asks for the key.
+        open_routes: need no key: those that say whether the process lives, and the page that asks for the key.
         routes: all others. A body for none of them need not be JSON: that it has the wrong path is what its client is
             to hear.
     """

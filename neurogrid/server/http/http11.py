@@ -1,6 +1,6 @@
 """Hypercorn's HTTP/1.1 and nothing beside it: no HTTP/2, no upgrade, no request that two programs may read differently.
 
-Hypercorn takes HTTP/2 in clear text from whoever asks, and bounds neither its streams nor what waits in them for a
+Hypercorn takes HTTP/2 in clear text from any client, and bounds neither its streams nor what waits in them for a
 client that opens no window. Clients of this server need none of it: one that asks to upgrade is answered in HTTP/1.1,
 as RFC 9110 (7.8) has it, and one that begins with HTTP/2 is told so.
 
@@ -125,7 +125,7 @@ class _StrictConnection(h11.Connection):
         return self.their_state is h11.IDLE and bool(self.trailing_data[0])
 
     def next_event(self) -> Any:
-        """What h11 says; a request without what it would upgrade to.
+        """Return h11's next event; a request without what it would upgrade to.
 
         Raises:
             h11.RemoteProtocolError: also where h11 would take the request.

@@ -4,8 +4,8 @@ Hypercorn bounds neither the connections nor the time that a client takes to rea
 interrupted while it sends, and keeps a connection that its client has closed until it would have timed out. So each
 connection is handed to it in a wrapper that does better, and what is spoken on it is bounded in `http11`.
 
-Connections are `Places`: an address has three quarters of them at most, and one on which nobody was served yet gives
-way to one that comes, the oldest first. The application says who is served, by `KEEP_PLACE` in a request's state.
+Connections are `Places`: an address has three quarters of them at most, and one on which nothing was served yet gives
+way to one that comes, the oldest first. The application says which are served, by `KEEP_PLACE` in a request's state.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def open_http(
 
 
 class _Connection:
-    """What Hypercorn reads from and writes to: a stream whose reader may not keep it waiting for ever.
+    """The stream that Hypercorn reads from and writes to, whose reader may not keep it waiting for ever.
 
     Attributes:
         scope: what Hypercorn does with it; cancelled soon after the client has closed it.

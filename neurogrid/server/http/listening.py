@@ -30,7 +30,7 @@ async def _resolve(host: str, *, flags: str = "--http") -> list[str]:
 
 
 async def check_port(host: str, port: int, *, flags: str = "--http") -> None:
-    """Try whether `open_listeners` could listen there. Nobody can connect meanwhile, who would take it for the server.
+    """Try whether `open_listeners` could listen there. No client can connect meanwhile and take it for the server.
 
     Raises:
         ConfigurationError: as `open_listeners`.

@@ -1,7 +1,8 @@
-"""Who has one of a bounded number of places: a share for each address, and who gives way when all are taken.
+"""A bounded number of places: a share for each address, and which holder gives way when all are taken.
 
-Pure bookkeeping: it knows neither sockets nor time. Whoever has not shown yet that it may be here gives way to whoever
-comes, the oldest first. So a client that takes places and says nothing displaces itself, and then others like it.
+Pure bookkeeping: it knows neither sockets nor time. A holder that has not shown yet that it may be here gives way
+to one that comes, the oldest first. So a client that takes places and says nothing displaces itself, and then others
+like it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Places(Generic[Holder]):
         """Give `holder` a place; returns the one that has lost its place for it, if one had to.
 
         Raises:
-            NoPlaceError: there is no place, and nobody who gives way.
+            NoPlaceError: there is no place, and no holder that gives way.
         """
         leaver = self._leaver(address)
         if leaver is not None:

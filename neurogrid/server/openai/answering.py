@@ -2,7 +2,7 @@
 
 Four things end it early, and each of them closes its sessions on all workers at once: the client goes away, the
 deadline passes, one of its answers fails, or the server ends. What was generated goes to the client through a bounded
-channel, so that one who reads slowly holds up nobody but himself.
+channel, so that a client that reads slowly holds up no other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What OpenAI's API and other servers have and this one has not: refused by name, before anything else is checked.
+"""Features of OpenAI's API and of other servers that this one lacks: refused by name, before anything else is checked.
 
-What changes nothing is taken, so that clients that always send it are served.
+A value that changes nothing is taken, so that clients that always send it are served.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NOT_IN_TEXTS: Final[Mapping[str, tuple[object, ...]]] = {
 }
 # A field that changes nothing where another one says that no tool is to be called.
 _CHOICES: Final = {"tools": "tool_choice", "functions": "function_call"}
-# What parts of a message are called by those who send them.
+# Names of the parts of a message, by their type.
 _PARTS: Final = {
     "image_url": "an image",
     "image": "an image",

@@ -1,4 +1,4 @@
-"""What the document says of the OpenAI API."""
+"""Paths of the OpenAI API, as the document has them."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def _impossible(message: str, param: str) -> APIError:
 
 
 def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
-    """What the request says, where it says nothing what the model's makers recommend, or what OpenAI's API has."""
+    """Return what the request says, or else what the model's makers recommend, or else what OpenAI's API has."""
     given = {name: value for name, value in body.items() if value is not None}
     fields = {**_DEFAULTS, **_recommended(model), **given}
     biases = {
@@ -295,7 +295,7 @@ def _sampling(body: Mapping[str, Any], model: LoadedModel) -> SamplingParams:
 
 
 def _recommended(model: LoadedModel) -> dict[str, Any]:
-    """What the checkpoint's generation_config.json says of sampling, where that can be."""
+    """Return what the checkpoint's generation_config.json says of sampling, where that can be."""
     config = model.checkpoint.generation_config
     fields = {}
     for name in _DEFAULTS:

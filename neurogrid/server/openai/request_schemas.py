@@ -1,4 +1,4 @@
-"""What a request for a completion may say, as JSON schemas: what is published, and what is checked.
+"""JSON schemas of requests for completions, which are both published and checked.
 
 Fields that are not named here are taken and ignored, as long as they cannot change the answer. Those that would
 change it, and that we do not have, stand in not_offered.py with the values that change nothing.

@@ -1,4 +1,4 @@
-"""What a request says to the model's chat template: how the conversation ends, and variables of the template's own.
+"""Values for the model's chat template in a request: how the conversation ends, and variables of the template's own.
 
 As in vLLM, a variable that the template does not name is taken and changes nothing. OpenAI's `reasoning_effort` is
 refused where the template has none, as models of theirs do that do not reason; and so is `enable_thinking`.

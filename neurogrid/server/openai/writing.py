@@ -38,7 +38,7 @@ class WrittenToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What an answer grows by.
+    """The piece that an answer grows by.
 
     Attributes:
         tokens: those whose text is given out with it, where log probabilities were asked for.
@@ -87,7 +87,7 @@ class AnswerWriter:
         self._waiting: list[tuple[WrittenToken, int]] = []  # with where the token's text ends
 
     def push(self, token: GeneratedToken) -> Piece:
-        """What can be given out now. Nothing is pushed after a finish reason."""
+        """Take in a token; return what can be given out now. Nothing is pushed after a finish reason."""
         self.num_tokens += 1
         offset = self._length
         # An end-of-sequence token is no text, whatever the tokenizer thinks of it.

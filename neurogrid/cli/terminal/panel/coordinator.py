@@ -1,4 +1,4 @@
-"""The coordinator's panel: who holds which layers, what is on its way, what is generated, and what failed.
+"""The coordinator's panel: which worker holds which layers, what is on its way, what is generated, and what failed.
 
 Made of a `ClusterStatus`, as the page is.
 """
@@ -53,7 +53,7 @@ NUM_SPARKS: Final = 20
 
 
 def coordinator_view(status: ClusterStatus, *, url: str = "", encoding: str = "utf-8") -> View:
-    """What the panel says of a cluster.
+    """Make the view that the panel has of a cluster.
 
     Args:
         url: where it is served; empty for nowhere yet.
@@ -153,7 +153,7 @@ def _figures(status: ClusterStatus, encoding: str) -> tuple[str, ...]:
 
 
 def _notes(events: Sequence[Event]) -> Iterator[Note]:
-    """What happened. Generations that went on together after the same failure are one note."""
+    """Make notes of what happened. Generations that went on together after the same failure are one note."""
     told = [event for event in events if event.kind is not EventKind.WORKING]
     for kind, alike in groupby(told, key=lambda event: event.kind):
         several = list(alike)

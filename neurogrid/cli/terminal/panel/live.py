@@ -44,7 +44,7 @@ async def _show(screen: Screen, look: Callable[[], View]) -> None:
         with Live(
             console=console,
             auto_refresh=False,
-            # Whoever prints to the same terminal would tear it; a pipe gets what is printed.
+            # Anything printed to the same terminal would tear it; a pipe gets what is printed.
             redirect_stdout=screen.is_shared,
             vertical_overflow="crop",
         ) as live:
@@ -67,7 +67,7 @@ def _takes_more(console: Console) -> bool:
 
 
 class _Panel:
-    """What was drawn last, on a terminal of one size."""
+    """The panel as it was drawn last, on a terminal of one size."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

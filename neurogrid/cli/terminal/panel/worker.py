@@ -1,4 +1,4 @@
-"""The worker's panel: whom it serves, what it holds and computes, and what passes between it and whom."""
+"""The worker's panel: its coordinator, what it holds and computes, and what passes between it and its peers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOURCES: Final = {
 
 
 def worker_view(status: WorkerStatus) -> View:
-    """What the panel says of a worker."""
+    """Make the view that the panel has of a worker."""
     state, state_style = _state(status)
     return View(
         title=f"NeuroGrid worker · {status.name}",
@@ -74,7 +74,7 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _held(status: WorkerStatus) -> tuple[str, ...]:
-    """What it holds, and what that takes."""
+    """Say what the worker holds, and what that takes."""
     layers, load = status.layers_assigned, status.load
     figures = [status.model] if status.model else []
     if layers and status.num_confirmed < len(layers):
@@ -96,7 +96,7 @@ def _held(status: WorkerStatus) -> tuple[str, ...]:
 
 
 def _computed(status: WorkerStatus) -> tuple[str, ...]:
-    """What it computes."""
+    """Say what the worker computes; nothing where it has nothing to compute."""
     load = status.load
     if not (status.layers_assigned or load.num_sessions):
         return ()
