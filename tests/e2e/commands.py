@@ -48,7 +48,7 @@ class Ended:
 def run_command(command: str, *args: str | bytes) -> Ended:
     """Run the command as a shell does."""
     done = subprocess.run(
-        [sys.executable, "-m", f"neurogrid.cli.{command}", *args],
+        [sys.executable, "-m", f"neurogrid.cli.commands.{command}", *args],
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
@@ -74,7 +74,7 @@ def _run_module(command: str, args: Sequence[str], stdout: str, stderr: str) -> 
         os.dup2(os.open(name, os.O_WRONLY), descriptor)
     os.environ.update(ENVIRONMENT)
     sys.argv = [command, *args]
-    runpy.run_module(f"neurogrid.cli.{command}", run_name="__main__")
+    runpy.run_module(f"neurogrid.cli.commands.{command}", run_name="__main__")
 
 
 def expect(ended: Ended, *, status: int, says: str) -> None:

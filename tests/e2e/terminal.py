@@ -130,4 +130,4 @@ def _run_on(terminal: str, command: str, args: Sequence[str], environment: dict[
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace")
     sys.argv = [command, *args]
-    runpy.run_module(f"neurogrid.cli.{command}", run_name="__main__")
+    runpy.run_module(f"neurogrid.cli.commands.{command}", run_name="__main__")

@@ -24,7 +24,7 @@ def run_unread(command: str, *args: str) -> tuple[int, str]:
     os.close(reader)
     with open(writer, "wb") as stdout:
         done = subprocess.run(
-            [sys.executable, "-m", f"neurogrid.cli.{command}", *args],
+            [sys.executable, "-m", f"neurogrid.cli.commands.{command}", *args],
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
