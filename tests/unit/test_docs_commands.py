@@ -93,9 +93,14 @@ def printed() -> tuple[str, ...]:
 
 
 def is_printed(message: str) -> bool:
-    parts = [re.escape(part) for part in message.split("…")]
-    pattern = re.compile(".*".join(parts), re.DOTALL)
-    return any(pattern.search(text) for text in printed())
+    def holds(text: str) -> bool:
+        for part in message.split("…"):
+            _, found, text = text.partition(part) if part else ("", "…", text)
+            if not found:
+                return False
+        return True
+
+    return any(holds(text) for text in printed())
 
 
 def messages() -> list[str]:

@@ -77,7 +77,7 @@ def test_one_that_is_killed_is_lost_when_it_expires() -> None:
 def test_nobody_is_lost_who_is_there(loss: float) -> None:
     """An hour, also where every fifth packet gets lost."""
     lan = Lan(loss=loss)
-    for _ in range(10):
+    for _ in range(6):
         lan.add()
     lan.run(60.0)
     assert all_know_all(lan)
