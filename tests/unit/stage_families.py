@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -148,6 +150,8 @@ OTHER_FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
     ),
 }
 
+FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
+
 PHI3_LONGROPE = {
     **SMALL,
     "original_max_position_embeddings": 16,
@@ -182,6 +186,7 @@ class Checkpoint:
         self.tensors: dict[str, torch.Tensor] = {}
         for path in sorted(folder.glob("*.safetensors")):
             self.tensors |= load_file(path)
+        self._shared: dict[tuple[int, int], Stage] = {}
 
     def layer(self, layer_id: int) -> dict[str, torch.Tensor]:
         return {
@@ -196,10 +201,20 @@ class Checkpoint:
             stage.load_layer(layer_id, self.layer(layer_id))
         return stage
 
+    def shared_stage(self, start: int, stop: int) -> Stage:
+        """The same one each time, for tests that change nothing in it: making one takes as long as 20 tokens."""
+        if (start, stop) not in self._shared:
+            self._shared[start, stop] = self.stage(start, stop)
+        return self._shared[start, stop]
+
     def ends(self) -> Ends:
         ends = Ends(self.config, dtype=self.dtype, device="cpu")
         ends.load({name: t for name, t in self.tensors.items() if is_end_tensor(name)})
         return ends
+
+    @functools.cached_property
+    def shared_ends(self) -> Ends:
+        return self.ends()
 
     def tokens(self, count: int) -> list[int]:
         generator = torch.Generator().manual_seed(1)
@@ -223,14 +238,21 @@ class Checkpoint:
         return logits
 
 
+@functools.cache
+def shared(family: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    """The checkpoint of a family, the same one for all tests: they change nothing in it."""
+    with TemporaryDirectory() as folder:
+        return Checkpoint(FAMILIES[family](), Path(folder), dtype)
+
+
 class Pipeline:
     """A checkpoint in stages, and one session through them."""
 
     def __init__(self, checkpoint: Checkpoint, cuts: tuple[int, ...]) -> None:
         edges = (0, *cuts, checkpoint.num_layers)
         self.ranges = list(pairwise(edges))
-        self.stages = [checkpoint.stage(start, stop) for start, stop in self.ranges]
-        self.ends = checkpoint.ends()
+        self.stages = [checkpoint.shared_stage(start, stop) for start, stop in self.ranges]
+        self.ends = checkpoint.shared_ends
         self.restart()
 
     def restart(self) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers as tf
-from stage_families import MAIN_FAMILIES, Checkpoint
+from stage_families import shared
 
 from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v3", "lfm2", "mixtral"])
-def test_costs_are_what_is_allocated(family: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(MAIN_FAMILIES[family](), tmp_path)
+def test_costs_are_what_is_allocated(family: str) -> None:
+    checkpoint = shared(family)
     costs = layer_cost(checkpoint.config, torch.float32)
-    stage = checkpoint.stage(0, checkpoint.num_layers)
+    stage = checkpoint.shared_stage(0, checkpoint.num_layers)
     num_tokens = 30
     cache = stage.new_cache()
     hidden = torch.randn(1, num_tokens, stage.hidden_size)

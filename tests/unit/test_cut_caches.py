@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
+from stage_families import FAMILIES, shared
 
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.proof.miniature import check_splittable
-from neurogrid.model.stages.stage import Row, Stage
+from neurogrid.model.stages.stage import Row
 
-FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 TOLERANCE = 1e-4
 # Their windows of 8 have dropped tokens, or their states have one size: no way back.
 CANNOT_GO_BACK = {"mistral-window", "gemma2", "gemma3", "gpt-oss", "cohere2", "lfm2"}
 # Nor may several tokens go on from them: their code begins anew there, or lengths change what it computes.
+# The proof that says so is tried in test_miniature.py.
 TAKE_NO_CHUNKS = {"jamba", "llama-dynamic", "llama4"}
 NUM_TOKENS, CUT, MORE = 30, 19, 5
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 class Run:
     """One stage of all layers, and random hidden states for it."""
 
-    def __init__(self, family: str, folder: Path) -> None:
-        self.checkpoint = Checkpoint(FAMILIES[family](), folder)
-        self.stage: Stage = self.checkpoint.stage(0, self.checkpoint.num_layers)
+    def __init__(self, family: str) -> None:
+        checkpoint = shared(family)
+        self.stage = checkpoint.shared_stage(0, checkpoint.num_layers)
         generator = torch.Generator().manual_seed(3)
         size = self.stage.hidden_size
         self.hidden_BTD = torch.randn(1, NUM_TOKENS + MORE, size, generator=generator)
@@ -64,9 +57,8 @@ class Run:
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in TAKE_NO_CHUNKS])
-def test_going_on_from_a_prefix_is_going_on_from_its_tokens(family: str, tmp_path: Path) -> None:
-    run = Run(family, tmp_path)
-    assert check_splittable(run.checkpoint.config).takes_chunks
+def test_going_on_from_a_prefix_is_going_on_from_its_tokens(family: str) -> None:
+    run = Run(family)
     whole = run.cache(NUM_TOKENS - 2, 1, 1)
     run.expect(whole)
     copied = whole.copy(NUM_TOKENS)
@@ -89,15 +81,10 @@ def test_going_on_from_a_prefix_is_going_on_from_its_tokens(family: str, tmp_pat
     run.expect(copied)
 
 
-@pytest.mark.parametrize("family", sorted(TAKE_NO_CHUNKS))
-def test_who_cannot_go_on_says_so(family: str) -> None:
-    assert not check_splittable(FAMILIES[family]()).takes_chunks
-
-
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_it_leaves_a_running_batch_to_be_copied(family: str, tmp_path: Path) -> None:
+def test_it_leaves_a_running_batch_to_be_copied(family: str) -> None:
     """The session whose cache is copied goes on in its batch, and the others notice nothing."""
-    run = Run(family, tmp_path)
+    run = Run(family)
     caches, twins = ([run.cache(n) for n in (9, 12, 7)] for _ in range(2))
 
     def step(rows: list[StageCache]) -> list[torch.Tensor]:

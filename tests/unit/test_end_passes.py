@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
-from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, SMALL, Checkpoint
+from stage_families import FAMILIES, MAIN_FAMILIES, SMALL, Checkpoint, shared
 from torch import nn
 from transformers.models.llama import modeling_llama
 
@@ -18,7 +17,6 @@ from neurogrid.errors import CheckpointError
 from neurogrid.model.files.naming import is_end_tensor
 from neurogrid.model.stages.stage import Ends
 
-FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 BOTH = {"embedding", "head"}
 # Positions that are added to the embedding; caps and scales of logits; Granite multiplies on both sides.
 SHORTCUTS = {
@@ -28,11 +26,6 @@ SHORTCUTS = {
     "cohere2": {"embedding"},
     "granite": set(),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _whole(checkpoint: Checkpoint) -> Ends:
@@ -72,8 +65,8 @@ def _assert_same(some: Ends, others: Ends) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_single_tokens_get_the_bits_of_whole_passes(family: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
+def test_single_tokens_get_the_bits_of_whole_passes(family: str) -> None:
+    checkpoint = shared(family)
     ends, whole = checkpoint.ends(), _whole(checkpoint)
     assert ends._passes.shortcuts == SHORTCUTS.get(family, BOTH)
     assert whole._passes.shortcuts == set()
@@ -86,16 +79,16 @@ def test_single_tokens_get_the_bits_of_whole_passes(family: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("family", MAIN_FAMILIES)
-def test_they_do_in_bfloat16(family: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(FAMILIES[family](), tmp_path, torch.bfloat16)
+def test_they_do_in_bfloat16(family: str) -> None:
+    checkpoint = shared(family, torch.bfloat16)
     ends = checkpoint.ends()
     assert ends._passes.shortcuts == SHORTCUTS.get(family, BOTH)
     _assert_same(ends, _whole(checkpoint))
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint(FAMILIES["llama"](), tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def llama() -> Checkpoint:
+    return shared("llama")
 
 
 def _wrap(
@@ -214,9 +207,9 @@ def test_a_module_that_is_given_more_than_the_hidden_state_is_no_shortcut(
     assert called
 
 
-def test_state_in_buffers_is_put_back_before_each_token(tmp_path: Path) -> None:
+def test_state_in_buffers_is_put_back_before_each_token() -> None:
     # Gemma scales its embedding by a buffer.
-    ends = Checkpoint(FAMILIES["gemma3"](), tmp_path).ends()
+    ends = shared("gemma3").ends()
     expected = ends.embed([5], position=0)
     scales = [
         buffer

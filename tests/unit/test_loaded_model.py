@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
+from stage_families import FAMILIES, Checkpoint
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.inference.generation import loaded_model
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline import prefill
-
-FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 
 
 def load(family: str, path: Path) -> LoadedModel:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
-from stage_families import MAIN_FAMILIES, PHI3_LONGROPE, Checkpoint, Pipeline
+from stage_families import FAMILIES, PHI3_LONGROPE, Checkpoint, Pipeline
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
@@ -23,13 +23,14 @@ LONGROPE = {
     "original_max_position_embeddings": 4096,
 }
 
-# As large as the ones on the hub; the defaults of most config classes are a published model's.
+# The tiny ones, and some as large as on the hub: the defaults of most config classes are a published model's.
 SERVED = {
+    **{name: make() for name, make in FAMILIES.items()},
     "llama": tf.LlamaConfig(num_key_value_heads=8),
     "llama-dynamic": tf.LlamaConfig(
         rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     ),
-    "mistral": tf.MistralConfig(sliding_window=4096),
+    "mistral-window": tf.MistralConfig(sliding_window=4096),
     "mixtral": tf.MixtralConfig(),
     "gemma3": tf.Gemma3TextConfig(),
     "granite": tf.GraniteConfig(embedding_multiplier=12.0, logits_scaling=8.0),
@@ -60,18 +61,16 @@ REFUSED = {
 
 # Of those that are served: their rows cannot share a forward pass.
 ONE_AFTER_ANOTHER = {"llama-dynamic", "llama4"}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+# Nor may several tokens go on from what they keep.
+TAKE_NO_CHUNKS = {"jamba", "llama-dynamic", "llama4"}
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_families_that_split_are_served(name: str) -> None:
     traits = check_splittable(SERVED[name])
     assert traits.recompute_at is None
-    assert (traits.row_bounds is None) == (name in ONE_AFTER_ANOTHER)
+    assert traits.row_bounds == (None if name in ONE_AFTER_ANOTHER else ())
+    assert traits.takes_chunks == (name not in TAKE_NO_CHUNKS)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -90,8 +89,7 @@ def test_where_generate_drops_its_cache_is_found_by_watching_it() -> None:
         rope_parameters=LONGROPE,
     )
     assert check_splittable(config) == SplitTraits(recompute_at=4097, row_bounds=(4096,))
-    # The same code drops it without long factors too, where it makes no difference.
-    assert check_splittable(tf.Phi3Config()).recompute_at is None
+    # The same code drops it without long factors too, where it makes no difference: phi3 above.
 
 
 def test_recomputing_there_gives_the_tokens_of_generate(tmp_path: Path) -> None:
@@ -158,7 +156,7 @@ def test_the_check_leaves_the_random_state_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    check_splittable(MAIN_FAMILIES["llama"]())
+    check_splittable(FAMILIES["llama"]())
     assert torch.equal(torch.rand(3), expected)
 
 

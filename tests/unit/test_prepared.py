@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 import trio
-from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint
+from stage_families import FAMILIES, Checkpoint, shared
 from torch import nn
 from transformers.models.llama import modeling_llama
 
@@ -28,15 +28,9 @@ from neurogrid.model.stages.stage import Stage
 from neurogrid.worker.held_model import HeldModel, proving
 from neurogrid.worker.state import WorkerState
 
-FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 PROMPT = 11
 # Their layers return more than a hidden state, or get the cache by its place.
 NOT_PREPARED = {"bloom", "falcon", "gpt2"}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _hidden(stage: Stage, num_tokens: int, seed: int) -> torch.Tensor:
@@ -52,9 +46,9 @@ def _begun(stage: Stage, start: int, stop: int, num_tokens: int = PROMPT) -> Sta
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prepared_steps_give_the_same_bits(family: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
-    stage, other = (checkpoint.stage(1, 3) for _ in range(2))
+def test_prepared_steps_give_the_same_bits(family: str) -> None:
+    checkpoint = shared(family)
+    stage, other = checkpoint.shared_stage(1, 3), checkpoint.shared_stage(0, checkpoint.num_layers)
     cache, same = _begun(stage, 1, 3), _begun(other, 1, 3)
     # Another session in between, whose positions are elsewhere.
     beside = _begun(stage, 1, 3, 30)
@@ -72,9 +66,9 @@ def test_prepared_steps_give_the_same_bits(family: str, tmp_path: Path) -> None:
     assert any(is_prepared) == (family not in NOT_PREPARED)
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint(FAMILIES["llama"](), tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def llama() -> Checkpoint:
+    return shared("llama")
 
 
 def test_it_is_used_for_what_it_was_prepared_for_alone(llama: Checkpoint) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from stage_families import MAIN_FAMILIES, Checkpoint
+from stage_families import shared
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.row_store import RowStore
@@ -18,19 +18,9 @@ NUM_LAYERS = 3
 TOKEN_BYTES = NUM_LAYERS * 2 * 2 * 12 * 4
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint(MAIN_FAMILIES["llama"](), tmp_path_factory.mktemp("llama"))
-
-
 @pytest.fixture
-def stage(checkpoint: Checkpoint) -> Stage:
-    return checkpoint.stage(0, NUM_LAYERS)
+def stage() -> Stage:
+    return shared("llama").stage(0, NUM_LAYERS)
 
 
 def begin(stage: Stage, num_tokens: int) -> StageCache:

@@ -9,27 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
-from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, PHI3_LONGROPE, Checkpoint
+from stage_families import FAMILIES, PHI3_LONGROPE, Checkpoint, shared
 
-from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.proof.miniature import check_splittable
-from neurogrid.model.stages.stage import Row, Stage
-
-FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
+from neurogrid.model.stages.stage import Row
 
 # Relative to the largest logit: matrices of several rows are multiplied in another order.
 TOLERANCE = 1e-4
 
 
 class Batch:
-    """Sessions over one checkpoint in two stages, each beside a twin that runs alone."""
+    """Sessions over one checkpoint in stages, each beside a twin that runs alone, over all layers at once."""
 
-    def __init__(self, checkpoint: Checkpoint, cut: int = 2) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         num_layers = checkpoint.num_layers
-        self.ranges = [(0, cut), (cut, num_layers)]
-        self.stages = [checkpoint.stage(*each) for each in self.ranges]
-        self.alone = [checkpoint.stage(*each) for each in self.ranges]  # of the twins
-        self.ends = checkpoint.ends()
+        self.ranges = [(0, 1), (1, 3), (3, num_layers)]
+        self.stages = [checkpoint.shared_stage(*each) for each in self.ranges]
+        self.alone = checkpoint.shared_stage(0, num_layers)
+        self.ends = checkpoint.shared_ends
         self.vocab_size = checkpoint.vocab_size
         self.worst = 0.0
 
@@ -59,7 +56,7 @@ class Session:
         generator = torch.Generator().manual_seed(seed)
         self.tokens = torch.randint(3, batch.vocab_size, (60,), generator=generator).tolist()
         self.caches = [stage.new_cache() for stage in batch.stages]
-        self.twins = [stage.new_cache() for stage in batch.alone]
+        self.twin = batch.alone.new_cache()
         self.position = 0
 
     def next_token(self) -> int:
@@ -68,42 +65,37 @@ class Session:
     def prefill(self, num_tokens: int) -> Session:
         """In both worlds alone."""
         token_ids = self.tokens[self.position : self.position + num_tokens]
-        mine = self._run(token_ids, self.batch.stages, self.caches)
-        expected = self._run(token_ids, self.batch.alone, self.twins)
-        assert torch.allclose(mine, expected, atol=TOLERANCE * float(expected.abs().max()))
-        self.position += num_tokens
-        return self
-
-    def solo(self, token_ids: list[int]) -> torch.Tensor:
-        logits = self._run(token_ids, self.batch.alone, self.twins)
-        self.position += len(token_ids)
-        return logits
-
-    def _run(
-        self, token_ids: list[int], stages: list[Stage], caches: list[StageCache]
-    ) -> torch.Tensor:
         hidden = self.ends.embed(token_ids, position=self.position)
-        for stage, cache, (start, stop) in zip(stages, caches, self.batch.ranges, strict=True):
+        batch = self.batch
+        for stage, cache, (start, stop) in zip(
+            batch.stages, self.caches, batch.ranges, strict=True
+        ):
             hidden = stage.forward(
                 hidden, start=start, stop=stop, position=self.position, cache=cache
             )
-        return self.ends.logits(hidden, position=self.position)
+        mine = self.ends.logits(hidden, position=self.position)
+        expected = self.solo(token_ids)
+        assert torch.allclose(mine, expected, atol=TOLERANCE * float(expected.abs().max()))
+        return self
+
+    def solo(self, token_ids: list[int]) -> torch.Tensor:
+        hidden, position = self.ends.embed(token_ids, position=self.position), self.position
+        hidden = self.batch.alone.forward(
+            hidden, start=0, stop=self.batch.alone.num_layers, position=position, cache=self.twin
+        )
+        self.position += len(token_ids)
+        return self.ends.logits(hidden, position=position)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint(FAMILIES["llama"](), tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def llama() -> Checkpoint:
+    return shared("llama")
 
 
 # Dynamic rope is scaled by the longest row: not for rows of different lengths.
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama-dynamic"])
-def test_rows_that_come_and_go_equal_solo_runs(family: str, tmp_path: Path) -> None:
-    batch = Batch(Checkpoint(FAMILIES[family](), tmp_path))
+def test_rows_that_come_and_go_equal_solo_runs(family: str) -> None:
+    batch = Batch(shared(family))
     # Shorter than the window of 8, crossing it, far beyond it and past the rope's 16.
     sessions = [batch.open(seed).prefill(n) for seed, n in enumerate([1, 5, 14, 22])]
     batch.decode(sessions[:3])
@@ -133,8 +125,6 @@ def test_the_miniature_says_which_rows_may_not_share_a_forward() -> None:
     refused = check_splittable(FAMILIES["llama-dynamic"]())
     assert refused.row_bounds is None
     assert "off by" in refused.rows_refused
-    for family in ("llama", "gemma3", "lfm2"):
-        assert check_splittable(FAMILIES[family]()).row_bounds == ()
 
 
 def test_one_row_alone_has_the_bits_of_the_whole_model(llama: Checkpoint) -> None:
@@ -151,9 +141,8 @@ def test_one_row_alone_has_the_bits_of_the_whole_model(llama: Checkpoint) -> Non
     got = [fresh.solo(token_ids[:4])]
     for token_id in token_ids[4:]:
         hidden = batch.ends.embed([token_id], position=fresh.position)
-        for stage, cache, (start, stop) in zip(batch.alone, fresh.twins, batch.ranges, strict=True):
-            row = Row(hidden, fresh.position, cache)
-            (hidden,) = stage.forward_rows([row], start=start, stop=stop)
+        row = Row(hidden, fresh.position, fresh.twin)
+        (hidden,) = batch.alone.forward_rows([row], start=0, stop=llama.num_layers)
         got.append(batch.ends.logits(hidden, position=fresh.position))
         fresh.position += 1
     assert before <= TOLERANCE
@@ -184,12 +173,12 @@ def test_a_failed_forward_of_rows_changes_no_session(
     batch = Batch(llama)
     sessions = [batch.open(seed).prefill(3 + seed) for seed in range(3)]
     batch.decode(sessions)
-    stage = batch.stages[1]
-    rows = [Row(torch.randn(1, 1, 48), s.position, s.caches[1]) for s in sessions]
+    stage = batch.stages[2]
+    rows = [Row(torch.randn(1, 1, 48), s.position, s.caches[2]) for s in sessions]
     with monkeypatch.context() as patch:
         patch.setattr(stage.layer(4).mlp, "forward", _out_of_memory)
         with pytest.raises(RuntimeError, match="out of memory"):
-            stage.forward_rows(rows, start=2, stop=5)
+            stage.forward_rows(rows, start=3, stop=5)
     batch.decode(sessions)
     sessions[0].prefill(1)
     assert batch.worst <= TOLERANCE
@@ -200,7 +189,7 @@ def _out_of_memory(*args: object) -> None:
 
 
 def test_nan_in_one_row_stays_there(llama: Checkpoint) -> None:
-    stage = llama.stage(0, 2)
+    stage = llama.shared_stage(0, 2)
     caches = [stage.new_cache() for _ in range(3)]
     for cache in caches:
         stage.forward(torch.randn(1, 3, 48), start=0, stop=2, position=0, cache=cache)
@@ -220,7 +209,7 @@ def test_nan_in_one_row_stays_there(llama: Checkpoint) -> None:
 
 
 def test_bad_rows_are_refused_and_change_nothing(llama: Checkpoint) -> None:
-    stage = llama.stage(0, 2)
+    stage = llama.shared_stage(0, 2)
     good, other = stage.new_cache(), stage.new_cache()
     for cache in (good, other):
         stage.forward(torch.randn(1, 3, 48), start=0, stop=2, position=0, cache=cache)

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
-from stage_families import MAIN_FAMILIES, OTHER_FAMILIES, Checkpoint, Pipeline
+from stage_families import FAMILIES, MAIN_FAMILIES, Checkpoint, Pipeline, shared
 from transformers.utils import logging as transformers_logging
 
 from neurogrid.errors import CheckpointError, ModelError, UnsupportedModelError
 from neurogrid.model.files.naming import is_end_tensor
 from neurogrid.model.stages.stage import Ends, Stage
-
-FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 
 # Prompts of one token and of many, in one go and in chunks; each decodes past the window of 8 and
 # past the original length of 16.
@@ -26,11 +24,6 @@ PLANS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _assert_same(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     for step, (mine, its) in enumerate(zip(got, expected, strict=True)):
         assert torch.equal(mine, its), f"step {step}: off by {(mine - its).abs().max():.2g}"
@@ -38,29 +31,31 @@ def _assert_same(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_logits_are_those_of_the_whole_model(family: str, tmp_path: Path) -> None:
-    for cuts in ((1, 4), (2, 3)) if family in MAIN_FAMILIES else ((1, 3),):
-        # A fresh whole model each time: rope that scales with length keeps state in it.
-        checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
-        pipeline = Pipeline(checkpoint, cuts)
-        for sizes in PLANS.values():
-            tokens = checkpoint.tokens(sum(sizes))
+    checkpoint = whole = shared(family)
+    cuts = ((1, 3), (2, 4)) if family in MAIN_FAMILIES else ((1, 3),)
+    pipelines = [Pipeline(checkpoint, each) for each in cuts]
+    for sizes in PLANS.values():
+        tokens = checkpoint.tokens(sum(sizes))
+        if "dynamic" in family:
+            # A fresh whole model: rope that scales with length keeps state in it.
+            whole = Checkpoint(FAMILIES[family](), tmp_path)
+        expected = whole.whole_logits(tokens, sizes)
+        for pipeline in pipelines:
             pipeline.restart()
-            if "dynamic" in family:
-                checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
-            _assert_same(pipeline.logits(tokens, sizes), checkpoint.whole_logits(tokens, sizes))
+            _assert_same(pipeline.logits(tokens, sizes), expected)
 
 
 @pytest.mark.parametrize("family", MAIN_FAMILIES)
-def test_bfloat16_logits_are_those_of_the_whole_model(family: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(FAMILIES[family](), tmp_path, torch.bfloat16)
+def test_bfloat16_logits_are_those_of_the_whole_model(family: str) -> None:
+    checkpoint = shared(family, torch.bfloat16)
     pipeline = Pipeline(checkpoint, (1, 3))
     tokens = checkpoint.tokens(14)
     sizes = [9, 1, 1, 1, 1, 1]
     _assert_same(pipeline.logits(tokens, sizes), checkpoint.whole_logits(tokens, sizes))
 
 
-def test_a_token_leaves_the_cache_where_it_is_within_what_is_allowed(tmp_path: Path) -> None:
-    stage = Checkpoint(FAMILIES["llama"](), tmp_path).stage(0, 2)
+def test_a_token_leaves_the_cache_where_it_is_within_what_is_allowed() -> None:
+    stage = shared("llama").shared_stage(0, 2)
     cache = stage.new_cache(max_length=20)
 
     def extend(num_tokens: int) -> torch.Tensor:
@@ -89,9 +84,9 @@ def test_a_token_leaves_the_cache_where_it_is_within_what_is_allowed(tmp_path: P
     assert torch.equal(cache.layers[1].keys, kept)
 
 
-def test_one_stage_may_hold_all_layers_and_run_them_one_by_one(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(FAMILIES["gemma3"](), tmp_path)
-    stage, ends = checkpoint.stage(0, 5), checkpoint.ends()
+def test_one_stage_may_hold_all_layers_and_run_them_one_by_one() -> None:
+    checkpoint = shared("gemma3")
+    stage, ends = checkpoint.shared_stage(0, 5), checkpoint.shared_ends
     cache = stage.new_cache()
     tokens, sizes = checkpoint.tokens(13), [10, 1, 1, 1]
     position, got = 0, []
@@ -129,10 +124,9 @@ def test_sessions_in_turn_do_not_touch_each_other(tmp_path: Path) -> None:
         _assert_same(mine, its)
 
 
-def test_half_precision_hidden_states_are_cast(tmp_path: Path) -> None:
+def test_half_precision_hidden_states_are_cast() -> None:
     # Over the older protocol they arrive in FP16.
-    checkpoint = Checkpoint(FAMILIES["llama"](), tmp_path)
-    stage = checkpoint.stage(1, 2)
+    stage = shared("llama").stage(1, 2)
     hidden = torch.randn(1, 3, 48).half()
     out = stage.forward(hidden, start=1, stop=2, position=0, cache=stage.new_cache())
     same = stage.forward(hidden.float(), start=1, stop=2, position=0, cache=stage.new_cache())
@@ -140,9 +134,9 @@ def test_half_precision_hidden_states_are_cast(tmp_path: Path) -> None:
     assert torch.equal(out, same)
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint(FAMILIES["llama"](), tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def llama() -> Checkpoint:
+    return shared("llama")
 
 
 def _hidden(num_tokens: int = 2) -> torch.Tensor:
@@ -185,7 +179,7 @@ def test_names_without_the_prefix_of_the_model_are_known(tmp_path: Path) -> None
     # As GPT-2 is on the hub, with buffers that nobody needs any more.
     checkpoint = Checkpoint(FAMILIES["gpt2"](), tmp_path)
     tokens, sizes = checkpoint.tokens(8), [7, 1]
-    expected = Pipeline(checkpoint, (2,)).logits(tokens, sizes)
+    expected = Pipeline(shared("gpt2"), (1, 3)).logits(tokens, sizes)
     checkpoint.tensors = {
         name.removeprefix("transformer."): tensor for name, tensor in checkpoint.tensors.items()
     }
@@ -201,10 +195,8 @@ def _without(tensors: dict[str, torch.Tensor], part: str) -> dict[str, torch.Ten
 @pytest.mark.parametrize(
     ("family", "part"), [("llama", "q_proj"), ("mixtral", "experts.2.w1"), ("gpt2", "ln_1.bias")]
 )
-def test_a_missing_tensor_is_named_and_nothing_is_loaded(
-    family: str, part: str, tmp_path: Path
-) -> None:
-    checkpoint = Checkpoint(FAMILIES[family](), tmp_path)
+def test_a_missing_tensor_is_named_and_nothing_is_loaded(family: str, part: str) -> None:
+    checkpoint = shared(family)
     stage = Stage(checkpoint.config, dtype=torch.float32, device="cpu")
     with pytest.raises(CheckpointError, match="layer 1"):
         stage.load_layer(1, _without(checkpoint.layer(1), part))
