@@ -151,7 +151,7 @@ async def run(scenario: Scenario, model: Path, num_tokens: int) -> None:
         prefix_reuse=False,
         identity_file=model / f"{scenario.dtype}-{scenario.num_workers}.key",
         # Known before the workers start, which dial it.
-        listen=(f"/ip4/127.0.0.1/tcp/{_free_port()}",),
+        listen=(f"/ip4/127.0.0.1/tcp/{free_port()}",),
     )
     address = f"{settings.listen[0]}/p2p/{_peer_id(settings)}"
     try:
@@ -214,7 +214,7 @@ async def run_stops(num_stops: int, model: Path, num_tokens: int) -> None:
     keys = [model / f"stopped-{number}.key" for number in range(NUM_STAGES)]
     own_key = model / "stops.key"
     own_id, peer_ids = Identity.load(own_key).peer_id, [Identity.load(key).peer_id for key in keys]
-    places = [f"/ip4/127.0.0.1/tcp/{_free_port()}" for _ in keys]
+    places = [f"/ip4/127.0.0.1/tcp/{free_port()}" for _ in keys]
     admission = ["--allow", f"{own_id}={COORDINATOR}"]
     admission += [part for peer in peer_ids for part in ("--allow", f"{peer}={WORKER}")]
 
@@ -314,7 +314,7 @@ def _peer_id(settings: CoordinatorSettings) -> str:
     return Identity.load(settings.identity_file).peer_id
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

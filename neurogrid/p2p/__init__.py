@@ -6,38 +6,43 @@
 
 Errors are in `neurogrid.errors`. Beside this package stand `blocking` (for programs that are not on trio), `transfer`
 (blobs that are verified and resume), `transport` (one peer, or this process), `memory` (a network for tests) and
-`wire` (the codec alone, and the payloads of every message).
+`wire` (the codec alone, and the payloads of every message). Names are
+imported when they are first asked for, libp2p with the first that needs it.
 """
 
-from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
-from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
-from neurogrid.p2p.hosts.host import Host, parse_peer_address
-from neurogrid.p2p.hosts.identity import Identity
-from neurogrid.p2p.libp2p.libp2p_host import open_host
-from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
-from neurogrid.p2p.streams.buffers import Tensor
-from neurogrid.p2p.streams.intake import Intake
-from neurogrid.p2p.streams.stream import Stream
-from neurogrid.p2p.wire import (
-    DEFAULT_LIMITS,
-    DTYPES,
-    PROTOCOL_V10,
-    PROTOCOL_V11,
-    ErrorCode,
-    GPUInfo,
-    Hello,
-    Limits,
-    MessageDecoder,
-    MessageType,
-    ModelConfig,
-    StreamDecoder,
-    TensorEnvelope,
-    TensorMessage,
-    TraceContext,
-    deserialize_config,
-    encode_message,
-    serialize_config,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
+    from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
+    from neurogrid.p2p.hosts.host import Host, parse_peer_address
+    from neurogrid.p2p.hosts.identity import Identity
+    from neurogrid.p2p.libp2p.libp2p_host import open_host
+    from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
+    from neurogrid.p2p.streams.buffers import Tensor
+    from neurogrid.p2p.streams.intake import Intake
+    from neurogrid.p2p.streams.stream import Stream
+    from neurogrid.p2p.wire import (
+        DEFAULT_LIMITS,
+        DTYPES,
+        PROTOCOL_V10,
+        PROTOCOL_V11,
+        ErrorCode,
+        GPUInfo,
+        Hello,
+        Limits,
+        MessageDecoder,
+        MessageType,
+        ModelConfig,
+        StreamDecoder,
+        TensorEnvelope,
+        TensorMessage,
+        TraceContext,
+        deserialize_config,
+        encode_message,
+        serialize_config,
+    )
 
 __all__ = [
     # Hosts
@@ -78,3 +83,45 @@ __all__ = [
     "MessageDecoder",
     "StreamDecoder",
 ]
+
+_HOMES = {
+    "Direction": "neurogrid.p2p.exchange.counters",
+    "Traffic": "neurogrid.p2p.exchange.counters",
+    "TrafficCounters": "neurogrid.p2p.exchange.counters",
+    "Protocol": "neurogrid.p2p.exchange.protocol",
+    "new_request_id": "neurogrid.p2p.exchange.protocol",
+    "Host": "neurogrid.p2p.hosts.host",
+    "parse_peer_address": "neurogrid.p2p.hosts.host",
+    "Identity": "neurogrid.p2p.hosts.identity",
+    "open_host": "neurogrid.p2p.libp2p.libp2p_host",
+    "DEFAULT_BOUNDS": "neurogrid.p2p.streams.bounds",
+    "Bounds": "neurogrid.p2p.streams.bounds",
+    "Tensor": "neurogrid.p2p.streams.buffers",
+    "Intake": "neurogrid.p2p.streams.intake",
+    "Stream": "neurogrid.p2p.streams.stream",
+    "DEFAULT_LIMITS": "neurogrid.p2p.wire",
+    "DTYPES": "neurogrid.p2p.wire",
+    "PROTOCOL_V10": "neurogrid.p2p.wire",
+    "PROTOCOL_V11": "neurogrid.p2p.wire",
+    "ErrorCode": "neurogrid.p2p.wire",
+    "GPUInfo": "neurogrid.p2p.wire",
+    "Hello": "neurogrid.p2p.wire",
+    "Limits": "neurogrid.p2p.wire",
+    "MessageDecoder": "neurogrid.p2p.wire",
+    "MessageType": "neurogrid.p2p.wire",
+    "ModelConfig": "neurogrid.p2p.wire",
+    "StreamDecoder": "neurogrid.p2p.wire",
+    "TensorEnvelope": "neurogrid.p2p.wire",
+    "TensorMessage": "neurogrid.p2p.wire",
+    "TraceContext": "neurogrid.p2p.wire",
+    "deserialize_config": "neurogrid.p2p.wire",
+    "encode_message": "neurogrid.p2p.wire",
+    "serialize_config": "neurogrid.p2p.wire",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)

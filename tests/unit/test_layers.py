@@ -306,5 +306,6 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_the_transport_runs_without_torch() -> None:
-    assert not TORCH & loaded_after("import neurogrid.p2p")
+    assert not TORCH & loaded_after("from neurogrid.p2p import *")
+    assert "libp2p" not in loaded_after("from neurogrid.p2p import MessageDecoder, TensorMessage")
     assert not (TORCH | TRANSPORT) & loaded_after("import neurogrid")
