@@ -97,11 +97,16 @@ def _values(definition: Definition) -> Iterator[str]:
     """The members of an enum; the fields of bounds, with the comment above each."""
     node, module = definition.node, definition.module
     assert isinstance(node, ast.ClassDef)
-    if any(ast.unparse(base).endswith("Enum") for base in node.bases):
+    members = [item for item in node.body if isinstance(item, ast.Assign)]
+    if members and any(ast.unparse(base).endswith(("Enum", "Code")) for base in node.bases):
         yield from ("| member | value |", "|---|---|")
-        for item in node.body:
-            if isinstance(item, ast.Assign):
-                yield f"| `{ast.unparse(item.targets[0])}` | {module.source(item.value)} |"
+        for item in members:
+            value = item.value
+            if isinstance(value, ast.Tuple):  # a number, and what is said of it
+                told = f"{module.source(value.elts[0])}, `{ast.unparse(value.elts[1])}`"
+            else:
+                told = module.source(value)
+            yield f"| `{ast.unparse(item.targets[0])}` | {told} |"
         yield ""
     if fields := _commented_fields(definition):
         yield from ("| field | default | |", "|---|---|---|")

@@ -1,4 +1,4 @@
-"""The roles in which a peer may send each message, to a worker and to a coordinator.
+"""The roles in which a peer may send each message: a table for each side of each protocol.
 
 A role comes from the peer's admission (its certificate, or the list that it is on), never from what its Hello says.
 Answers are not in the tables: they count from the peer that was asked, and from no other. What a peer may do with
@@ -13,14 +13,15 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.trust import ANY_ROLE, COORDINATOR, WORKER
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageCode, MessageType, TensorMessage
 
-__all__ = ["COORDINATOR_TAKES", "WORKER_TAKES", "authorise", "require_role"]
+__all__ = ["COORDINATOR_TAKES", "WORKER_TAKES", "Table", "authorise", "require_role"]
 
-Table = Mapping[MessageType, frozenset[str]]
+Table = Mapping[MessageCode, frozenset[str]]
+"""The roles that each message of a protocol is taken from; a role is any that an admission can give."""
 
 _COORDINATORS: Final = frozenset({COORDINATOR})
 _WORKERS: Final = frozenset({WORKER})
@@ -57,8 +58,8 @@ COORDINATOR_TAKES: Final[Table] = {
 """The roles that a coordinator takes each message from."""
 
 
-def authorise(protocol: Protocol, table: Table) -> None:
-    """Hold a protocol to a table: other messages, and those of other roles, are refused with UNAUTHORIZED.
+def authorise(exchange: Exchange, table: Table) -> None:
+    """Hold an exchange to a table: other messages, and those of other roles, are refused with UNAUTHORIZED.
 
     Where nobody decides on roles (`--insecure`, loopback), everybody may send what anybody may.
     """
@@ -67,13 +68,13 @@ def authorise(protocol: Protocol, table: Table) -> None:
         # Legacy messages have no type; nobody serves them.
         if message.msg_type is not None and message.from_peer is not None:
             allowed = table.get(message.msg_type, frozenset())
-            require_role(protocol.host, message.from_peer, allowed, what=message.msg_type)
+            require_role(exchange.host, message.from_peer, allowed, what=message.msg_type)
 
-    protocol.authorise_by(check)
+    exchange.authorise_by(check)
 
 
 def require_role(
-    host: Host, peer_id: str, roles: Collection[str], *, what: MessageType | str
+    host: Host, peer_id: str, roles: Collection[str], *, what: MessageCode | str
 ) -> None:
     """Check that a peer has one of `roles`, or that nobody decides on them.
 
@@ -83,7 +84,7 @@ def require_role(
     role = host.role_of(peer_id)
     if role == ANY_ROLE or role in roles or peer_id == host.peer_id:
         return
-    name = what.name if isinstance(what, MessageType) else what
+    name = what.name if isinstance(what, MessageCode) else what
     raise RequestRefusedError(
         f"{name} is taken from {', '.join(sorted(roles)) or 'nobody'}, and the sender "
         f"{f'is a {role}' if role else 'is not admitted'}",

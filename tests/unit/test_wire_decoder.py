@@ -22,7 +22,7 @@ from neurogrid.p2p.wire import (
     encode_header,
     encode_message,
 )
-from neurogrid.p2p.wire.decoder import _Decoder
+from neurogrid.p2p.wire.decoder import Decoder
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -78,7 +78,7 @@ def test_many_messages_in_one_piece_take_two_passes_each() -> None:
 
 @pytest.mark.parametrize("decoder_class", [MessageDecoder, StreamDecoder])
 @pytest.mark.parametrize("arrived", [0, 1, 100])
-def test_an_announced_length_costs_kilobytes(decoder_class: type[_Decoder], arrived: int) -> None:
+def test_an_announced_length_costs_kilobytes(decoder_class: type[Decoder], arrived: int) -> None:
     header = encode_header(activation(0), DEFAULT_LIMITS.tensor)
     tracemalloc.start()
     try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p import wire
-from neurogrid.p2p.wire.decoder import _Decoder
+from neurogrid.p2p.wire.decoder import Decoder
 from tests.unit.wire_strategies import (
     BRIEF,
     U32,
@@ -33,7 +33,7 @@ STEPS = st.lists(st.integers(1, 60), max_size=60)
 
 
 def outcome(
-    decoder: _Decoder, data: bytes, steps: list[int]
+    decoder: Decoder, data: bytes, steps: list[int]
 ) -> tuple[list[wire.TensorMessage], str | None]:
     """Messages and the text of the error, if any, at the latest at the end of the stream."""
     received: list[wire.TensorMessage] = []
@@ -61,7 +61,7 @@ def encoded(sent: list[wire.TensorMessage]) -> bytes:
 @UNHURRIED
 @given(st.data(), STEPS)
 def test_round_trip(
-    decoder_class: type[_Decoder], messages: Messages, data: st.DataObject, steps: list[int]
+    decoder_class: type[Decoder], messages: Messages, data: st.DataObject, steps: list[int]
 ) -> None:
     sent = data.draw(st.lists(messages, max_size=5))
     stream = encoded(sent)
@@ -74,7 +74,7 @@ def test_round_trip(
 @UNHURRIED
 @given(st.data(), STEPS)
 def test_trailing_bytes(
-    decoder_class: type[_Decoder], messages: Messages, data: st.DataObject, steps: list[int]
+    decoder_class: type[Decoder], messages: Messages, data: st.DataObject, steps: list[int]
 ) -> None:
     """A part of the next message takes nothing from the ones before; its rest completes it."""
     sent = data.draw(st.lists(messages, max_size=3))
@@ -94,7 +94,7 @@ def test_trailing_bytes(
 @pytest.mark.parametrize("decoder_class", DECODERS)
 @UNHURRIED
 @given(st.binary(max_size=300), STEPS)
-def test_arbitrary_bytes(decoder_class: type[_Decoder], data: bytes, steps: list[int]) -> None:
+def test_arbitrary_bytes(decoder_class: type[Decoder], data: bytes, steps: list[int]) -> None:
     whole = outcome(decoder_class(), data, [])
     assert outcome(decoder_class(), data, steps) == whole
     assert outcome(decoder_class(), data, [1] * len(data)) == whole
@@ -106,7 +106,7 @@ STREAMS = st.lists(V10_MESSAGES | V11_MESSAGES, min_size=1, max_size=3).map(enco
 @pytest.mark.parametrize("decoder_class", DECODERS)
 @UNHURRIED
 @given(mutated(STREAMS), STEPS)
-def test_mutated_bytes(decoder_class: type[_Decoder], data: bytes, steps: list[int]) -> None:
+def test_mutated_bytes(decoder_class: type[Decoder], data: bytes, steps: list[int]) -> None:
     whole = outcome(decoder_class(), data, [])
     assert outcome(decoder_class(), data, steps) == whole
     assert outcome(decoder_class(), data, [1] * len(data)) == whole
@@ -116,7 +116,7 @@ def test_mutated_bytes(decoder_class: type[_Decoder], data: bytes, steps: list[i
 @UNHURRIED
 @given(mutated(STREAMS), st.binary(max_size=50))
 def test_a_broken_decoder_stays_broken(
-    decoder_class: type[_Decoder], data: bytes, more: bytes
+    decoder_class: type[Decoder], data: bytes, more: bytes
 ) -> None:
     decoder = decoder_class()
     _, text = outcome(decoder, data, [])
@@ -137,7 +137,7 @@ def test_a_broken_decoder_stays_broken(
 @UNHURRIED
 @given(st.data())
 def test_awaited_bytes_are_those_of_the_message_under_way(
-    decoder_class: type[_Decoder], messages: Messages, data: st.DataObject
+    decoder_class: type[Decoder], messages: Messages, data: st.DataObject
 ) -> None:
     decoder = decoder_class()
     for message in data.draw(st.lists(messages, min_size=1, max_size=3)):
@@ -153,9 +153,9 @@ def test_awaited_bytes_are_those_of_the_message_under_way(
 
 @pytest.mark.parametrize("decoder_class", DECODERS)
 @UNHURRIED
-@given(st.sampled_from(sorted(wire.V10_TYPES)), U32)
+@given(st.sampled_from(sorted(wire.v10_table().by_number.values())), U32)
 def test_what_is_over_its_limit_is_never_awaited(
-    decoder_class: type[_Decoder], msg_type: wire.MessageType, claimed: int
+    decoder_class: type[Decoder], msg_type: wire.MessageType, claimed: int
 ) -> None:
     header = bytearray(wire.encode_message(wire.TensorMessage(msg_type)))
     header[21:25] = claimed.to_bytes(4, "big")
@@ -176,13 +176,13 @@ def test_what_is_over_its_limit_is_never_awaited(
 @pytest.mark.parametrize("decoder_class", DECODERS)
 @BRIEF
 @given(
-    st.sampled_from(sorted(wire.V10_TYPES)),
+    st.sampled_from(sorted(wire.v10_table().by_number.values())),
     st.just(2**32 - 1) | U32,
     st.binary(max_size=200),
     STEPS,
 )
 def test_a_claim_costs_kilobytes(
-    decoder_class: type[_Decoder],
+    decoder_class: type[Decoder],
     msg_type: wire.MessageType,
     claimed: int,
     arrived: bytes,
@@ -200,7 +200,7 @@ def test_a_claim_costs_kilobytes(
     assert peak < 64 * KIB
 
 
-def counting(decoder_class: type[_Decoder]) -> type[_Decoder]:
+def counting(decoder_class: type[Decoder]) -> type[Decoder]:
     """The decoder with counts of its work: bytes written, and steps taken."""
 
     class Counting(decoder_class):  # type: ignore[misc, valid-type]
@@ -230,7 +230,7 @@ def counting(decoder_class: type[_Decoder]) -> type[_Decoder]:
 @BRIEF
 @given(st.data())
 def test_work_is_linear_whatever_the_chopping(
-    decoder_class: type[_Decoder], data: st.DataObject
+    decoder_class: type[Decoder], data: st.DataObject
 ) -> None:
     """Counted, not timed: bytes copied by bytes that came, steps by pieces and messages."""
     sizes = data.draw(st.lists(st.integers(0, 300 * KIB), min_size=1, max_size=3))

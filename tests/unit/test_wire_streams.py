@@ -19,7 +19,6 @@ from neurogrid.p2p.streams.budget import ByteBudget
 from neurogrid.p2p.streams.message_stream import MessageStream
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import (
-    DEFAULT_LIMITS,
     PROTOCOL_V11,
     ErrorCode,
     ErrorPayload,
@@ -27,6 +26,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     StreamDecoder,
     TensorMessage,
+    v11_table,
 )
 
 VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "stream_v11.json"
@@ -70,7 +70,7 @@ def read(case: Any, step: int) -> tuple[list[TensorMessage], Recording, MessageS
     reader = MessageStream(
         stream,
         hello=Hello("peer", "test", (PROTOCOL_V11,), 2**20, int(case["granted"])),
-        limits=DEFAULT_LIMITS,
+        table=v11_table(),
         on_message=lambda _, message: taken.append(message),
         on_sent=lambda message, num_bytes: None,
         budget=ByteBudget(per_peer=2**30, total=2**30),

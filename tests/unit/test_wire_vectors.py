@@ -13,10 +13,10 @@ from blake3 import blake3
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p import wire
-from neurogrid.p2p.wire.decoder import _Decoder
+from neurogrid.p2p.wire.decoder import Decoder
 
 VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors"
-DECODERS: dict[str, type[_Decoder]] = {
+DECODERS: dict[str, type[Decoder]] = {
     wire.PROTOCOL_V10: wire.MessageDecoder,
     wire.PROTOCOL_V11: wire.StreamDecoder,
 }
@@ -53,7 +53,7 @@ def as_message(fields: Mapping[str, Any]) -> wire.TensorMessage:
 
 
 def run(
-    decoder: _Decoder, pieces: list[bytes]
+    decoder: Decoder, pieces: list[bytes]
 ) -> tuple[list[wire.TensorMessage], RemoteProtocolError | None, bool]:
     """The messages, the violation, and whether it was the end of the stream that brought it out."""
     messages: list[wire.TensorMessage] = []
@@ -205,7 +205,10 @@ def test_bitmap(subject: Any, case: Any) -> None:
 
 
 def test_every_type_has_valid_incomplete_and_invalid_frames() -> None:
-    for name, types in (("framing_v10", wire.V10_TYPES), ("framing_v11", wire.V11_TYPES)):
+    for name, types in (
+        ("framing_v10", wire.v10_table().by_number.values()),
+        ("framing_v11", wire.v11_table().by_number.values()),
+    ):
         ids = {case["id"] for case in json.loads((VECTORS / f"{name}.json").read_text())["cases"]}
         for msg_type in types:
             stem = msg_type.name.lower().replace("_", "-")

@@ -50,12 +50,14 @@ def messages(draw: st.DrawFn, types: frozenset[wire.MessageType | None]) -> wire
         seq_id=draw(U64),
         request_id=0 if legacy else draw(U64),
         data=draw(st.binary(max_size=largest)),
-        trace_context=draw(st.none() | TRACES) if msg_type in wire.TRACED_TYPES else None,
+        trace_context=draw(st.none() | TRACES)
+        if msg_type is not None and msg_type.traits.traces
+        else None,
     )
 
 
-V10_MESSAGES = messages(wire.V10_TYPES | {None})
-V11_MESSAGES = messages(frozenset(wire.V11_TYPES))
+V10_MESSAGES = messages(frozenset(wire.v10_table().by_number.values()) | {None})
+V11_MESSAGES = messages(frozenset(wire.v11_table().by_number.values()))
 
 
 @st.composite

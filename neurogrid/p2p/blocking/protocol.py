@@ -22,6 +22,7 @@ from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     GPUInfo,
     Limits,
+    MessageCode,
     MessageType,
     TensorMessage,
 )
@@ -96,7 +97,7 @@ class Protocol(Blocking[AsyncProtocol]):
 
     def on_message(
         self,
-        msg_type: MessageType | None,
+        msg_type: MessageCode | None,
         handler: Callable[[TensorMessage], None],
         *,
         when: Callable[[TensorMessage], bool] | None = None,

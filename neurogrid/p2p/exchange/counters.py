@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from neurogrid.p2p.wire import MessageType
+from neurogrid.p2p.wire import MessageCode
 
 __all__ = ["OTHERS", "Direction", "Traffic", "TrafficCounters"]
 
@@ -40,7 +40,7 @@ class Traffic:
         self.num_bytes += num_bytes
 
 
-_Rows: TypeAlias = dict[tuple[MessageType | None, Direction], Traffic]
+_Rows: TypeAlias = dict[tuple[MessageCode | None, Direction], Traffic]
 
 
 class TrafficCounters:
@@ -57,7 +57,7 @@ class TrafficCounters:
         self._last = ""
 
     def add(
-        self, direction: Direction, peer_id: str, msg_type: MessageType | None, num_bytes: int
+        self, direction: Direction, peer_id: str, msg_type: MessageCode | None, num_bytes: int
     ) -> None:
         """Count one message of `num_bytes` bytes."""
         if peer_id != self._last:
@@ -77,7 +77,7 @@ class TrafficCounters:
         direction: Direction,
         *,
         peer_id: str | None = None,
-        msg_type: MessageType | None = None,
+        msg_type: MessageCode | None = None,
     ) -> Traffic:
         """Sum over all peers, or one, and over all types, or one."""
         result = Traffic()

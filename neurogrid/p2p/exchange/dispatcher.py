@@ -28,29 +28,13 @@ from neurogrid.p2p.streams.message_forms import (
     refusal,
     refused_error,
     sender_of,
-    untraced,
 )
 from neurogrid.p2p.streams.tracing import answer_received
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, TensorMessage
 
 __all__ = ["Dispatcher"]
 
 logger = logging.getLogger(__name__)
-
-_ANSWERS = frozenset(
-    {
-        MessageType.RESPONSE,
-        MessageType.WEIGHTS_ACK,
-        MessageType.LAYER_STATUS,
-        MessageType.GPU_INFO,
-        MessageType.CONFIG_ACK,
-        MessageType.ASSIGN_ACK,
-        MessageType.TRANSFER_ACCEPT,
-        MessageType.READY,
-        MessageType.SESSION_ACK,
-        MessageType.DEVICE_INFO,
-    }
-)
 
 # Errors that answer a request which was given up, as with a session that was left or that goes another way: no task
 # waits for them, and they are no news.
@@ -127,7 +111,7 @@ class Dispatcher:
             RemoteProtocolError: its Data is malformed.
             BadAnswerError: it is a malformed answer.
         """
-        if untraced(message.msg_type) in _ANSWERS:
+        if message.msg_type is not None and message.msg_type.traits.answers is not None:
             message = form(message)
             if self.pending.resolve(message):
                 answer_received(message)

@@ -1,8 +1,9 @@
 """Messages between a host and its peers: send, receive, request and answer.
 
-Two versions are spoken, and multistream-select picks the newer that both sides have. With 1.1.0 a peer
-has one long-lived stream; with 1.0.0 every message has a stream of its own, which the receiver ends
-once it has dealt with the message: its end confirms, its reset refuses.
+A table says which messages there are (`wire.codes`); a host has one exchange for each protocol id. A peer has one
+long-lived stream. The tensor protocol has an older version besides, and multistream-select picks the newer that both
+sides have: with 1.0.0 every message has a stream of its own, which the receiver ends once it has dealt with the
+message: its end confirms, its reset refuses.
 
 What messages mean belongs to the layers above (`Protocol` has their names). This one knows which peer is open
 under which version, and which sent what, and it counts; `Dispatcher` knows the waiters and the handlers.
@@ -22,6 +23,7 @@ from functools import partial
 import trio
 
 from neurogrid.errors import (
+    LocalProtocolError,
     NeuroGridError,
     PeerUnreachableError,
     RemoteProtocolError,
@@ -51,13 +53,12 @@ from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.streams.succession import StreamMovedError
 from neurogrid.p2p.streams.tracing import sending
 from neurogrid.p2p.wire import (
-    CREDITED_TYPES,
-    DEFAULT_LIMITS,
+    OF_THE_STREAM,
     PROTOCOL_V10,
-    PROTOCOL_V11,
     Data,
     Hello,
-    Limits,
+    MessageCode,
+    MessageTable,
     MessageType,
     TensorMessage,
     header_bytes,
@@ -71,9 +72,6 @@ logger = logging.getLogger(__name__)
 MOVE_ATTEMPTS = 5
 MOVE_DELAY = 1.0
 
-# What no handler gets.
-_OF_THE_STREAM = frozenset({MessageType.HELLO, MessageType.ERROR, MessageType.CREDIT})
-
 PeerOpenedHandler = Callable[[str, Hello], None]
 PeerLostHandler = Callable[[str, NeuroGridError], None]
 
@@ -84,7 +82,12 @@ def new_request_id() -> int:
 
 
 class Exchange:
-    """The tensor protocol of one host, by message. Register handlers, then send and request.
+    """One protocol of one host, by message. Register handlers, then send and request.
+
+    Args:
+        table: the messages of its long-lived streams.
+        v10: those of the streams of 1.0.0, where it may be spoken too.
+        versions: the protocol ids that are spoken, the preferred one first; that of `table` by default.
 
     Attributes:
         host: the host underneath.
@@ -101,24 +104,25 @@ class Exchange:
     def __init__(
         self,
         host: Host,
+        table: MessageTable,
         *,
         role: str = "peer",
         agent: str = "neurogrid",
         name: str = "",
-        limits: Limits = DEFAULT_LIMITS,
         bounds: Bounds = DEFAULT_BOUNDS,
-        versions: Sequence[str] = (PROTOCOL_V11, PROTOCOL_V10),
+        v10: MessageTable | None = None,
+        versions: Sequence[str] = (),
     ) -> None:
         self.host = host
         self.counters = TrafficCounters()
-        self._limits = limits
+        self._table = table
         self._bounds = bounds
-        self._versions = tuple(versions)
+        self._versions = tuple(versions) or (table.protocol_id,)
         self._hello = Hello(
             role=role,
             agent=agent,
             versions=self._versions,
-            max_data=limits.max_data,
+            max_data=table.largest_data,
             credit=bounds.credit_window,
             name=name,
         )
@@ -128,20 +132,22 @@ class Exchange:
         self._v10_only: set[str] = set()  # peers of whom the negotiation told
         self._dispatcher = Dispatcher(host.start_soon, bounds)
         self._budget = ByteBudget(per_peer=bounds.max_bytes_per_peer, total=bounds.max_bytes)
-        self._oneshot = OneshotStreams(
-            host,
-            limits=limits,
-            bounds=bounds,
-            budget=self._budget,
-            on_message=self._receive_v10,
-            on_sent=partial(self.counters.add, Direction.SENT),
-        )
+        self._oneshot: OneshotStreams | None = None
+        if v10 is not None:
+            self._oneshot = OneshotStreams(
+                host,
+                table=v10,
+                bounds=bounds,
+                budget=self._budget,
+                on_message=self._receive_v10,
+                on_sent=partial(self.counters.add, Direction.SENT),
+            )
         self._opened_handlers: list[PeerOpenedHandler] = []
         self._lost_handlers: list[PeerLostHandler] = []
         self._broken_handlers: list[PeerLostHandler] = []
-        if PROTOCOL_V11 in self._versions:
-            host.set_stream_handler(PROTOCOL_V11, self._serve_v11)
-        if PROTOCOL_V10 in self._versions:
+        if table.protocol_id in self._versions:
+            host.set_stream_handler(table.protocol_id, self._serve_stream)
+        if self._oneshot is not None and PROTOCOL_V10 in self._versions:
             host.set_stream_handler(PROTOCOL_V10, self._oneshot.serve)
         host.on_disconnected(self._forget)
         host.on_direct(self._has_become_direct)
@@ -167,7 +173,7 @@ class Exchange:
         """Find out which version a connected peer speaks, and bring up its stream.
 
         Returns:
-            The protocol id, `PROTOCOL_V11` or `PROTOCOL_V10`.
+            The protocol id: that of the table, or `PROTOCOL_V10`.
 
         Raises:
             TransportError: the peer speaks neither, does not answer, or is not connected.
@@ -176,7 +182,7 @@ class Exchange:
         """
         stream = self._streams.get(peer_id)
         if stream is not None and stream.is_open and stream.hello is not None:
-            return PROTOCOL_V11
+            return self._table.protocol_id
         if not self.host.is_connected(peer_id):
             # No lock for a peer that has gone: nobody would take it away again.
             raise PeerUnreachableError(f"there is no connection to {peer_id}")
@@ -184,7 +190,7 @@ class Exchange:
             stream = self._streams.get(peer_id)
             if stream is not None and stream.is_open:
                 await stream.wait_hello()
-                return PROTOCOL_V11
+                return self._table.protocol_id
             if peer_id in self._v10_only:
                 return PROTOCOL_V10
             opened = await self.host.open_stream(peer_id, self._versions)
@@ -196,7 +202,7 @@ class Exchange:
             stream = self._message_stream(opened)
             self.host.start_soon(self._run_stream, stream)
             await stream.wait_hello()
-            return PROTOCOL_V11
+            return self._table.protocol_id
 
     def hello_of(self, peer_id: str) -> Hello | None:
         """Return the Hello of a 1.1.0 peer; None for others."""
@@ -207,7 +213,8 @@ class Exchange:
         """Whether a peer is known to speak 1.0.0 alone, or has used nothing else so far."""
         if peer_id in self._streams:
             return False
-        return peer_id in self._v10_only or self._oneshot.has_served(peer_id)
+        has_served = self._oneshot is not None and self._oneshot.has_served(peer_id)
+        return peer_id in self._v10_only or has_served
 
     async def close_peer(self, peer_id: str) -> None:
         """End the stream and the connection to a peer."""
@@ -245,11 +252,15 @@ class Exchange:
                 self._loop_back(_joined(message, more))
                 await trio.lowlevel.checkpoint()
             elif message.msg_type is None or await self.open(peer_id) == PROTOCOL_V10:
+                if self._oneshot is None:
+                    raise LocalProtocolError(
+                        f"{self._table.protocol_id} has no messages without a type"
+                    )
                 await self._oneshot.send(peer_id, message, *more)
             else:
-                await self._send_v11(peer_id, enveloped(message), *more)
+                await self._send_on_stream(peer_id, enveloped(message), *more)
 
-    async def _send_v11(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
+    async def _send_on_stream(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
         for attempt in range(MOVE_ATTEMPTS):
             try:
                 await self._streams[peer_id].send(message, *more)
@@ -275,7 +286,7 @@ class Exchange:
         return stream.send_nowait(enveloped(message))
 
     def expect(
-        self, peer_id: str, answer: MessageType, *, request_id: int = 0
+        self, peer_id: str, answer: MessageCode, *, request_id: int = 0
     ) -> AbstractContextManager[Waiter]:
         """Register for an answer before asking: `with expect(...) as waiter: await send(...)`, and then
         `await waiter.wait(timeout=seconds)`, which raises as `request` does.
@@ -286,7 +297,7 @@ class Exchange:
         return self._dispatcher.pending.expect(peer_id, answer, request_id)
 
     def expect_through(
-        self, peer_ids: Sequence[str], answer: MessageType, *, request_id: int
+        self, peer_ids: Sequence[str], answer: MessageCode, *, request_id: int
     ) -> AbstractContextManager[Waiter]:
         """As `expect` of the last of `peer_ids`, for a request that is handed from each to the next.
 
@@ -294,7 +305,7 @@ class Exchange:
         """
         return self._dispatcher.pending.expect_through(peer_ids, answer, request_id)
 
-    def announce(self, peer_id: str, answer: MessageType, *, request_id: int = 0) -> None:
+    def announce(self, peer_id: str, answer: MessageCode, *, request_id: int = 0) -> None:
         """Keep this answer, or the error in its place, for an `expect` that comes later.
 
         An announcement is forgotten at the bound, the oldest first, and with the connection.
@@ -305,7 +316,7 @@ class Exchange:
         self,
         peer_id: str,
         message: TensorMessage,
-        answer: MessageType,
+        answer: MessageCode,
         *,
         timeout: float,
     ) -> TensorMessage:
@@ -331,7 +342,7 @@ class Exchange:
 
     def on_message(
         self,
-        msg_type: MessageType | None,
+        msg_type: MessageCode | None,
         handler: MessageHandler,
         *,
         when: Callable[[TensorMessage], bool] | None = None,
@@ -352,15 +363,15 @@ class Exchange:
         """
         self._dispatcher.authorise = check
 
-    # 1.1.0
+    # Long-lived streams
 
     def _message_stream(self, stream: Stream) -> MessageStream:
         relayed = [old for old in self._running.get(stream.peer_id, ()) if old.is_relayed]
         message_stream = MessageStream(
             stream,
             hello=self._hello,
-            limits=self._limits,
-            on_message=self._receive_v11,
+            table=self._table,
+            on_message=self._receive,
             on_sent=partial(self.counters.add, Direction.SENT, stream.peer_id),
             budget=self._budget,
             bounds=self._bounds,
@@ -373,7 +384,7 @@ class Exchange:
         # Else its Hello decides: the peer that opened it may have thought better of it, and never say one.
         return message_stream
 
-    async def _serve_v11(self, stream: Stream) -> None:
+    async def _serve_stream(self, stream: Stream) -> None:
         if len(self._running.get(stream.peer_id, ())) >= self._bounds.max_streams_per_peer:
             # No warning: they may come by the thousand.
             logger.debug("%s opened one more stream than it may", stream.peer_id)
@@ -424,14 +435,14 @@ class Exchange:
                 return other
         return None
 
-    def _receive_v11(self, stream: MessageStream, message: TensorMessage) -> None:
+    def _receive(self, stream: MessageStream, message: TensorMessage) -> None:
         self._count_received(stream.peer_id, message)
-        if message.msg_type in _OF_THE_STREAM:
+        if message.msg_type in OF_THE_STREAM:
             self._receive_of_stream(stream, message)
             return
         num_bytes = len(message.data)
         is_large = num_bytes > self._bounds.small_message
-        is_credited = message.msg_type in CREDITED_TYPES
+        is_credited = message.msg_type is not None and message.msg_type.traits.is_credited
 
         def on_done() -> None:
             if is_large:
@@ -482,7 +493,7 @@ class Exchange:
 
     def _has_become_direct(self, peer_id: str) -> None:
         # One side is enough; both at once would make two streams.
-        if PROTOCOL_V11 in self._versions and self.host.peer_id < peer_id:
+        if self._table.protocol_id in self._versions and self.host.peer_id < peer_id:
             self.host.start_soon(self._move, peer_id)
 
     async def _move(self, peer_id: str) -> None:
@@ -493,7 +504,7 @@ class Exchange:
                 return
             try:
                 async with self._opening.setdefault(peer_id, trio.Lock()):
-                    opened = await self.host.open_stream(peer_id, [PROTOCOL_V11])
+                    opened = await self.host.open_stream(peer_id, [self._table.protocol_id])
                 if not opened.is_relayed:
                     fresh = self._message_stream(opened)
                     self.host.start_soon(self._run_stream, fresh)
@@ -546,7 +557,8 @@ class Exchange:
         for stream in {*self._running.get(peer_id, ()), *([current] if current else ())}:
             stream.lose(error)
         self._dispatcher.forget(peer_id, error)
-        self._oneshot.forget(peer_id)
+        if self._oneshot is not None:
+            self._oneshot.forget(peer_id)
         self._v10_only.discard(peer_id)
         self._opening.pop(peer_id, None)
 

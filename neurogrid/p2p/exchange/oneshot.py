@@ -33,10 +33,10 @@ from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
     Data,
+    Decoder,
     ErrorCode,
-    Limits,
-    MessageDecoder,
-    MessageType,
+    MessageCode,
+    MessageTable,
     TensorMessage,
     encode_message_parts,
 )
@@ -58,14 +58,14 @@ class OneshotStreams:
         self,
         host: Host,
         *,
-        limits: Limits,
+        table: MessageTable,
         bounds: Bounds,
         budget: ByteBudget,
         on_message: Callable[[str, TensorMessage], Awaitable[None]],
-        on_sent: Callable[[str, MessageType | None, int], None],
+        on_sent: Callable[[str, MessageCode | None, int], None],
     ) -> None:
         self._host = host
-        self._limits = limits
+        self._table = table
         self._bounds = bounds
         self._budget = budget
         self._on_message = on_message
@@ -152,7 +152,7 @@ class OneshotStreams:
     async def _receive(self, stream: Stream) -> None:
         with MessageReader(
             stream,
-            MessageDecoder(self._limits, from_peer=stream.peer_id),
+            Decoder(self._table, from_peer=stream.peer_id),
             budget=self._budget,
             bounds=self._bounds,
             silence_timeout=self._bounds.silence_timeout,

@@ -1,7 +1,7 @@
 """Requests that wait for an answer, matched by peer, type of the answer and request id.
 
-1.0.0 has answers without a request id: a WeightsAck is matched by its layer, a LayerStatus and a
-GPUInfo go to the request that has waited longest. An answer may come before its asker waits for it: an
+Answers without a request id are matched as their traits say (`wire.codes.Answers`); where they speak of
+the peer, they go to the request that has waited longest. An answer may come before its asker waits for it: an
 answer that was `announced` is kept, within bounds. Nothing here does I/O; `Exchange` drives it.
 """
 
@@ -22,15 +22,12 @@ from neurogrid.errors import (
 from neurogrid.p2p.exchange.deadlines import Deadlines
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.message_forms import untraced
-from neurogrid.p2p.wire import MessageType, TensorMessage
+from neurogrid.p2p.wire import Answers, MessageCode, MessageType, TensorMessage
 
 __all__ = ["PendingRequests", "Waiter"]
 
 # Peers that are gone and whose last answers nobody has fetched yet.
 MAX_GONE_PEERS = 64
-
-# Answers that are as good without a request id: they speak of the peer, whichever request asked.
-_ABOUT_THE_PEER = frozenset({MessageType.LAYER_STATUS, MessageType.GPU_INFO})
 
 
 class Waiter:
@@ -44,7 +41,7 @@ class Waiter:
     """
 
     def __init__(
-        self, peer_id: str, answer: MessageType, correlation: int, deadlines: Deadlines
+        self, peer_id: str, answer: MessageCode, correlation: int, deadlines: Deadlines
     ) -> None:
         self.peer_id = peer_id
         self.ended_by = peer_id
@@ -156,7 +153,7 @@ class _Expectation(AbstractContextManager[Waiter]):
     __slots__ = ("_answer", "_correlation", "_peer_id", "_table", "_waiter")
 
     def __init__(
-        self, table: PendingRequests, peer_id: str, answer: MessageType, correlation: int
+        self, table: PendingRequests, peer_id: str, answer: MessageCode, correlation: int
     ) -> None:
         self._table = table
         self._peer_id = peer_id
@@ -202,19 +199,19 @@ class PendingRequests:
         return self._num_waiters
 
     def expect(
-        self, peer_id: str, answer: MessageType, correlation: int
+        self, peer_id: str, answer: MessageCode, correlation: int
     ) -> AbstractContextManager[Waiter]:
         """Register a waiter for the length of the block; an answer that was kept is there at once.
 
-        `correlation` is the request id; 0 for answers that carry none; the layer for a WeightsAck
-        without request id.
+        `correlation` is the request id; 0 for answers that carry none; the layer where an
+        answer without request id is matched by that.
 
         Raises:
             LocalProtocolError: as many requests wait as may, to this peer or to all.
         """
         return _Expectation(self, peer_id, answer, correlation)
 
-    def _begin(self, peer_id: str, answer: MessageType, correlation: int) -> Waiter:
+    def _begin(self, peer_id: str, answer: MessageCode, correlation: int) -> Waiter:
         peer = self._peers.get(peer_id)
         if peer is None:
             peer = self._peers[peer_id] = _Peer()
@@ -237,7 +234,7 @@ class PendingRequests:
 
     @contextmanager
     def expect_through(
-        self, peer_ids: Sequence[str], answer: MessageType, correlation: int
+        self, peer_ids: Sequence[str], answer: MessageCode, correlation: int
     ) -> Iterator[Waiter]:
         """As `expect` of the last of these peers; an error of any of them, or its loss, ends the wait too."""
         *others, last = peer_ids
@@ -252,7 +249,7 @@ class PendingRequests:
                     self._peers[watch.peer_id].waiters.remove(watch)
                     self._drop_if_empty(watch.peer_id)
 
-    def announce(self, peer_id: str, answer: MessageType, correlation: int) -> None:
+    def announce(self, peer_id: str, answer: MessageCode, correlation: int) -> None:
         """Keep this answer for a later `expect` if it comes first. The oldest are forgotten at the bound."""
         self._gone.pop(peer_id, None)  # it is back, and no longer a peer to forget
         peer = self._peers.setdefault(peer_id, _Peer())
@@ -261,7 +258,7 @@ class PendingRequests:
             peer.announced.popleft()
         peer.announced.append(Waiter(peer_id, answer, correlation, self._deadlines))
 
-    def take_back(self, peer_id: str, answer: MessageType, correlation: int) -> None:
+    def take_back(self, peer_id: str, answer: MessageCode, correlation: int) -> None:
         """Forget an announced answer that will not be asked for after all, or not of a peer that is there."""
         peer = self._peers.get(peer_id)
         if peer is not None:
@@ -316,7 +313,7 @@ class PendingRequests:
             self._peers[oldest].announced.clear()
             self._drop_if_empty(oldest)
 
-    def _take_announced(self, peer: _Peer, answer: MessageType, correlation: int) -> Waiter | None:
+    def _take_announced(self, peer: _Peer, answer: MessageCode, correlation: int) -> Waiter | None:
         for waiter in peer.announced:
             if waiter.answer is answer and waiter.correlation == correlation:
                 peer.announced.remove(waiter)
@@ -342,8 +339,9 @@ class PendingRequests:
 def _matches(waiter: Waiter, message: TensorMessage) -> bool:
     if waiter.answer is not untraced(message.msg_type):
         return False
-    if message.request_id == 0 and waiter.answer is MessageType.WEIGHTS_ACK:
+    answers = waiter.answer.traits.answers
+    if message.request_id == 0 and answers is Answers.LAYER:
         return waiter.correlation == message.layer_id
-    if message.request_id == 0 and waiter.answer in _ABOUT_THE_PEER:
+    if message.request_id == 0 and answers is Answers.PEER:
         return True
     return waiter.correlation == message.request_id

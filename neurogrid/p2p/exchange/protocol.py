@@ -19,17 +19,25 @@ from neurogrid.errors import NeuroGridError, StreamBrokenError
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.exchange.handlers import answering, as_async, with_sender
 from neurogrid.p2p.exchange.subscribers import is_async
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.buffers import Tensor, tensor_buffer
 from neurogrid.p2p.wire import (
+    DEFAULT_LIMITS,
+    PROTOCOL_V10,
+    PROTOCOL_V11,
     Data,
     GPUInfo,
     LayerIds,
+    Limits,
     MessageType,
     TensorEnvelope,
     TensorMessage,
     TraceContext,
     WeightsChunk,
     iter_weights_chunks,
+    v10_table,
+    v11_table,
 )
 
 __all__ = ["Protocol", "new_request_id"]
@@ -73,6 +81,28 @@ class Protocol(Exchange):
     them may be cancelled: the connection stays whole. A tensor is read where it lies: after a timeout or a
     cancellation the last of it may still be on its way out, so it must not be written to.
     """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        role: str = "peer",
+        agent: str = "neurogrid",
+        name: str = "",
+        limits: Limits = DEFAULT_LIMITS,
+        bounds: Bounds = DEFAULT_BOUNDS,
+        versions: Sequence[str] = (PROTOCOL_V11, PROTOCOL_V10),
+    ) -> None:
+        super().__init__(
+            host,
+            v11_table(limits),
+            role=role,
+            agent=agent,
+            name=name,
+            bounds=bounds,
+            v10=v10_table(limits),
+            versions=versions,
+        )
 
     # Tensors
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from neurogrid.errors import RequestRefusedError
 from neurogrid.p2p.streams.message_forms import untraced
 from neurogrid.p2p.streams.tracing import continued_trace
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageCode, TensorMessage
 
 __all__ = ["Job", "MessageHandler", "Subscribers", "is_async"]
 
@@ -62,11 +62,11 @@ class Subscribers:
     """The handlers of one `Exchange`."""
 
     def __init__(self) -> None:
-        self._by_type: dict[MessageType | None, list[_Subscriber]] = {}
+        self._by_type: dict[MessageCode | None, list[_Subscriber]] = {}
 
     def add(
         self,
-        msg_type: MessageType | None,
+        msg_type: MessageCode | None,
         handler: MessageHandler,
         when: Callable[[TensorMessage], bool] | None,
     ) -> None:

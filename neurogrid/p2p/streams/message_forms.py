@@ -16,10 +16,10 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.streams.tracing import current_trace_context
 from neurogrid.p2p.wire import (
-    REQUEST_TYPES,
     Data,
     ErrorCode,
     ErrorPayload,
+    MessageCode,
     MessageType,
     TensorEnvelope,
     TensorMessage,
@@ -45,12 +45,6 @@ __all__ = [
     "untraced",
 ]
 
-_TRACED = {
-    MessageType.ACTIVATION: MessageType.TRACED_ACTIVATION,
-    MessageType.RESPONSE: MessageType.TRACED_RESPONSE,
-}
-_UNTRACED = {with_trace: plain for plain, with_trace in _TRACED.items()}
-
 
 class BadAnswerError(Exception):
     """An answer that cannot be read; it ends the request alone, since its frame was whole."""
@@ -60,19 +54,20 @@ class BadAnswerError(Exception):
         self.error = error
 
 
-def untraced(msg_type: MessageType | None) -> MessageType | None:
+def untraced(msg_type: MessageCode | None) -> MessageCode | None:
     """The type without regard to whether a trace goes with it."""
-    return _UNTRACED.get(msg_type, msg_type) if msg_type is not None else None
+    return msg_type.kind if msg_type is not None else None
 
 
 def is_traced(message: TensorMessage) -> bool:
     """Whether `traced` gives another message."""
-    return message.msg_type in _TRACED and current_trace_context() is not None
+    code = message.msg_type
+    return code is not None and code.traced is not None and current_trace_context() is not None
 
 
 def traced(message: TensorMessage) -> TensorMessage:
     """The message in the trace that is active, if one is and the message may carry it."""
-    traced_type = _TRACED.get(message.msg_type) if message.msg_type is not None else None
+    traced_type = message.msg_type.traced if message.msg_type is not None else None
     if traced_type is None:
         return message
     context = current_trace_context()
@@ -82,8 +77,9 @@ def traced(message: TensorMessage) -> TensorMessage:
 
 
 def enveloped(message: TensorMessage) -> TensorMessage:
-    """A message for 1.1.0, whose tensors have an envelope; plain bytes are a tensor of bytes."""
-    if message.envelope is not None or untraced(message.msg_type) not in _TRACED:
+    """A message for a long-lived stream, whose tensors have an envelope; plain bytes are a tensor of bytes."""
+    code = message.msg_type
+    if message.envelope is not None or code is None or not code.traits.is_tensor:
         return message
     envelope = TensorEnvelope(
         session_id=0,
@@ -98,19 +94,19 @@ def enveloped(message: TensorMessage) -> TensorMessage:
 
 
 def opened(message: TensorMessage) -> TensorMessage:
-    """A received message of 1.1.0, its envelope taken off if it is a tensor.
+    """A received message of a long-lived stream, its envelope taken off if it is a tensor.
 
     Raises:
         RequestRefusedError: the envelope of an activation is malformed.
         BadAnswerError: that of a response is.
     """
-    kind = untraced(message.msg_type)
-    if kind not in _TRACED or message.envelope is not None:
+    code = message.msg_type
+    if code is None or not code.traits.is_tensor or message.envelope is not None:
         return message
     try:
         envelope = decode_envelope(message.data)
     except RemoteProtocolError as exc:
-        if kind is MessageType.RESPONSE:
+        if code.traits.answers is not None:
             raise BadAnswerError(exc) from exc
         raise RequestRefusedError(str(exc), code=exc.code) from exc
     # Written out: this is on the way of every token, and `replace` takes three times as long.
@@ -185,15 +181,14 @@ def refused_error(message: TensorMessage) -> PeerRefusedError:
 
 
 def require_request_id(message: TensorMessage) -> None:
-    """Check a message that is to be sent over 1.1.0, where every request has an id.
+    """Check a message that is to be sent on a long-lived stream, where every request has an id.
 
     Raises:
         LocalProtocolError: it is a request with the id 0.
     """
-    if not message.request_id and message.msg_type in REQUEST_TYPES:
-        raise LocalProtocolError(
-            f"{name_of(message)} needs a request id in 1.1.0: see `new_request_id`"
-        )
+    code = message.msg_type
+    if not message.request_id and code is not None and code.traits.is_request:
+        raise LocalProtocolError(f"{name_of(message)} needs a request id: see `new_request_id`")
 
 
 def sender_of(message: TensorMessage) -> str:

@@ -22,9 +22,8 @@ from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.streams.succession import Hold
 from neurogrid.p2p.wire import (
     Data,
+    Decoder,
     ErrorCode,
-    MessageDecoder,
-    StreamDecoder,
     TensorMessage,
 )
 
@@ -41,7 +40,7 @@ class MessageReader(Intake):
     def __init__(
         self,
         stream: Stream,
-        decoder: MessageDecoder | StreamDecoder,
+        decoder: Decoder,
         *,
         budget: ByteBudget,
         bounds: Bounds,

@@ -1,11 +1,11 @@
-"""A long-lived `/neurogrid/tensor/1.1.0` stream: Hello first, then many messages each way.
+"""A long-lived stream, as `/neurogrid/tensor/1.1.0` has them: Hello first, then many messages each way.
 
 One task reads and one writes. The writer is never cancelled in mid-message while the host runs, so a
 caller may give up waiting for `send` at any time and the stream stays whole. The reader never waits for
 the writer: what it owes the peer (errors, credit) goes into a bounded queue. What the messages mean is
-not known here: they go to a callback, in the order in which they arrived.
+not known here: they go to a callback, in the order in which they arrived. What they are is said by a table.
 
-Activations and weights wait for credit; weights let everything else pass them in the queue.
+Credited messages wait for credit; those that go last let everything else pass them in the queue.
 
 Source: protocol_spec/streams.md, protocol_spec/sessions.md.
 """
@@ -38,23 +38,22 @@ from neurogrid.p2p.streams.outbox import Outbox, Outgoing
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.streams.succession import DRAIN_TIMEOUT, Hold, StreamMovedError
 from neurogrid.p2p.wire import (
-    CREDITED_TYPES,
-    REQUEST_TYPES,
     Credit,
     Data,
+    Decoder,
     ErrorCode,
     ErrorPayload,
     Hello,
-    Limits,
+    MessageCode,
+    MessageTable,
     MessageType,
-    StreamDecoder,
     TensorMessage,
 )
 
 __all__ = ["MessageStream"]
 
 MessageCallback = Callable[["MessageStream", TensorMessage], None]
-SentCallback = Callable[[MessageType | None, int], None]
+SentCallback = Callable[[MessageCode | None, int], None]
 
 # To tell a peer which rule it broke, before the stream is reset. Seconds.
 FAREWELL_TIMEOUT = 5.0
@@ -67,7 +66,7 @@ SENDS_A_BREATH = 16
 
 
 class MessageStream:
-    """One 1.1.0 stream to one peer. `run` drives it; until then nothing happens.
+    """One long-lived stream to one peer. `run` drives it; until then nothing happens.
 
     Attributes:
         peer_id: the remote peer (base58).
@@ -87,7 +86,7 @@ class MessageStream:
         stream: Stream,
         *,
         hello: Hello,
-        limits: Limits,
+        table: MessageTable,
         on_message: MessageCallback,
         on_sent: SentCallback,
         budget: ByteBudget,
@@ -99,7 +98,7 @@ class MessageStream:
         self.hello: Hello | None = None
         self._stream = stream
         self._own_hello = hello
-        self._decoder = StreamDecoder(limits, from_peer=stream.peer_id)
+        self._decoder = Decoder(table, from_peer=stream.peer_id)
         self._on_message = on_message
         self._on_sent = on_sent
         self._budget = budget
@@ -210,7 +209,7 @@ class MessageStream:
                 f"{self.peer_id} accepts in one message"
             )
         await self.breathe()
-        if message.msg_type in CREDITED_TYPES:
+        if _is_credited(message):
             await self._send_credited(message, parts, num_bytes)
         elif not self._send_nowait(message, parts, num_bytes):
             await self._outbox.put(Outgoing(message, parts))
@@ -224,7 +223,7 @@ class MessageStream:
         """
         if self.hello is None or self._closed is not None or not self._outbox.is_idle:
             return False
-        is_credited = message.msg_type in CREDITED_TYPES
+        is_credited = _is_credited(message)
         if is_credited and (self._credit_turn.locked() or not self._credit.is_available):
             return False
         require_request_id(message)
@@ -418,13 +417,13 @@ class MessageStream:
             raise RemoteProtocolError(
                 "the first message was no Hello", code=ErrorCode.PROTOCOL_VIOLATION
             )
-        elif message.msg_type in REQUEST_TYPES and not message.request_id:
+        elif not message.request_id and _is_request(message):
             raise RemoteProtocolError(
                 f"{name_of(message)} without a request id", code=ErrorCode.PROTOCOL_VIOLATION
             )
         elif message.msg_type is MessageType.CREDIT:
             self._take_grant(Credit.decode(message.data).max_total)
-        elif message.msg_type in CREDITED_TYPES:
+        elif _is_credited(message):
             self._tell(self._granted.arrived(len(message.data)))
         self._on_message(self, message)
 
@@ -457,6 +456,14 @@ class MessageStream:
         parts = outgoing.parts or message_parts(outgoing.message)
         num_bytes = await write_message(self._stream, parts, bounds=self._bounds)
         self._on_sent(outgoing.message.msg_type, num_bytes)
+
+
+def _is_credited(message: TensorMessage) -> bool:
+    return message.msg_type is not None and message.msg_type.traits.is_credited
+
+
+def _is_request(message: TensorMessage) -> bool:
+    return message.msg_type is not None and message.msg_type.traits.is_request
 
 
 def _message(msg_type: MessageType, payload: Hello | ErrorPayload) -> TensorMessage:

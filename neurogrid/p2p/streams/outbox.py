@@ -1,8 +1,8 @@
 """Messages that wait for the writer of a stream: three lanes, so that nothing small waits behind weights.
 
 Owed messages come first (errors and credit, which the reader leaves here without waiting), then all others in
-the order of their senders, weights last. Senders wait until theirs is written, so the lanes are as long as
-there are tasks that send; what is owed is bounded by number. Knows messages by their type only.
+the order of their senders, then those whose traits say so, as weights. Senders wait until theirs is written, so the
+lanes are as long as there are tasks that send; what is owed is bounded by number. Knows messages by their type only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 import trio
 
 from neurogrid.errors import HeaderWriteError, NeuroGridError
-from neurogrid.p2p.wire import Data, MessageType, TensorMessage
+from neurogrid.p2p.wire import Data, TensorMessage
 
 __all__ = ["Outbox", "Outgoing"]
 
@@ -50,7 +50,7 @@ class Outbox:
         self._max_owed = max_owed
         self._owed: deque[Outgoing] = deque()
         self._prompt: deque[Outgoing] = deque()
-        self._weights: deque[Outgoing] = deque()
+        self._last: deque[Outgoing] = deque()
         self._wake = trio.Event()
         self._is_awaited = False  # the writer waits for something to do
         self._closed: NeuroGridError | None = None
@@ -62,7 +62,7 @@ class Outbox:
         return (
             self._is_awaited
             and not self._finished
-            and not (self._owed or self._prompt or self._weights)
+            and not (self._owed or self._prompt or self._last)
         )
 
     def owe(self, message: TensorMessage) -> bool:
@@ -84,8 +84,8 @@ class Outbox:
             raise HeaderWriteError(str(self._closed)) from self._closed
         if self._finished is not None:
             raise self._finished
-        is_weights = outgoing.message.msg_type is MessageType.WEIGHTS
-        lane = self._weights if is_weights else self._prompt
+        code = outgoing.message.msg_type
+        lane = self._last if code is not None and code.traits.is_last else self._prompt
         lane.append(outgoing)
         self._wake.set()
         try:
@@ -98,7 +98,7 @@ class Outbox:
     def close(self, error: NeuroGridError) -> None:
         """Fail what waits, and take nothing more."""
         self._closed = error
-        for lane in (self._owed, self._prompt, self._weights):
+        for lane in (self._owed, self._prompt, self._last):
             for outgoing in lane:
                 not_begun = HeaderWriteError(str(error))
                 not_begun.__cause__ = error
@@ -109,7 +109,7 @@ class Outbox:
     def finish(self, error: NeuroGridError) -> None:
         """Fail what waits and is not owed, take nothing more, and let `next` end once what is owed was taken."""
         self._finished = error
-        for lane in (self._prompt, self._weights):
+        for lane in (self._prompt, self._last):
             for outgoing in lane:
                 outgoing.fail(error)
             lane.clear()
@@ -118,7 +118,7 @@ class Outbox:
     async def next(self) -> Outgoing | None:
         """Wait for what is to be written next, and take it; None when the outbox is closed or finished."""
         while self._closed is None:
-            lane = self._owed or self._prompt or self._weights
+            lane = self._owed or self._prompt or self._last
             if lane:
                 outgoing = lane.popleft()
                 outgoing.is_begun = True

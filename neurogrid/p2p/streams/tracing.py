@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from neurogrid.p2p.wire import MessageType, TensorMessage, TraceContext
+from neurogrid.p2p.wire import TensorMessage, TraceContext
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -42,8 +42,6 @@ Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 _NOTHING: Final = nullcontext(None)
 # Says that what happens in this context is told by a span around it, and by no spans of its own.
 _WITHOUT_DETAILS: Final = "neurogrid-without-details"
-# What goes traced in a trace (`message_forms.traced`).
-_TENSORS: Final = frozenset({MessageType.ACTIVATION, MessageType.RESPONSE})
 
 
 def current_trace_context() -> TraceContext | None:
@@ -120,7 +118,8 @@ def past_span(name: str, started: int, ended: int) -> None:
 
 def sending(peer_id: str, message: TensorMessage) -> AbstractContextManager[Span | None]:
     """A span around the sending of a message that takes the active trace along; None for others."""
-    if message.msg_type not in _TENSORS or "opentelemetry.trace" not in sys.modules:
+    code = message.msg_type
+    if code is None or code.traced is None or "opentelemetry.trace" not in sys.modules:
         return _NOTHING
     if current_trace_context() is None:
         return _NOTHING

@@ -13,8 +13,9 @@ from neurogrid.p2p.wire.blob_id import (
     chunk_digest,
     num_chunks,
 )
+from neurogrid.p2p.wire.codes import Answers, MessageCode, MessageTable, Traits
 from neurogrid.p2p.wire.control import ROLES, ControlPayload, ErrorPayload, Hello
-from neurogrid.p2p.wire.decoder import MessageDecoder, StreamDecoder
+from neurogrid.p2p.wire.decoder import Decoder, MessageDecoder, StreamDecoder
 from neurogrid.p2p.wire.device_info import MODEL_FINGERPRINT_BYTES, DeviceInfo, DeviceInfoRequest
 from neurogrid.p2p.wire.envelope import (
     TENSOR_ALIGNMENT,
@@ -76,27 +77,27 @@ from neurogrid.p2p.wire.transfers import (
 )
 from neurogrid.p2p.wire.types import (
     CONFIG_DTYPES,
-    CREDITED_TYPES,
     DTYPES,
+    OF_THE_STREAM,
     PROTOCOL_V10,
     PROTOCOL_V11,
-    REQUEST_TYPES,
-    TRACED_TYPES,
-    V10_TYPES,
-    V11_TYPES,
     ErrorCode,
     MessageType,
+    v10_table,
+    v11_table,
 )
 
 __all__ = [
     "PROTOCOL_V10",
     "PROTOCOL_V11",
     "MessageType",
-    "V10_TYPES",
-    "V11_TYPES",
-    "TRACED_TYPES",
-    "CREDITED_TYPES",
-    "REQUEST_TYPES",
+    "MessageCode",
+    "Traits",
+    "Answers",
+    "MessageTable",
+    "v10_table",
+    "v11_table",
+    "OF_THE_STREAM",
     "ErrorCode",
     "DTYPES",
     "CONFIG_DTYPES",
@@ -111,6 +112,7 @@ __all__ = [
     "encode_message",
     "encode_message_parts",
     "encode_parts",
+    "Decoder",
     "MessageDecoder",
     "StreamDecoder",
     "Limits",

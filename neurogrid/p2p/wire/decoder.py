@@ -1,7 +1,7 @@
 """Bytes in, messages out, for one direction of one stream.
 
-Two decoders differ in what a first byte may be: `MessageDecoder` speaks 1.0.0 with its legacy
-header, `StreamDecoder` 1.1.0 without. Neither does I/O, and neither looks into Data.
+A table says what a first byte may be: that of `MessageDecoder` is 1.0.0 with its legacy header, that of
+`StreamDecoder` 1.1.0 without. No decoder does I/O, and none looks into Data.
 
 Strategy: a header is gathered in at most 50 bytes. Data is gathered in a bytearray of its own,
 which is given away with the message: its memory is aligned and writable, and nobody else's. The
@@ -17,12 +17,13 @@ import sys
 from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.wire.headers import Header, decode_header, header_bytes, message_type
+from neurogrid.p2p.wire.codes import MessageCode, MessageTable
+from neurogrid.p2p.wire.headers import Header, decode_header, header_bytes
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, Limits
 from neurogrid.p2p.wire.messages import Data, TensorMessage
-from neurogrid.p2p.wire.types import V10_TYPES, V11_TYPES, ErrorCode, MessageType
+from neurogrid.p2p.wire.types import ErrorCode, v10_table, v11_table
 
-__all__ = ["MessageDecoder", "StreamDecoder"]
+__all__ = ["Decoder", "MessageDecoder", "StreamDecoder"]
 
 # Bytes. Below this a buffer is made whole: smaller steps save nothing that matters beside a
 # stream's own cost.
@@ -38,14 +39,16 @@ _LARGEST_HEAP_BUFFER: Final = 2 * 1024 * 1024
 _NO_BODY: Final = memoryview(bytearray())
 
 
-class _Decoder:
-    """The decoder of either version, but for its types. `_types` and `_legacy` say what may stand on the stream."""
+class Decoder:
+    """The decoder of the protocol that a table describes.
 
-    _types: frozenset[MessageType]
-    _legacy: bool
+    Args:
+        table: what may stand on the stream, and the largest Data of each message.
+        from_peer: the peer id to put into each message.
+    """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, *, from_peer: str | None = None) -> None:
-        self._limits = limits
+    def __init__(self, table: MessageTable, *, from_peer: str | None = None) -> None:
+        self._table = table
         self._from_peer = from_peer
         self._head = bytearray()  # of the header that is being gathered
         self._header: Header | None = None  # complete, its Data is being gathered
@@ -165,15 +168,13 @@ class _Decoder:
             head += view
             return len(view)
         whole = head + view[:missing] if head else view[:missing]
-        self._header = decode_header(msg_type, whole, limits=self._limits)
+        self._header = decode_header(msg_type, whole, max_data=self._table.max_data(msg_type))
         head.clear()
         return missing
 
-    def _type_of(self, first: int) -> MessageType | None:
-        if self._legacy and first == 0:
-            return None
-        msg_type = message_type(first)
-        if msg_type is None or msg_type not in self._types:
+    def _type_of(self, first: int) -> MessageCode | None:
+        msg_type = self._table.by_number.get(first)
+        if msg_type is None and (first or self._table.max_legacy is None):
             raise RemoteProtocolError(
                 f"0x{first:02x} is no message type here", code=ErrorCode.PROTOCOL_VIOLATION
             )
@@ -228,7 +229,11 @@ def _whole_buffer(num_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-class MessageDecoder(_Decoder):
+_V10_TABLE: Final = v10_table()
+_V11_TABLE: Final = v11_table()
+
+
+class MessageDecoder(Decoder):
     """For a stream of `/neurogrid/tensor/1.0.0`; a first byte 0x00 begins a legacy header.
 
     Args:
@@ -236,11 +241,12 @@ class MessageDecoder(_Decoder):
         from_peer: the peer id to put into each message.
     """
 
-    _types = V10_TYPES
-    _legacy = True
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, *, from_peer: str | None = None) -> None:
+        table = _V10_TABLE if limits is DEFAULT_LIMITS else v10_table(limits)
+        super().__init__(table, from_peer=from_peer)
 
 
-class StreamDecoder(_Decoder):
+class StreamDecoder(Decoder):
     """For a stream of `/neurogrid/tensor/1.1.0`: extended and traced headers only.
 
     Args:
@@ -248,5 +254,6 @@ class StreamDecoder(_Decoder):
         from_peer: the peer id to put into each message.
     """
 
-    _types = V11_TYPES
-    _legacy = False
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, *, from_peer: str | None = None) -> None:
+        table = _V11_TABLE if limits is DEFAULT_LIMITS else v11_table(limits)
+        super().__init__(table, from_peer=from_peer)

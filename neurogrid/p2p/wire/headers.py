@@ -10,16 +10,16 @@ import struct
 from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.wire.codes import MessageCode
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, Limits
 from neurogrid.p2p.wire.messages import Data, TensorMessage, TraceContext, record
-from neurogrid.p2p.wire.types import TRACED_TYPES, V11_TYPES, ErrorCode, MessageType
+from neurogrid.p2p.wire.types import ErrorCode
 
 __all__ = [
     "LEGACY_HEADER_BYTES",
     "EXTENDED_HEADER_BYTES",
     "TRACED_HEADER_BYTES",
     "Header",
-    "message_type",
     "header_bytes",
     "decode_header",
     "encode_header",
@@ -42,7 +42,6 @@ TRACED_HEADER_BYTES: Final = _EXTENDED.size + _TRACE.size
 """50: the extended header, trace id, span id, flags."""
 
 _NO_TRACE: Final = bytes(16)
-_BY_VALUE: Final = {int(t): t for t in V11_TYPES}
 _MAX_U32: Final = 2**32 - 1
 _MAX_U64: Final = 2**64 - 1
 _MAX_LEGACY_LAYER: Final = 2**24 - 1
@@ -52,7 +51,7 @@ _MAX_LEGACY_LAYER: Final = 2**24 - 1
 class Header:
     """A decoded header: the message without its Data, and how many bytes of Data follow."""
 
-    msg_type: MessageType | None
+    msg_type: MessageCode | None
     layer_id: int
     seq_id: int
     request_id: int
@@ -60,24 +59,18 @@ class Header:
     trace_context: TraceContext | None
 
 
-def message_type(first: int) -> MessageType | None:
-    """The type that a first byte names, or None where it names none (0x00 among others)."""
-    return _BY_VALUE.get(first)
-
-
-def header_bytes(msg_type: MessageType | None) -> int:
+def header_bytes(msg_type: MessageCode | None) -> int:
     """The size in bytes of the header that a message of this type has; None is legacy."""
     if msg_type is None:
         return LEGACY_HEADER_BYTES
-    return TRACED_HEADER_BYTES if msg_type in TRACED_TYPES else EXTENDED_HEADER_BYTES
+    return EXTENDED_HEADER_BYTES if msg_type.traits.traces is None else TRACED_HEADER_BYTES
 
 
-def decode_header(msg_type: MessageType | None, data: Data, *, limits: Limits) -> Header:
+def decode_header(msg_type: MessageCode | None, data: Data, *, max_data: int) -> Header:
     """Read a header of exactly `header_bytes(msg_type)` bytes, whose first byte named `msg_type`.
 
     Raises:
-        RemoteProtocolError: the Data that it announces is over the limit of its type
-            (LIMIT_EXCEEDED).
+        RemoteProtocolError: it announces more than `max_data` bytes of Data (LIMIT_EXCEEDED).
     """
     trace: TraceContext | None = None
     if msg_type is None:
@@ -85,61 +78,61 @@ def decode_header(msg_type: MessageType | None, data: Data, *, limits: Limits) -
         request_id = 0
     else:
         _, layer_id, seq_id, request_id, data_bytes = _EXTENDED.unpack_from(data)
-        if msg_type in TRACED_TYPES:
+        if msg_type.traits.traces is not None:
             trace_id, span_id, flags = _TRACE.unpack_from(data, _EXTENDED.size)
             if trace_id != _NO_TRACE:
                 trace = TraceContext(trace_id, span_id, flags)
-    allowed = limits.for_type(msg_type)
-    if data_bytes > allowed:
+    if data_bytes > max_data:
         raise RemoteProtocolError(
-            f"{_name(msg_type)} message announces {data_bytes} bytes; the limit is {allowed}",
+            f"{_name(msg_type)} message announces {data_bytes} bytes; the limit is {max_data}",
             code=ErrorCode.LIMIT_EXCEEDED,
         )
     return Header(msg_type, layer_id, seq_id, request_id, data_bytes, trace)
 
 
 def encode_header(
-    message: TensorMessage, data_bytes: int, *, limits: Limits = DEFAULT_LIMITS
+    message: TensorMessage, data_bytes: int, *, limits: Limits | None = None
 ) -> bytes:
     """The header of `message`, announcing `data_bytes` bytes of Data whatever `message.data` holds.
+
+    Data is bounded by `limits`, or by those that every peer has at least.
 
     Raises:
         LocalProtocolError: a field is out of its range, a trace context stands with an untraced type or
             is malformed, or the Data is over the limit of its type.
     """
-    allowed = limits.for_type(message.msg_type)
+    code = message.msg_type
+    of_code = DEFAULT_LIMITS.tensor if code is None else code.max_data
+    allowed = of_code if limits is None else limits.for_type(code)
     if not 0 <= data_bytes <= min(allowed, _MAX_U32):
         raise LocalProtocolError(
             f"{_name(message.msg_type)} message cannot carry {data_bytes} bytes; "
             f"the limit is {allowed}"
         )
-    if message.trace_context is not None and message.msg_type not in TRACED_TYPES:
+    is_traced = code is not None and code.traits.traces is not None
+    if message.trace_context is not None and not is_traced:
         raise LocalProtocolError(
             f"{_name(message.msg_type)} message carries no trace context; send the traced type"
         )
-    if message.msg_type is None:
+    if code is None:
         _check_range("seq_id", message.seq_id, _MAX_U64)
         _check_range("layer_id of a legacy message", message.layer_id, _MAX_LEGACY_LAYER)
         _check_range("request_id of a legacy message", message.request_id, 0)
         return _LEGACY.pack(message.layer_id, message.seq_id, data_bytes)
     try:
         header = _EXTENDED.pack(
-            message.msg_type, message.layer_id, message.seq_id, message.request_id, data_bytes
+            code, message.layer_id, message.seq_id, message.request_id, data_bytes
         )
     except struct.error as error:
         _check_range("layer_id", message.layer_id, _MAX_U32)
         _check_range("seq_id", message.seq_id, _MAX_U64)
         _check_range("request_id", message.request_id, _MAX_U64)
         raise LocalProtocolError(f"{_name(message.msg_type)} message: {error}") from error
-    return (
-        header + _encode_trace(message.trace_context)
-        if message.msg_type in TRACED_TYPES
-        else header
-    )
+    return header + _encode_trace(message.trace_context) if is_traced else header
 
 
 def encode_message_parts(
-    message: TensorMessage, *more: Data, limits: Limits = DEFAULT_LIMITS
+    message: TensorMessage, *more: Data, limits: Limits | None = None
 ) -> tuple[Data, ...]:
     """The message as buffers to be written one after the other: the header, its data, then `more`.
 
@@ -153,7 +146,7 @@ def encode_message_parts(
 
 
 def encode_parts(
-    message: TensorMessage, *data: Data, limits: Limits = DEFAULT_LIMITS
+    message: TensorMessage, *data: Data, limits: Limits | None = None
 ) -> tuple[Data, ...]:
     """As `encode_message_parts`, with this Data in place of what the message has.
 
@@ -164,7 +157,7 @@ def encode_parts(
     return (encode_header(message, sum(map(len, parts)), limits=limits), *parts)
 
 
-def encode_message(message: TensorMessage, *, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def encode_message(message: TensorMessage, *, limits: Limits | None = None) -> bytes:
     """The message as one bytes object (which copies its data; see `encode_message_parts`).
 
     Raises:
@@ -198,6 +191,6 @@ def _check_range(name: str, value: int, largest: int) -> None:
         raise LocalProtocolError(f"{name} is {value}; it must be from 0 to {largest}")
 
 
-def _name(msg_type: MessageType | None) -> str:
+def _name(msg_type: MessageCode | None) -> str:
     name = "legacy" if msg_type is None else msg_type.name.lower()
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -7,10 +7,10 @@ the layers above: this module knows messages only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
-from neurogrid.p2p.wire.types import MessageType
+from neurogrid.p2p.wire.codes import MessageCode
 
 __all__ = [
     "CHUNK_BYTES",
@@ -157,41 +157,11 @@ class Limits:
     @property
     def max_data(self) -> int:
         """The largest of the bounds, in bytes: what a Hello announces."""
-        return max(map(self.for_type, (None, *MessageType)))
+        return max(int(getattr(self, bound.name)) for bound in fields(self))
 
-    def for_type(self, msg_type: MessageType | None) -> int:
+    def for_type(self, msg_type: MessageCode | None) -> int:
         """The bound in bytes for a message of this type; None is the legacy header."""
-        match msg_type:
-            case (
-                None
-                | MessageType.ACTIVATION
-                | MessageType.RESPONSE
-                | MessageType.TRACED_ACTIVATION
-                | MessageType.TRACED_RESPONSE
-            ):
-                return self.tensor
-            case MessageType.WEIGHTS:
-                return self.weights
-            case MessageType.WEIGHTS_ACK:
-                return self.weights_ack
-            case MessageType.LAYER_STATUS | MessageType.LAYER_REQUEST:
-                return self.layer_ids
-            case MessageType.MODEL_CONFIG:
-                return self.model_config
-            case MessageType.GPU_INFO:
-                return self.gpu_info
-            case MessageType.GPU_INFO_REQUEST:
-                return self.gpu_info_request
-            case MessageType.HELLO:
-                return self.hello
-            case MessageType.ERROR:
-                return self.error
-            case MessageType.TRANSFER_OFFER:
-                return self.transfer_offer
-            case MessageType.CREDIT:
-                return self.credit
-            case _:
-                return self.control
+        return int(getattr(self, "tensor" if msg_type is None else msg_type.traits.limit))
 
 
 DEFAULT_LIMITS: Final = Limits()

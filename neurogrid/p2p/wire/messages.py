@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, dataclass_transform
 
-from neurogrid.p2p.wire.types import MessageType
+from neurogrid.p2p.wire.codes import MessageCode
 
 __all__ = ["Data", "TraceContext", "TensorEnvelope", "TensorMessage", "record"]
 
@@ -86,7 +86,7 @@ class TensorMessage:
             tensor's bytes alone. The decoders leave it None, and `data` whole.
     """
 
-    msg_type: MessageType | None
+    msg_type: MessageCode | None
     layer_id: int = 0
     seq_id: int = 0
     request_id: int = 0

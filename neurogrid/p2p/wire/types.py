@@ -12,15 +12,16 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
+from neurogrid.p2p.wire.codes import Answers, MessageCode, MessageTable, Traits
+from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, Limits
+
 __all__ = [
     "PROTOCOL_V10",
     "PROTOCOL_V11",
     "MessageType",
-    "V10_TYPES",
-    "V11_TYPES",
-    "TRACED_TYPES",
-    "CREDITED_TYPES",
-    "REQUEST_TYPES",
+    "OF_THE_STREAM",
+    "v10_table",
+    "v11_table",
     "ErrorCode",
     "DTYPES",
     "CONFIG_DTYPES",
@@ -33,73 +34,59 @@ PROTOCOL_V11: Final = "/neurogrid/tensor/1.1.0"
 """The protocol id of many messages on one long-lived stream."""
 
 
-class MessageType(IntEnum):
+class MessageType(MessageCode, limits=DEFAULT_LIMITS):
     """The first byte of an extended or traced header (`protocol_spec/messages.md`)."""
 
-    ACTIVATION = 0x01
-    RESPONSE = 0x02
-    WEIGHTS = 0x03
-    WEIGHTS_ACK = 0x04
-    LAYER_STATUS = 0x05
-    LAYER_REQUEST = 0x06
-    MODEL_CONFIG = 0x07
-    GPU_INFO = 0x08
-    GPU_INFO_REQUEST = 0x09
-    TRACED_ACTIVATION = 0x11
-    TRACED_RESPONSE = 0x12
+    ACTIVATION = 0x01, Traits("tensor", is_request=True, is_credited=True, is_tensor=True)
+    RESPONSE = 0x02, Traits("tensor", answers=Answers.REQUEST, is_tensor=True)
+    # Without a request id it is a plain chunk.
+    WEIGHTS = 0x03, Traits("weights", is_credited=True, is_last=True)
+    WEIGHTS_ACK = 0x04, Traits("weights_ack", answers=Answers.LAYER)
+    LAYER_STATUS = 0x05, Traits("layer_ids", answers=Answers.PEER)
+    LAYER_REQUEST = 0x06, Traits("layer_ids", is_request=True)
+    MODEL_CONFIG = 0x07, Traits("model_config", is_request=True)
+    GPU_INFO = 0x08, Traits("gpu_info", answers=Answers.PEER)
+    GPU_INFO_REQUEST = 0x09, Traits("gpu_info_request", is_request=True)
+    TRACED_ACTIVATION = (
+        0x11,
+        Traits("tensor", is_request=True, is_credited=True, is_tensor=True, traces=0x01),
+    )
+    TRACED_RESPONSE = (
+        0x12,
+        Traits("tensor", answers=Answers.REQUEST, is_tensor=True, traces=0x02),
+    )
     # From here on 1.1.0 only.
-    HELLO = 0x20
-    ERROR = 0x21
-    CONFIG_ACK = 0x22
-    ASSIGN = 0x23
-    ASSIGN_ACK = 0x24
-    TRANSFER_OFFER = 0x25
-    TRANSFER_ACCEPT = 0x26
-    READY = 0x27
-    SESSION_OPEN = 0x28
-    SESSION_CLOSE = 0x29
-    SESSION_ACK = 0x2A
-    CREDIT = 0x2B
-    TRANSFER_REQUEST = 0x2C
-    DEVICE_INFO_REQUEST = 0x2D
-    DEVICE_INFO = 0x2E
-    SESSION_QUERY = 0x2F
+    HELLO = 0x20, Traits("hello")
+    ERROR = 0x21, Traits("error")
+    CONFIG_ACK = 0x22, Traits(answers=Answers.REQUEST)
+    ASSIGN = 0x23, Traits(is_request=True)
+    ASSIGN_ACK = 0x24, Traits(answers=Answers.REQUEST)
+    TRANSFER_OFFER = 0x25, Traits("transfer_offer", is_request=True)
+    TRANSFER_ACCEPT = 0x26, Traits(answers=Answers.REQUEST)
+    READY = 0x27, Traits(answers=Answers.REQUEST)
+    SESSION_OPEN = 0x28, Traits(is_request=True)
+    SESSION_CLOSE = 0x29, Traits(is_request=True)
+    SESSION_ACK = 0x2A, Traits(answers=Answers.REQUEST)
+    CREDIT = 0x2B, Traits("credit")
+    TRANSFER_REQUEST = 0x2C, Traits(is_request=True)
+    DEVICE_INFO_REQUEST = 0x2D, Traits(is_request=True)
+    DEVICE_INFO = 0x2E, Traits(answers=Answers.REQUEST)
+    SESSION_QUERY = 0x2F, Traits(is_request=True)
 
 
-V10_TYPES: Final[frozenset[MessageType]] = frozenset(t for t in MessageType if t < 0x20)
-"""What may stand on a 1.0.0 stream, besides the legacy header, which has no type."""
-
-V11_TYPES: Final[frozenset[MessageType]] = frozenset(MessageType)
-"""What may stand on a 1.1.0 stream."""
-
-TRACED_TYPES: Final[frozenset[MessageType]] = frozenset(
-    {MessageType.TRACED_ACTIVATION, MessageType.TRACED_RESPONSE}
-)
-"""What has the traced header, with room for a trace context."""
-
-CREDITED_TYPES: Final[frozenset[MessageType]] = frozenset(
-    {MessageType.ACTIVATION, MessageType.TRACED_ACTIVATION, MessageType.WEIGHTS}
-)
-"""What needs credit on a 1.1.0 stream: bulk that waits for a handler. Answers never do."""
+OF_THE_STREAM: Final = frozenset({MessageType.HELLO, MessageType.ERROR, MessageType.CREDIT})
+"""The messages about the stream itself. Every protocol of long-lived streams has them, under these codes."""
 
 
-REQUEST_TYPES: Final[frozenset[MessageType]] = frozenset(
-    {
-        MessageType.ACTIVATION,
-        MessageType.TRACED_ACTIVATION,
-        MessageType.LAYER_REQUEST,
-        MessageType.MODEL_CONFIG,
-        MessageType.GPU_INFO_REQUEST,
-        MessageType.ASSIGN,
-        MessageType.TRANSFER_OFFER,
-        MessageType.SESSION_OPEN,
-        MessageType.SESSION_CLOSE,
-        MessageType.TRANSFER_REQUEST,
-        MessageType.DEVICE_INFO_REQUEST,
-        MessageType.SESSION_QUERY,
-    }
-)
-"""What asks for an answer: on a 1.1.0 stream its request id is never 0. Weights alone may have 0 (plain weights)."""
+def v10_table(limits: Limits = DEFAULT_LIMITS) -> MessageTable:
+    """What may stand on a 1.0.0 stream."""
+    codes = (code for code in MessageType if code < 0x20)
+    return MessageTable(PROTOCOL_V10, codes, limits, max_legacy=limits.tensor)
+
+
+def v11_table(limits: Limits = DEFAULT_LIMITS) -> MessageTable:
+    """What may stand on a 1.1.0 stream."""
+    return MessageTable(PROTOCOL_V11, MessageType, limits)
 
 
 class ErrorCode(IntEnum):
