@@ -8,10 +8,12 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
     moving    peers keep the layers that they have, where that costs little
     replicas  what the left-over peers stand by with
     planning  all of these, in this order
+    lines     several plans side by side, for data parallel
     replanning, explaining    what to do when the world changes, and why a plan is as it is
 """
 
 from neurogrid.planner.explaining import Explanation, PeerReport, explain
+from neurogrid.planner.lines import make_lines
 from neurogrid.planner.plan import Plan, PlannedStage, Replica
 from neurogrid.planner.planning import make_plan, make_replicas
 from neurogrid.planner.replanning import Replanned, replan
@@ -42,6 +44,7 @@ __all__ = [
     "Replica",
     "explain",
     "format_bytes",
+    "make_lines",
     "make_plan",
     "make_replicas",
     "replan",

@@ -24,7 +24,7 @@ class PeerReport:
     Attributes:
         stage: its number, from 1; None for a peer without one.
         layers: [start, stop) that it computes or stands by with; None for a peer that got nothing.
-        weight_bytes, cache_bytes, workspace_bytes: of these layers; 0 for none.
+        weight_bytes, cache_bytes, workspace_bytes, training_bytes: of these layers; 0 for none.
         spare_bytes: what it has free beside them.
         missing_bytes: weights that have to be sent to it.
         step_seconds: for a token, the way there included; None where it is not known, or for no stage.
@@ -41,6 +41,7 @@ class PeerReport:
     missing_bytes: int
     step_seconds: float | None
     reason: str
+    training_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,11 @@ def _report(
     reason: str,
 ) -> PeerReport:
     usable = problem.usable[peer]
-    weights = missing = 0
+    weights = missing = training = 0
     if part is not None:
         layers = problem.model.layers[part.start : part.stop]
         weights = sum(layer.weight_bytes for layer in layers)
+        training = sum(layer.training_bytes for layer in layers)
         missing = problem.missing_bytes(peer, part.start, part.stop)
     taken = part.num_bytes if part else 0
     return PeerReport(
@@ -107,12 +109,13 @@ def _report(
         stage=number,
         layers=(part.start, part.stop) if part else None,
         weight_bytes=weights,
-        cache_bytes=taken - weights,
+        cache_bytes=taken - weights - training,
         workspace_bytes=problem.model.workspace_bytes if part else 0,
         spare_bytes=max(usable - taken, 0),
         missing_bytes=missing,
         step_seconds=seconds,
         reason=reason,
+        training_bytes=training,
     )
 
 

@@ -9,7 +9,7 @@ __all__ = ["Plan", "PlannedStage", "Replica"]
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """Layers [start, stop) on one worker, and the bytes that they take there, caches included."""
+    """Layers [start, stop) on one worker, and the bytes that they take there, with caches and what training takes."""
 
     peer_id: str
     start: int

@@ -70,11 +70,11 @@ class Problem:
 
     @property
     def total_bytes(self) -> int:
-        """Weights and caches of the whole model."""
+        """All that the whole model's layers take."""
         return self._totals[-1]
 
     def num_bytes(self, start: int, stop: int) -> int:
-        """Weights and caches of layers [start, stop)."""
+        """All that layers [start, stop) take."""
         return self._totals[stop] - self._totals[start]
 
     def missing_bytes(self, peer: int, start: int, stop: int) -> int:

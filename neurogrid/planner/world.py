@@ -30,16 +30,25 @@ class LayerSize:
         weight_bytes: of its weights.
         cache_bytes: of its KV caches, for all agreed sessions at the agreed length.
         step_bytes: read for each token; None for all weights (a mixture reads the active experts only).
+        optimizer_bytes: where the layer is trained: of its gradients, master weights and optimiser states.
+        backward_bytes: where the layer is trained: of the activations that wait for the backward pass.
     """
 
     weight_bytes: int
     cache_bytes: int = 0
     step_bytes: int | None = None
+    optimizer_bytes: int = 0
+    backward_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Weights and caches."""
-        return self.weight_bytes + self.cache_bytes
+        """All that the layer takes for as long as it is there."""
+        return self.weight_bytes + self.cache_bytes + self.training_bytes
+
+    @property
+    def training_bytes(self) -> int:
+        """What training takes beside the weights."""
+        return self.optimizer_bytes + self.backward_bytes
 
     @property
     def read_bytes(self) -> int:
