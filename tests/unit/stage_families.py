@@ -13,9 +13,12 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
+from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
+from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.foreign import quiet_transformers
 from neurogrid.model.files.naming import is_end_tensor, layer_of
 from neurogrid.model.stages.stage import Ends, Stage
+from neurogrid.worker.held_model import HeldModel, proving
 
 SMALL: dict[str, Any] = {
     "hidden_size": 48,
@@ -243,6 +246,21 @@ def shared(family: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """The checkpoint of a family, the same one for all tests: they change nothing in it."""
     with TemporaryDirectory() as folder:
         return Checkpoint(FAMILIES[family](), Path(folder), dtype)
+
+
+def held_model(family: str, num_layers: int) -> HeldModel:
+    """What a worker holds of it: a config that was proven, and its first layers from their blobs."""
+    with TemporaryDirectory() as folder:
+        config = Checkpoint(FAMILIES[family](), Path(folder)).config
+        files = CheckpointFiles.open(Path(folder))
+        message = model_config_message(
+            config, files.config, model_name="m", max_seq_len=128, dtype=torch.float32
+        )
+        model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
+        for layer_id in range(num_layers):
+            blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
+            model.load(layer_id, memoryview(bytearray(blob)), b"")
+    return model
 
 
 class Pipeline:

@@ -10,15 +10,13 @@ import pytest
 import torch
 import trio
 import trio.testing
-from stage_families import MAIN_FAMILIES, Checkpoint
+from stage_families import held_model
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.passes import forward
 from neurogrid.inference.sessions.steps import Step, next_steps, run_steps
-from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.files.config import model_config_message
 from neurogrid.node.batcher import Batcher
-from neurogrid.worker.held_model import HeldModel, proving
+from neurogrid.worker.held_model import HeldModel
 
 
 class Desk:
@@ -174,19 +172,8 @@ async def test_cancelled_while_it_runs_it_waits_for_the_end(
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> HeldModel:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("llama")
-    checkpoint = Checkpoint(MAIN_FAMILIES["llama"](), path)
-    files = CheckpointFiles.open(path)
-    message = model_config_message(
-        checkpoint.config, files.config, model_name="llama", max_seq_len=128, dtype=torch.float32
-    )
-    model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
-    for layer_id in range(3):
-        blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
-        model.load(layer_id, memoryview(bytearray(blob)), b"")
-    return model
+def llama() -> HeldModel:
+    return held_model("llama", 3)
 
 
 def _step(model: HeldModel, num_tokens: int, position: int = 0, stop: int = 3) -> Step:

@@ -6,14 +6,13 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 import trio
-from stage_families import FAMILIES, Checkpoint, shared
+from stage_families import FAMILIES, Checkpoint, held_model, shared
 from torch import nn
 from transformers.models.llama import modeling_llama
 
@@ -22,10 +21,7 @@ from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import markers, same_values
-from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.files.config import model_config_message
 from neurogrid.model.stages.stage import Stage
-from neurogrid.worker.held_model import HeldModel, proving
 from neurogrid.worker.state import WorkerState
 
 PROMPT = 11
@@ -173,16 +169,9 @@ def test_a_base_model_that_meddles_between_layers_is_not_prepared(
     assert cache.prepared is None  # it is not asked again
 
 
-def test_no_next_position_is_no_error(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(FAMILIES["opt"](), tmp_path)
-    files = CheckpointFiles.open(tmp_path)
-    longest = checkpoint.config.max_position_embeddings
-    message = model_config_message(
-        checkpoint.config, files.config, model_name="m", max_seq_len=longest, dtype=torch.float32
-    )
-    model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
-    blob = b"".join(bytes(chunk) for chunk in files.layer_blob(0).chunks())
-    model.load(0, memoryview(bytearray(blob)), b"")
+def test_no_next_position_is_no_error() -> None:
+    longest = FAMILIES["opt"]().max_position_embeddings
+    model = held_model("opt", 1)
     cache = model.stage.new_cache()
     hidden = torch.randn(1, longest, model.hidden_size)
     forward(model, hidden, start=0, stop=1, position=0, cache=cache)

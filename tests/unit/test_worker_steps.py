@@ -14,18 +14,16 @@ import pytest
 import torch
 import trio
 import trio.testing
-from stage_families import MAIN_FAMILIES, Checkpoint
+from stage_families import held_model
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.passes import forward
 from neurogrid.inference.sessions.step_queue import EARLY_TIMEOUT, WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.files.config import model_config_message
 from neurogrid.node.burst import MAX_GAP
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.worker.held_model import HeldModel, proving
+from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.state import WorkerSettings, WorkerState
 
 NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8
@@ -34,19 +32,8 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module", params=["llama", "lfm2"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HeldModel:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp(request.param)
-    checkpoint = Checkpoint(MAIN_FAMILIES[request.param](), path)
-    files = CheckpointFiles.open(path)
-    message = model_config_message(
-        checkpoint.config, files.config, model_name="m", max_seq_len=128, dtype=torch.float32
-    )
-    model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
-    for layer_id in range(model.num_layers):
-        blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
-        model.load(layer_id, memoryview(bytearray(blob)), b"")
-    return model
+def model(request: pytest.FixtureRequest) -> HeldModel:
+    return held_model(request.param, 5)
 
 
 class Worker:
