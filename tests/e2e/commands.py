@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from tempfile import NamedTemporaryFile
 
-from tests.e2e.support import DEADLINE, ENVIRONMENT
+from tests.e2e.preloaded import DEADLINE, ENVIRONMENT, run
 
 __all__ = ["Ended", "expect", "expect_at_once", "run_command", "run_preloaded"]
-
-# Processes that have torch and transformers imported already, and are a second old instead of ten.
-PRELOADED = multiprocessing.get_context("forkserver")
-PRELOADED.set_forkserver_preload(["neurogrid.assembly.coordinator", "neurogrid.assembly.worker"])
 
 
 @dataclass
@@ -58,23 +49,9 @@ def run_command(command: str, *args: str | bytes) -> Ended:
 
 
 def run_preloaded(command: str, *args: str) -> Ended:
-    """The same in a process of its own that need not import torch."""
-    with NamedTemporaryFile("r") as stdout, NamedTemporaryFile("r") as stderr:
-        process = PRELOADED.Process(
-            target=_run_module, args=(command, args, stdout.name, stderr.name)
-        )
-        process.start()
-        process.join(DEADLINE)
-        process.kill()
-        return Ended(command, process.exitcode, stdout.read(), stderr.read())
-
-
-def _run_module(command: str, args: Sequence[str], stdout: str, stderr: str) -> None:
-    for name, descriptor in ((stdout, 1), (stderr, 2)):
-        os.dup2(os.open(name, os.O_WRONLY), descriptor)
-    os.environ.update(ENVIRONMENT)
-    sys.argv = [command, *args]
-    runpy.run_module(f"neurogrid.cli.commands.{command}", run_name="__main__")
+    """The same in a process that need not import torch."""
+    done = run([sys.executable, "-m", f"neurogrid.cli.commands.{command}", *args])
+    return Ended(command, done.returncode, done.stdout, done.stderr)
 
 
 def expect(ended: Ended, *, status: int, says: str) -> None:

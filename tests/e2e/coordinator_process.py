@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.support import DEADLINE, ENVIRONMENT
+from tests.e2e.preloaded import COORDINATOR, DEADLINE, Popen
 
 __all__ = [
     "COORDINATOR",
@@ -21,7 +20,6 @@ __all__ = [
     "ticket_of",
 ]
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "4")
 
@@ -29,7 +27,7 @@ PROMPT = ("--prompt", "A function definition", "--max-tokens", "4")
 class CoordinatorProcess:
     """A `neurogrid-coordinator` whose stderr can be waited for."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Popen) -> None:
         self.process = process
         self.lines: list[str] = []
         self._coming: queue.Queue[str] = queue.Queue()
@@ -71,12 +69,8 @@ def start_coordinator(
     *args: str, command: Sequence[str] = COORDINATOR, where: Sequence[str] = LOOPBACK
 ) -> Iterator[CoordinatorProcess]:
     """Run a coordinator, with a prompt, until the block is left."""
-    process = subprocess.Popen(
-        [*command, *PROMPT, *where, *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
+    process = Popen(
+        [*command, *PROMPT, *where, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     coordinator = CoordinatorProcess(process)
     try:

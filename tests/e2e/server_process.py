@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.support import DEADLINE, ENVIRONMENT
+from tests.e2e.preloaded import COORDINATOR, DEADLINE, Popen
 
 __all__ = ["ServerProcess", "rss_bytes", "start_server"]
 
@@ -22,7 +21,7 @@ __all__ = ["ServerProcess", "rss_bytes", "start_server"]
 class ServerProcess:
     """A server that is ready."""
 
-    process: subprocess.Popen[str]
+    process: Popen
     url: str
     log_file: Path
     is_killed: bool = False
@@ -54,14 +53,11 @@ class ServerProcess:
 def start_server(directory: Path, *args: str) -> Iterator[ServerProcess]:
     """Run a coordinator that serves on a free port until the block is left; it gets SIGTERM then."""
     log_file = directory / "coordinator.log"
-    command = (sys.executable, "-m", "neurogrid.cli.commands.coordinator", "--http-port", "0")
     with log_file.open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--listen", "/ip4/127.0.0.1/tcp/0", *args],
+        process = Popen(
+            [*COORDINATOR, "--http-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0", *args],
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
-            env=ENVIRONMENT,
         )
     assert process.stdout is not None
     try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +16,11 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.planner import PlannedStage
+from tests.e2e.preloaded import DEADLINE, ENVIRONMENT, WORKER, Popen
 
 __all__ = [
     "DEADLINE",
+    "ENVIRONMENT",
     "Outcome",
     "WorkerProcess",
     "generate",
@@ -29,16 +29,12 @@ __all__ = [
     "start_worker",
 ]
 
-# For anything that takes seconds on an idle machine: the machines are shared, and slow at times.
-DEADLINE = 240.0
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
 
 @dataclass
 class WorkerProcess:
     """A `neurogrid-worker` that is ready."""
 
-    process: subprocess.Popen[str]
+    process: Popen
     addresses: list[str]
     log_file: Path
 
@@ -66,7 +62,7 @@ class WorkerProcess:
 def start_worker(
     directory: Path,
     *args: str,
-    command: Sequence[str] = (sys.executable, "-m", "neurogrid.cli.commands.worker"),
+    command: Sequence[str] = WORKER,
     preexec: Any = None,
 ) -> Iterator[WorkerProcess]:
     """Run a worker with these arguments until the block is left; on a free port unless told otherwise."""
@@ -75,12 +71,10 @@ def start_worker(
     # What one test sends must not be there in the next.
     cache = () if "--cache-dir" in args else ("--no-cache",)
     with log_file.open("w") as log:
-        process = subprocess.Popen(
+        process = Popen(
             [*command, *where, *cache, *args],
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
-            env=ENVIRONMENT,
             cwd=directory,
             preexec_fn=preexec,
         )

@@ -6,18 +6,14 @@ import fcntl
 import os
 import pty
 import re
-import runpy
-import signal
 import struct
 import sys
 import termios
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.process import BaseProcess
 
-from tests.e2e.commands import PRELOADED
-from tests.e2e.support import DEADLINE, ENVIRONMENT
+from tests.e2e.preloaded import DEADLINE, ENVIRONMENT, Popen
 
 __all__ = ["CTRL_C", "CTRL_D", "Terminal", "on_terminal"]
 
@@ -29,7 +25,7 @@ STYLES = re.compile(r"\x1b\[[0-9;]*m")
 class Terminal:
     """What a command has written to it, and what is typed into it. Made by `on_terminal`."""
 
-    def __init__(self, master: int, slave: int, process: BaseProcess) -> None:
+    def __init__(self, master: int, slave: int, process: Popen) -> None:
         self.process = process
         self._master = master
         # Kept open until the command has it: a terminal that nobody has open is at its end.
@@ -82,16 +78,16 @@ class Terminal:
         """Press these keys."""
         os.write(self._master, text.encode())
 
-    def wait_end(self) -> int | None:
+    def wait_end(self) -> int:
         """Its exit status."""
-        self.process.join(DEADLINE)
+        status = self.process.wait(DEADLINE)
         self._reader.join(DEADLINE)
-        return self.process.exitcode
+        return status
 
     def close(self) -> None:
         """End it, however it is."""
         self.process.kill()
-        self.process.join(DEADLINE)
+        self.process.wait(DEADLINE)
         self._let_go()
         self._reader.join(DEADLINE)
         os.close(self._master)
@@ -104,30 +100,18 @@ def on_terminal(
     """Run a command on a terminal of its own, which controls it, until the block is left."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    process = PRELOADED.Process(
-        target=_run_on, args=(os.ttyname(slave), command, args, {**ENVIRONMENT, **environment})
+    hidden = ("COLUMNS", "LINES", "NO_COLOR")
+    inherited = {name: value for name, value in ENVIRONMENT.items() if name not in hidden}
+    process = Popen(
+        [sys.executable, "-m", f"neurogrid.cli.commands.{command}", *args],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**inherited, **environment, "TERM": "xterm-256color"},
+        start_new_session=True,
     )
-    process.start()
     terminal = Terminal(master, slave, process)
     try:
         yield terminal
     finally:
         terminal.close()
-
-
-def _run_on(terminal: str, command: str, args: Sequence[str], environment: dict[str, str]) -> None:
-    os.setsid()
-    # A shell gives it back to what it starts in the foreground, whoever ignores it here.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The first terminal that the leader of a session opens is the one that controls it.
-    file = os.open(terminal, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(file, descriptor)
-    for name in ("COLUMNS", "LINES", "NO_COLOR"):
-        os.environ.pop(name, None)
-    os.environ.update(environment, TERM="xterm-256color")
-    sys.stdin = os.fdopen(0, encoding="utf-8")
-    sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")
-    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace")
-    sys.argv = [command, *args]
-    runpy.run_module(f"neurogrid.cli.commands.{command}", run_name="__main__")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.e2e import preloaded
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # The machines are shared, and slow at times; nothing here measures speed.
 DEADLINE = 240.0
@@ -22,14 +24,7 @@ FUNCTION_DEFINITION = " is an executable statement. Its execution binds the func
 
 def complete(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run an example to its end, good or bad."""
-    return subprocess.run(
-        [sys.executable, EXAMPLES / name, *args],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=ENVIRONMENT,
-        check=False,
-    )
+    return preloaded.run([sys.executable, EXAMPLES / name, *args])
 
 
 def run(name: str, *args: str, log: str = "") -> str:
@@ -43,7 +38,7 @@ def run(name: str, *args: str, log: str = "") -> str:
 class Server:
     """An example that has printed its address, and serves."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, process: preloaded.Popen, log: Path) -> None:
         self._process = process
         self._log = log
         self.address = self.read_line()
@@ -65,12 +60,8 @@ def serve(directory: Path, name: str, *args: str, complains: bool = False) -> It
     """Run an example until the block is left, or the deadline. It logs something if it `complains`."""
     log = directory / f"{name}-{len(list(directory.glob('*.log')))}.log"
     with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, EXAMPLES / name, *args],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=ENVIRONMENT,
+        process = preloaded.Popen(
+            [sys.executable, EXAMPLES / name, *args], stdout=subprocess.PIPE, stderr=stderr
         )
     # Ends a wait for a line that never comes.
     deadline = threading.Timer(DEADLINE, process.kill)

@@ -28,9 +28,9 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
 from neurogrid.model.stages.stage import Ends, Stage
 from neurogrid.p2p import PROTOCOL_V10, Identity
+from tests.e2e.preloaded import COORDINATOR, Popen, run
 from tests.e2e.support import (
     DEADLINE,
-    ENVIRONMENT,
     WorkerProcess,
     generate,
     reference_tokens,
@@ -40,7 +40,6 @@ from tests.e2e.support import (
 from tests.families import FAMILIES, save_checkpoint
 from tests.ports import free_port
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
 PROMPT = [5, 17, 200, 33]
 LLAMA = FAMILIES[0]
 NUM_LAYERS = 6
@@ -65,13 +64,8 @@ def weight_bytes(sent: dict[str, dict[str, int]], worker: WorkerProcess) -> int:
 
 
 def test_the_first_command_prints_text_and_nothing_else_to_stdout() -> None:
-    result = subprocess.run(
-        [*COORDINATOR, "--local-workers", "2", "--prompt", "Python is", "--max-tokens", "30"],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=DEADLINE,
-        check=False,
+    result = run(
+        [*COORDINATOR, "--local-workers", "2", "--prompt", "Python is", "--max-tokens", "30"]
     )
     assert result.returncode == 0, result.stderr
     words = result.stdout.split()
@@ -92,14 +86,10 @@ def test_the_first_command_prints_text_and_nothing_else_to_stdout() -> None:
 
 def test_sampling_is_repeated_by_its_seed(workers: list[WorkerProcess]) -> None:
     def sample(seed: str) -> str:
-        result = subprocess.run(
+        result = run(
             [*COORDINATOR, "--peer", workers[0].address, "--prompt", "Functions are"]
             + ["--max-tokens", "16", "--temperature", "0.9", "--top-k", "40", "--top-p", "0.95"]
             + ["--min-p", "0.01", "--repetition-penalty", "1.1", "--seed", seed],
-            capture_output=True,
-            text=True,
-            env=ENVIRONMENT,
-            timeout=DEADLINE,
             check=True,
         )
         return result.stdout
@@ -316,7 +306,7 @@ def test_a_killed_worker_is_named_with_its_layers_where_nobody_can_take_them(
 ) -> None:
     limit = ("--memory-limit", "6MB")
     with start_worker(tmp_path, *limit) as first, start_worker(tmp_path, *limit) as second:
-        process = subprocess.Popen(
+        process = Popen(
             [*COORDINATOR, "--peer", first.address, "--peer", second.address, "--stages", "2"]
             + [
                 "--prompt",
@@ -329,8 +319,6 @@ def test_a_killed_worker_is_named_with_its_layers_where_nobody_can_take_them(
             + ["--temperature", "1.5", "--seed", "1", "--max-seq-len", "600", "--patience", "2"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
         )
         assert process.stdout is not None
         written = process.stdout.read(20)

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,7 +23,8 @@ from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.planner import Plan, PlannedStage
 from tests.e2e.page_server import serve_page
-from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.e2e.preloaded import COORDINATOR, Popen
+from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
 from tests.ports import free_port
 from tests.unit.test_status import FakeFleet, FakeMember, info
 
@@ -48,7 +48,7 @@ class Cluster:
 
     url: str
     workers: list[WorkerProcess]
-    coordinator: subprocess.Popen[str]
+    coordinator: Popen
 
 
 @dataclass
@@ -103,16 +103,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             starting = [start_worker(place, "--memory-limit", "512MiB") for place in places]
             workers = list(pool.map(stack.enter_context, starting))
         peers = [argument for worker in workers for argument in ("--peer", worker.address)]
-        coordinator = subprocess.Popen(
+        coordinator = Popen(
             [
-                *(sys.executable, "-m", "neurogrid.cli.commands.coordinator", "--http-port", "0"),
+                *(*COORDINATOR, "--http-port", "0", "--no-cache", *peers),
                 *("--listen", "/ip4/127.0.0.1/tcp/0", "--stages", "2", "--max-sessions", "4"),
-                *("--no-cache", *peers),
             ],
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
-            env=ENVIRONMENT,
         )
         assert coordinator.stdout is not None
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,10 +18,9 @@ import pytest
 from neurogrid.p2p.hosts.identity import Identity
 from tests.e2e.namespaces.nat import home, why_no_nat
 from tests.e2e.namespaces.netns import Lan, Machine, network
-from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.e2e.preloaded import COORDINATOR, DEADLINE, ENVIRONMENT, WORKER, run
+from tests.e2e.support import WorkerProcess, start_worker
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
-WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "40")
 # Noise, which does not end by itself, for many seconds: an attempt to punch a hole takes six.
 LONG_TEXT = (
@@ -85,14 +83,7 @@ class Scene:
         return f"{self.relay_address}/p2p-circuit/p2p/{worker.peer_id}"
 
     def run(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.coordinator.command([*COORDINATOR, *args]),
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            env=ENVIRONMENT,
-            check=False,
-        )
+        return run(self.coordinator.command([*COORDINATOR, *args]))
 
 
 @pytest.fixture(scope="module")

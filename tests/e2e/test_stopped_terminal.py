@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import httpx
 
-from tests.e2e.support import DEADLINE, ENVIRONMENT
+from tests.e2e.preloaded import COORDINATOR, DEADLINE, ENVIRONMENT, WORKER, Popen
 
 
 def fill(descriptor: int) -> None:
@@ -32,7 +31,7 @@ def fill(descriptor: int) -> None:
 
 
 @contextmanager
-def ended_in_time(process: subprocess.Popen[str]) -> Iterator[None]:
+def ended_in_time(process: Popen) -> Iterator[None]:
     """Whoever waits for a word of it is not to wait for ever."""
     timer = threading.Timer(DEADLINE, process.kill)
     timer.start()
@@ -53,19 +52,11 @@ def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
     master, slave = pty.openpty()
     fill(slave)
     args = ("--local-workers", "1", "--http-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "neurogrid.cli.commands.coordinator",
-            *args,
-            "--log-level",
-            "debug-all",
-        ],
+    process = Popen(
+        [*COORDINATOR, *args, "--log-level", "debug-all"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=slave,
-        text=True,
         env={**ENVIRONMENT, "TERM": "xterm"},
     )
     os.close(slave)
@@ -102,19 +93,11 @@ def test_a_server_whose_terminal_takes_nothing_goes_on() -> None:
 def test_a_worker_whose_terminal_takes_nothing_ends_when_it_is_told_to() -> None:
     master, slave = pty.openpty()
     fill(slave)
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "neurogrid.cli.commands.worker",
-            "--listen",
-            "/ip4/127.0.0.1/tcp/0",
-            "--no-cache",
-        ],
+    process = Popen(
+        [*WORKER, "--listen", "/ip4/127.0.0.1/tcp/0", "--no-cache"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=slave,
-        text=True,
         env={**ENVIRONMENT, "TERM": "xterm"},
     )
     try:

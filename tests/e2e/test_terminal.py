@@ -8,13 +8,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from neurogrid.model.embedded import embedded_model_path
-from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess
+from tests.e2e.preloaded import COORDINATOR, run
+from tests.e2e.support import WorkerProcess
 from tests.e2e.terminal import CTRL_C, CTRL_D, STYLES, on_terminal
 
 TEMPLATE = (
@@ -67,17 +67,22 @@ def test_a_conversation_on_a_terminal(model: Path) -> None:
 
 
 def test_turns_by_a_pipe_and_logs_for_programs(workers: list[WorkerProcess], model: Path) -> None:
-    command = (sys.executable, "-m", "neurogrid.cli.commands.coordinator", "--chat", "--json-logs")
-    run = subprocess.run(
-        [*command, *HERE, *peers(workers[:1]), "--model", str(model), "--max-tokens", "8"],
+    chat = run(
+        [
+            *COORDINATOR,
+            "--chat",
+            "--json-logs",
+            *HERE,
+            *peers(workers[:1]),
+            "--model",
+            str(model),
+            "--max-tokens",
+            "8",
+        ],
         input="A function definition\n\n/stats\nA class\n/quit\nnobody reads this\n",
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=DEADLINE,
     )
-    assert run.returncode == 0, run.stderr
-    told = [json.loads(line) for line in run.stderr.splitlines()]
+    assert chat.returncode == 0, chat.stderr
+    told = [json.loads(line) for line in chat.stderr.splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in told)
     by_event = {line["event"]: line for line in told if "event" in line}
     assert by_event["planned"]["num_layers"] == 8
@@ -86,8 +91,8 @@ def test_turns_by_a_pipe_and_logs_for_programs(workers: list[WorkerProcess], mod
     assert messages.count("cut after 8 tokens (--max-tokens)") == 2
     assert any(text.startswith("1 turn, ") for text in messages)
     # What was written is the text alone.
-    assert run.stdout.endswith("\n")
-    assert not any(text in run.stdout for text in ("turn", "you>", "{", "\x1b"))
+    assert chat.stdout.endswith("\n")
+    assert not any(text in chat.stdout for text in ("turn", "you>", "{", "\x1b"))
 
 
 def test_a_panel_while_it_serves(tmp_path: Path) -> None:

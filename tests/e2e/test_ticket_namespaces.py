@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.coordinator_process import COORDINATOR, start_coordinator, ticket_of
+from tests.e2e.coordinator_process import start_coordinator, ticket_of
 from tests.e2e.namespaces.netns import Machine, Network, network
-from tests.e2e.support import DEADLINE, ENVIRONMENT, start_worker
+from tests.e2e.preloaded import COORDINATOR, WORKER, run
+from tests.e2e.support import start_worker
 from tests.e2e.test_nat_namespaces import home, why_no_nat
-
-WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
 
 
 @pytest.fixture
@@ -28,13 +25,7 @@ def net() -> Iterator[Network]:
 
 def more_tickets(machine: Machine, cluster: Path) -> list[str]:
     """By what to join, as `--ticket` prints it while a coordinator runs."""
-    ended = subprocess.run(
-        machine.command([*COORDINATOR, "--cluster", str(cluster), "--ticket"]),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=ENVIRONMENT,
-    )
+    ended = run(machine.command([*COORDINATOR, "--cluster", str(cluster), "--ticket"]))
     assert ended.returncode == 0, ended.stderr
     given, *command = ended.stdout.split()
     assert command == ["neurogrid", "join"]

@@ -16,13 +16,13 @@ from neurogrid.cli.options.common import listening, warn_of_loopback
 from neurogrid.p2p.hosts.identity import Identity
 from tests.e2e.commands import run_preloaded
 from tests.e2e.coordinator_process import (
-    COORDINATOR,
     LOOPBACK,
     PROMPT,
     start_coordinator,
     ticket_of,
 )
-from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.e2e.preloaded import COORDINATOR, DEADLINE, ENVIRONMENT, WORKER, run
+from tests.e2e.support import WorkerProcess, start_worker
 
 
 def test_a_worker_joins_by_ticket_and_is_a_member_from_then_on(tmp_path: Path) -> None:
@@ -54,9 +54,7 @@ def test_a_worker_joins_by_ticket_and_is_a_member_from_then_on(tmp_path: Path) -
 
 def coordinator_command(*args: str) -> tuple[int, str, str]:
     """Run the command to its end: status, stdout, stderr."""
-    ended = subprocess.run(
-        [*COORDINATOR, *args], capture_output=True, text=True, timeout=DEADLINE, env=ENVIRONMENT
-    )
+    ended = run([*COORDINATOR, *args])
     return ended.returncode, ended.stdout, ended.stderr
 
 
@@ -99,15 +97,12 @@ def test_tickets_and_revocations_while_a_coordinator_runs(tmp_path: Path) -> Non
 def join_late(line: str) -> subprocess.CompletedProcess[str]:
     """Join by a ticket that has expired, on a machine whose clock is an hour behind: the coordinator's decides."""
     behind = "import time; real = time.time; time.time = lambda: real() - 3600; "
-    return subprocess.run(
+    return run(
         [
             *(sys.executable, "-c"),
             f"{behind} from neurogrid.cli.commands.worker import main; raise SystemExit(main())",
             *LOOPBACK,
         ],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
         env={**ENVIRONMENT, "NEUROGRID_TICKET": line.split()[0].removeprefix("NEUROGRID_TICKET=")},
     )
 
@@ -242,14 +237,7 @@ def test_local_workers_are_on_the_list(tmp_path: Path) -> None:
 
 
 def worker_refuses(*args: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-m", "neurogrid.cli.commands.worker", *LOOPBACK, *args],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=ENVIRONMENT,
-        check=False,
-    )
+    ended = run([*WORKER, *LOOPBACK, *args])
     assert (ended.returncode, ended.stdout) == (2, "")
     return ended.stderr
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tests.e2e.namespaces.netns import Machine
-from tests.e2e.support import DEADLINE, ENVIRONMENT, WorkerProcess, start_worker
+from tests.e2e.preloaded import COORDINATOR, WORKER, run
+from tests.e2e.support import WorkerProcess, start_worker
 
-COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
-WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
+__all__ = ["COORDINATOR", "PROMPT", "WORKER", "run_in", "workers_on"]
+
 PROMPT = ("--prompt", "A function definition", "--max-tokens", "8")
 
 
 def run_in(machine: Machine, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command on a machine to its end, whatever that is."""
-    return subprocess.run(
-        machine.command(command),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env=ENVIRONMENT,
-        check=False,
-    )
+    return run(machine.command(command))
 
 
 def workers_on(

@@ -29,6 +29,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.preloaded import Popen
+
 __all__ = ["Lan", "Machine", "Network", "needs_namespaces", "network", "why_no_namespaces"]
 
 PREFIX = "ngt"
@@ -71,7 +73,7 @@ class Machine:
     def __init__(self, name: str) -> None:
         self.name = name
         self.addresses: list[str] = []
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[Popen] = []
         _ip("netns", "add", name)
         self.ip("link", "set", "lo", "up")
 
@@ -94,12 +96,12 @@ class Machine:
         """Run a command in here to its end, and return what it printed."""
         return _run(self.command(args), check=check, timeout=timeout)
 
-    def popen(self, args: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    def popen(self, args: Sequence[str], **options: Any) -> Popen:
         """Start a process in here, with text pipes; it is killed when the network is removed, if not before.
 
         Its `pid` is that of the command itself, so that signals reach it.
         """
-        process = subprocess.Popen(self.command(args), text=True, **options)
+        process = Popen(self.command(args), **options)
         self._processes.append(process)
         return process
 
