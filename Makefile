@@ -30,14 +30,15 @@ check: .venv/.dev-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: test-unit test-e2e
+test: test-unit
+	$(MAKE) -j2 --output-sync=line test-e2e
 
 # Without sockets: also what the network in memory shows of the suite that all networks pass.
 test-unit: .venv/.dev-ready
 	$(BIN)/python -m pytest tests/unit -q
 	$(BIN)/python -m pytest tests/conformance -q -k memory
 
-# With real processes and sockets. The second waits more than it works: make -j2 runs it beside the first.
+# With real processes and sockets, one beside the other where make may run two: the second waits more than it works.
 test-e2e: test-commands test-networks
 
 # What runs beside the commands: peers in other languages, transfers, and what breaks the protocol.
