@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from neurogrid.errors import NeuroGridError, NoRouteError
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.step_times import StepTimes
-from neurogrid.node.words import name_range
-from neurogrid.planner import PlannedStage
+from neurogrid.planner import PlannedStage, name_range
 
 __all__ = ["PipelineStage"]
 

@@ -17,9 +17,8 @@ import trio
 from neurogrid.errors import NoRouteError, PeerRefusedError, TransportError
 from neurogrid.fleet.member import Member, Selection, joined
 from neurogrid.fleet.progress import Progress, WorkerInfo
-from neurogrid.node.words import name_range
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.planner import Plan, PlannedStage
+from neurogrid.planner import Plan, PlannedStage, name_range
 
 __all__ = ["Roster"]
 

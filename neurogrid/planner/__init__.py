@@ -14,7 +14,7 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
 
 from neurogrid.planner.explaining import Explanation, PeerReport, explain
 from neurogrid.planner.lines import make_lines
-from neurogrid.planner.plan import Plan, PlannedStage, Replica
+from neurogrid.planner.plan import Plan, PlannedStage, Replica, name_range
 from neurogrid.planner.planning import make_plan, make_replicas
 from neurogrid.planner.replanning import Replanned, replan
 from neurogrid.planner.sizes import format_bytes
@@ -47,5 +47,6 @@ __all__ = [
     "make_lines",
     "make_plan",
     "make_replicas",
+    "name_range",
     "replan",
 ]

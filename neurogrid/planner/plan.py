@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Plan", "PlannedStage", "Replica"]
+__all__ = ["Plan", "PlannedStage", "Replica", "name_range"]
+
+
+def name_range(layers: range) -> str:
+    """Layers for a text: `layer 3`, `layers 0 to 5`."""
+    first, last = layers.start, layers.stop - 1
+    return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 @dataclass(frozen=True)

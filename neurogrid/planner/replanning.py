@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from neurogrid.errors import CapacityError
-from neurogrid.planner.plan import Plan, PlannedStage
+from neurogrid.planner.plan import Plan, PlannedStage, name_range
 from neurogrid.planner.planning import make_plan
 from neurogrid.planner.problem import Problem
 from neurogrid.planner.replicas import place_replicas
@@ -85,7 +85,7 @@ def replan(
         candidates = [stages for stages in (mended, fresh) if stages is not None]
         stages = min(candidates, key=lambda s: (_moved(problem, s), *_speed(problem, s)))
         replicas = place_replicas(problem, stages, standing=current.replicas)
-        names = ", ".join(f"layers {stage.start} to {stage.stop - 1}" for stage in lost)
+        names = ", ".join(name_range(range(stage.start, stage.stop)) for stage in lost)
         reason = f"{names} had no peer any more"
         return Replanned(Plan(stages, replicas, following), _moved(problem, stages), True, reason)
     try:

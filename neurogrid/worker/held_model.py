@@ -27,6 +27,7 @@ from neurogrid.model.files.config import build_config, config_fingerprint
 from neurogrid.model.proof.proof import Proof, Proving
 from neurogrid.model.stages.stage import Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
+from neurogrid.planner import name_range
 
 __all__ = ["HeldModel", "checkpoint_config_of", "proving", "refusing_config"]
 
@@ -209,8 +210,8 @@ class HeldModel:
         needed += num_sessions * self.cache_bytes(start, stop, num_tokens)
         if needed > limit_bytes:
             raise CapacityError(
-                f"layers {start} to {stop - 1} take {needed:,} B with {num_sessions} session"
-                f"{'s' if num_sessions != 1 else ''} of {num_tokens} tokens, and this worker "
+                f"{needed:,} B are needed for {name_range(range(start, stop))} with {num_sessions} "
+                f"session{'s' if num_sessions != 1 else ''} of {num_tokens} tokens, and this worker "
                 f"has {limit_bytes:,} B",
                 needed=needed,
                 available=limit_bytes,

@@ -34,6 +34,7 @@ from neurogrid.p2p.wire import (
     config_fingerprint,
     deserialize_config,
 )
+from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
 from neurogrid.worker.transfers import TransferService
@@ -179,8 +180,8 @@ class LayerService:
         settings = self._state.settings
         if assign.stop_layer > model.num_layers:
             raise RequestRefusedError(
-                f"layers {assign.start_layer} to {assign.stop_layer - 1} were assigned, and the "
-                f"model has {model.num_layers}",
+                f"{name_range(range(assign.start_layer, assign.stop_layer))} assigned, and the model "
+                f"has {model.num_layers}",
                 code=ErrorCode.LAYER_NOT_HELD,
             )
         if assign.max_length > settings.max_seq_len:

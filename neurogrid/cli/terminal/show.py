@@ -16,9 +16,8 @@ from neurogrid.cli.terminal.screen import Screen
 from neurogrid.cli.terminal.transfer_view import TransferView, format_bytes
 from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import how_fast
-from neurogrid.node.words import name_range
 from neurogrid.p2p.hosts.machine import PeerNames
-from neurogrid.planner import Plan
+from neurogrid.planner import Plan, name_range
 
 __all__ = ["JoinLine", "TerminalProgress", "format_bytes"]
 

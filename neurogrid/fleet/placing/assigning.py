@@ -16,8 +16,7 @@ from neurogrid.fleet.placing.placer import Placer
 from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.stalls import StallWatch
-from neurogrid.node.words import name_range
-from neurogrid.planner import PlannedStage
+from neurogrid.planner import PlannedStage, name_range
 
 __all__ = ["Assigner"]
 

@@ -42,8 +42,7 @@ from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.speeds.speed_watch import SpeedWatch
 from neurogrid.fleet.speeds.trials import Trials
-from neurogrid.node.words import name_range
-from neurogrid.planner import Plan
+from neurogrid.planner import Plan, name_range
 
 __all__ = ["Fleet"]
 

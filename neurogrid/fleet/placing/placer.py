@@ -24,10 +24,9 @@ from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.model.source import ModelSource
 from neurogrid.node.cache_directory import CacheSettings, open_directory
-from neurogrid.node.words import name_range
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.planner import PlannedStage
+from neurogrid.planner import PlannedStage, name_range
 
 __all__ = ["RECONNECT_TIMEOUT", "Placer", "open_placer"]
 

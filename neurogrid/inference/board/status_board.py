@@ -24,10 +24,9 @@ from neurogrid.fleet.speeds.drift import how_fast
 from neurogrid.inference.board.request_log import RequestLog
 from neurogrid.inference.board.status import ClusterStatus, Phase
 from neurogrid.node.events import EventBus, EventKind, Severity
-from neurogrid.node.words import name_range
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.machine import PeerNames
-from neurogrid.planner import Plan
+from neurogrid.planner import Plan, name_range
 
 __all__ = ["StatusBoard"]
 

@@ -32,6 +32,7 @@ from neurogrid.p2p.wire import (
 )
 from neurogrid.p2p.wire.limits import MAX_MAP_BYTES
 from neurogrid.p2p.wire.maps import MAX_U64
+from neurogrid.planner import name_range
 from neurogrid.worker.links import WorkerLinks
 from neurogrid.worker.state import WorkerState, sender_of
 
@@ -164,9 +165,9 @@ class WorkerActivations:
     def _check(self, session: Session, envelope: TensorEnvelope) -> torch.Tensor:
         model = session.model
         if (envelope.start_layer, envelope.stop_layer) != (session.start, session.stop):
+            asked = range(envelope.start_layer, envelope.stop_layer)
             raise RequestRefusedError(
-                f"layers {envelope.start_layer} to {envelope.stop_layer - 1} were asked of a session "
-                f"over layers {session.start} to {session.stop - 1}",
+                f"a session over {name_range(range(session.start, session.stop))} was asked for {name_range(asked)}",
                 code=ErrorCode.LAYER_NOT_HELD,
             )
         shape, row = envelope.shape, width(session.wire, model.hidden_size)

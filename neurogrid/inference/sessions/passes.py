@@ -17,6 +17,7 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
 from neurogrid.model.stages.stage import Row
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
 
 __all__ = ["forward", "forward_rows", "prepare"]
@@ -54,11 +55,11 @@ def forward(
             return result.cpu()
     except (torch.OutOfMemoryError, MemoryError) as exc:
         raise RequestRefusedError(
-            f"out of memory in layers {start} to {stop - 1}", code=ErrorCode.OUT_OF_MEMORY
+            f"out of memory in {name_range(range(start, stop))}", code=ErrorCode.OUT_OF_MEMORY
         ) from exc
     except (ModelError, RuntimeError, ValueError) as exc:
         raise RequestRefusedError(
-            f"layers {start} to {stop - 1} failed: {_first_line(exc)}",
+            f"{name_range(range(start, stop))} failed: {_first_line(exc)}",
             code=ErrorCode.COMPUTE_FAILED,
         ) from exc
 

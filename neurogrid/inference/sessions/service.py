@@ -33,6 +33,7 @@ from neurogrid.p2p.wire import (
     SessionQuery,
     TensorMessage,
 )
+from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.links import WorkerLinks
 from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
@@ -207,10 +208,10 @@ class SessionService:
         if not opened.prior:
             return None
         prior = self._sessions.of(opened.prior, owner)
-        layers = (opened.start_layer, opened.stop_layer)
-        if prior is None or (prior.start, prior.stop) != layers:
+        layers = range(opened.start_layer, opened.stop_layer)
+        if prior is None or range(prior.start, prior.stop) != layers:
             raise RequestRefusedError(
-                f"session {opened.prior} is not open over layers {layers[0]} to {layers[1] - 1}",
+                f"session {opened.prior} is not open over {name_range(layers)}",
                 code=ErrorCode.SESSION_UNKNOWN,
                 is_expected=self._sessions.was_open(opened.prior, owner),
             )

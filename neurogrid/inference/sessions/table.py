@@ -14,10 +14,10 @@ import trio
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.node.words import name_range
 from neurogrid.p2p.exchange.routes import Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import ErrorCode
+from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
 
 __all__ = ["Session", "SessionTable"]

@@ -26,8 +26,12 @@ from tests.e2e.support import (
     ("change", "code", "says"),
     [
         ({"session_id": 99}, ErrorCode.SESSION_UNKNOWN, "session 99 is not open"),
-        ({"stop_layer": 1}, ErrorCode.LAYER_NOT_HELD, "layers 0 to 0 were asked of a session over"),
-        ({"start_layer": 7, "stop_layer": 9}, ErrorCode.LAYER_NOT_HELD, "layers 7 to 8 were asked"),
+        ({"stop_layer": 1}, ErrorCode.LAYER_NOT_HELD, "was asked for layer 0"),
+        (
+            {"start_layer": 7, "stop_layer": 9},
+            ErrorCode.LAYER_NOT_HELD,
+            "was asked for layers 7 to 8",
+        ),
         ({"position": 1}, ErrorCode.POSITION_MISMATCH, "position 1 came to a session of 0 tokens"),
         ({"position": 2**32 - 1}, ErrorCode.POSITION_MISMATCH, "position 4294967295 came"),
         (
