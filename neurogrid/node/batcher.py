@@ -6,7 +6,7 @@ and the one task that empties it; what is chosen and what is computed is its own
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -17,7 +17,7 @@ from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["Batcher"]
 
-J = TypeVar("J")
+J = TypeVar("J", bound=Hashable)
 R = TypeVar("R")
 
 # Seconds that a peer is told to wait when too much waits already: some steps' time.
@@ -38,7 +38,8 @@ class _Waiting(Generic[J, R]):
 class Batcher(Generic[J, R]):
     """A bounded queue of jobs that run in the torch thread: several together where they can be.
 
-    A job that finds none before it runs at once; jobs that come meanwhile are left to `run`.
+    A job that finds none before it runs at once; jobs that come meanwhile are left to `run`. No two
+    that wait are equal.
 
     Args:
         choose: which of the waiting jobs run next, the oldest first among them; at least one.
@@ -139,10 +140,9 @@ class Batcher(Generic[J, R]):
 
     async def _run_next(self) -> None:
         """Run those of the waiting whose turn it is; by one task at a time."""
-        chosen = self._choose([item.job for item in self._waiting])
-        ids = set(map(id, chosen))
-        self._running = [item for item in self._waiting if id(item.job) in ids]
-        self._waiting = [item for item in self._waiting if id(item.job) not in ids]
+        chosen = set(self._choose([item.job for item in self._waiting]))
+        self._running = [item for item in self._waiting if item.job in chosen]
+        self._waiting = [item for item in self._waiting if item.job not in chosen]
         assert self._running
         try:
             await self._run_chosen()

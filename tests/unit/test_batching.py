@@ -183,7 +183,7 @@ def _step(model: HeldModel, num_tokens: int, position: int = 0, stop: int = 3) -
         hidden = torch.randn(1, position, 48, generator=generator)
         forward(model, hidden, start=0, stop=stop, position=0, cache=cache)
     hidden = torch.randn(1, num_tokens, 48, generator=generator)
-    return Step(model, 0, stop, position, hidden, cache)
+    return Step(0, model, 0, stop, position, hidden, cache)
 
 
 def test_all_that_decode_share_a_forward_with_one_chunk_between(llama: HeldModel) -> None:
@@ -257,7 +257,7 @@ def test_a_long_prompt_does_not_stall_those_that_decode(llama: HeldModel) -> Non
     async def decode(position: int) -> None:
         step = _step(llama, 1, position)
         while not done.is_set():
-            await batcher.submit(Step(llama, 0, 3, step.cache.length, step.hidden, step.cache))
+            await batcher.submit(Step(0, llama, 0, 3, step.cache.length, step.hidden, step.cache))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

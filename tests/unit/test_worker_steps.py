@@ -301,6 +301,23 @@ def test_what_waits_for_its_turn_is_not_computed_for_a_session_that_is_over(
     with_worker(scenario, model)
 
 
+def test_one_session_without_an_id_is_withdrawn_and_the_others_are_not(model: HeldModel) -> None:
+    async def scenario(worker: Worker) -> None:
+        guests = [Guest(worker, seed, CHUNK) for seed in range(3)]
+        done: list[list[int]] = [[] for _ in guests]
+        for guest, starts in zip(guests, done, strict=True):
+            guest.session.session_id = 0  # as of a peer of 1.0.0
+            worker.nursery.start_soon(extend, worker, guest, 0, CHUNK, starts)
+            await worker.settle()
+        worker.steps.withdraw(guests[1].session)
+        for _ in guests:
+            await worker.next_call()
+        assert done == [[0], [], [0]]
+        assert worker.calls == [[guests[0].session.cache], [guests[2].session.cache]]
+
+    with_worker(scenario, model)
+
+
 def test_nobody_waits_for_more_than_a_chunk(model: HeldModel) -> None:
     """While a long prompt runs, those that decode have every second call."""
 

@@ -255,6 +255,7 @@ class Coordinator(TextGeneration):
             self._routing,
             self._kept,
             beginning,
+            number=number,
             max_length=max_length,
             patience=self._patience,
             replays=self.model.replays,

@@ -52,6 +52,7 @@ class TokenSession:
         ends: embedding and head.
         kept: keeps it when it is finished.
         beginning: its room, and what it may begin with.
+        number: its own among those of `ends`.
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
         replays: repeat the calls as they were, instead of one for all tokens.
@@ -72,6 +73,7 @@ class TokenSession:
         kept: KeptSessions,
         beginning: Beginning,
         *,
+        number: int,
         max_length: int,
         patience: float,
         replays: bool,
@@ -84,6 +86,7 @@ class TokenSession:
         self._routing = routing
         self._kept = kept
         self._beginning = beginning
+        self._number = number
         self.num_reused = 0
         self._replays = replays
         self._max_piece = max_piece
@@ -105,7 +108,7 @@ class TokenSession:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._ends.forget(id(self))
+        self._ends.forget(self._number)
         if error is None or isinstance(error, GeneratorExit | trio.Cancelled):
             self._keep()
         await self._close()
@@ -255,7 +258,7 @@ class TokenSession:
             hidden_BTD,
             position=calls[-1][0],
             choose=choose,
-            session=id(self),
+            session=self._number,
             peer_ids=self._pipeline.peer_ids,
         )
         if chosen.token_id is not None and ahead_BTD is not None:
@@ -267,7 +270,9 @@ class TokenSession:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (start, self._tokens[start]) and stop == start + 1:
             return ahead[2]
-        return await self._ends.embed(self._tokens[start:stop], position=start, session=id(self))
+        return await self._ends.embed(
+            self._tokens[start:stop], position=start, session=self._number
+        )
 
     def _missing_calls(self, pipeline: PipelineSession) -> list[Bounds]:
         """The forward passes, as first token and end, that a pipeline lacks."""

@@ -69,8 +69,8 @@ class WorkerSteps:
 
     def withdraw(self, session: Session) -> None:
         """Compute nothing more for a session that is over."""
-        self._burst.gone(id(session.cache))
-        self._steps.withdraw(lambda step: step.cache is session.cache)
+        self._burst.gone(session.number)
+        self._steps.withdraw(lambda step: step.session == session.number)
 
     async def extend(
         self, session: Session, position: int, hidden_BTD: torch.Tensor
@@ -115,9 +115,15 @@ class WorkerSteps:
                     f"{session.origin} gave NaN or infinity", code=ErrorCode.NOT_FINITE
                 )
             step = Step(
-                session.model, session.start, session.stop, position, hidden_BTD, session.cache
+                session.number,
+                session.model,
+                session.start,
+                session.stop,
+                position,
+                hidden_BTD,
+                session.cache,
             )
-            self._burst.came(id(session.cache))
+            self._burst.came(session.number)
             with stage_span(step, session.session_id):
                 result_BTD = await self._steps.submit(step)
             if result_BTD is None:
@@ -158,7 +164,7 @@ class WorkerSteps:
         return await self._state.run_torch(is_finite, hidden_BTD)
 
     def _linger(self, waiting: Sequence[Step]) -> float:
-        decoded = {id(step.cache) for step in waiting if step.is_decoded}
+        decoded = {step.session for step in waiting if step.is_decoded}
         if len(decoded) < len(waiting) and not self._prefilled_last:
             return 0.0
         return self._burst.delay(decoded) if decoded else 0.0
@@ -183,7 +189,7 @@ class WorkerSteps:
         started = time.perf_counter()
         run = self._state.run_torch_briefly if is_brief else self._state.run_torch
         results = await run(compute, steps)
-        self._burst.stepped(time.perf_counter() - started, [id(step.cache) for step in steps])
+        self._burst.stepped(time.perf_counter() - started, [step.session for step in steps])
         return results
 
     def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:

@@ -31,6 +31,7 @@ class Step:
     """Tokens that extend one session over layers [start, stop).
 
     Attributes:
+        session: the number of its session.
         hidden: [1, T, D]; what is left of it where a chunk has run.
         position: of its first token.
         is_decoded: whether it is one token of a session that has begun: those share a forward pass.
@@ -40,6 +41,7 @@ class Step:
         calls: to torch that it has been part of.
     """
 
+    session: int
     model: HeldModel
     start: int
     stop: int

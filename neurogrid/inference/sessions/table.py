@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import trio
 
@@ -24,6 +25,8 @@ __all__ = ["Session", "SessionTable"]
 
 # Sessions that are over, for messages that were on their way.
 MAX_REMEMBERED = 1024
+
+_numbers = count(1)
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Session:
         turn: held by the task that computes for it or changes what it is; notified when `length` has grown.
         passing: held by the task that passes on a result, so that results leave in the order of their tokens.
         is_over: nothing is to be computed for it any more.
+        number: its own in this process, whoever opened it, and also where it has no id.
     """
 
     session_id: int
@@ -58,6 +62,7 @@ class Session:
     turn: trio.Condition = field(default_factory=trio.Condition)
     passing: trio.Lock = field(default_factory=trio.Lock)
     is_over: bool = False
+    number: int = field(default_factory=_numbers.__next__)
 
     @property
     def source(self) -> str:
