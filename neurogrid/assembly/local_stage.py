@@ -39,6 +39,7 @@ from neurogrid.fleet.remote_worker import (
 )
 from neurogrid.fleet.spreading import Spread
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.sessions.service import SessionService
 from neurogrid.model.stages.device import device_memory, device_name, select_device
@@ -60,10 +61,8 @@ MEMORY_FRACTION: Final = 0.8
 MIN_SPEED_UP: Final = 1.5
 
 
-class LocalWorker(RemoteWorkerV11):
+class LocalWorker(RemoteWorkerV11, AskedAlone):
     """A worker in this process, as its coordinator speaks to it. Made by `open_local_worker`."""
-
-    takes_routes = False  # it has no address: what comes from it and goes to it is here anyway
 
     def __init__(
         self, protocol: Protocol, peer_id: str, timeouts: Timeouts, sessions: SessionService
@@ -84,7 +83,6 @@ class LocalWorker(RemoteWorkerV11):
         start: int,
         stop: int,
         position: int,
-        wire: str = "",
     ) -> tuple[torch.Tensor, int | None]:
         owner = self.protocol.host.peer_id
         try:

@@ -4,8 +4,6 @@ The coordinator talks to `RemoteWorker` and knows no versions. Here is the chore
 the acknowledgement of the one before, and every wait has a deadline.
 
 Source: protocol_spec/sessions.md.
-
-T = tokens, D = hidden size.
 """
 
 from __future__ import annotations
@@ -105,12 +103,10 @@ class RemoteWorker(ABC):
     """One connected worker. Its methods raise TransportError or PeerRefusedError.
 
     Attributes:
-        takes_routes: whether it hands activations on to the next worker, where a route says so.
         takes_priors: whether a session may begin with the tokens of another.
         takes_chunks: whether a session that has begun takes several tokens at once.
     """
 
-    takes_routes: ClassVar[bool] = False
     takes_priors: ClassVar[bool] = False
     takes_chunks: ClassVar[bool] = False
 
@@ -215,20 +211,3 @@ class RemoteWorker(ABC):
     @abstractmethod
     async def session_length(self, session_id: int) -> int:
         """Tokens that it has taken of a session, told at any time; 0 from one that cannot tell."""
-
-    @abstractmethod
-    async def forward(
-        self,
-        session_id: int,
-        hidden_BTD: torch.Tensor,
-        *,
-        start: int,
-        stop: int,
-        position: int,
-        wire: str = "",
-    ) -> tuple[torch.Tensor, int | None]:
-        """Send [1, T, D] through layers [start, stop) of the session, opened with `wire`.
-
-        Returns:
-            [1, T, D], and the nanoseconds that it took there; None from one that does not tell.
-        """

@@ -21,7 +21,7 @@ LINK_SECONDS = 7.0
 
 
 class Worker:
-    takes_routes = takes_chunks = takes_priors = True
+    takes_chunks = takes_priors = True
     timeouts = Timeouts()
 
     def __init__(self, peer_id: str, seconds: float) -> None:

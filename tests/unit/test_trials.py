@@ -18,6 +18,7 @@ from neurogrid.fleet.speeds.drift import MIN_STEPS, NUM_LOOKS
 from neurogrid.fleet.speeds.speed_watch import DRIFT_INTERVAL, SpeedWatch
 from neurogrid.fleet.speeds.trials import FIRST_DELAY, MAX_DELAY, Trials, TrialTimes
 from neurogrid.inference.pipeline import trials
+from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.trials import TRIAL_TIMEOUT, SessionTrials
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
@@ -67,7 +68,7 @@ def test_who_is_slow_again_soon_is_tried_later_and_who_was_fast_for_long_begins_
     assert times.is_due("a", 1001 + MAX_DELAY + FIRST_DELAY)
 
 
-class FakeWorker:
+class FakeWorker(AskedAlone):
     """A worker whose tokens take `factor` times what they should, by the mocked clock."""
 
     takes_chunks = True
@@ -92,7 +93,7 @@ class FakeWorker:
         self.num_open -= 1
 
     async def forward(
-        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, **_: object
+        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
     ) -> tuple[torch.Tensor, int]:
         assert hidden_BTD.shape == (1, 1, WIDTH)
         seconds = self.factor * LAYER * (stop - start)

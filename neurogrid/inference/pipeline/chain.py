@@ -10,6 +10,7 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -31,9 +32,9 @@ from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.hidden_states import check_answer, pack, unpack
 from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope, TensorMessage
 
-__all__ = ["Chain"]
+__all__ = ["AskedAlone", "Chain"]
 
 # Seconds for an answer to a question that costs nothing: a worker that does not give it is taken for lost.
 PROBE_TIMEOUT = 5.0
@@ -43,12 +44,32 @@ def _nothing() -> None:
     """Do nothing, where it does not matter when something was sent."""
 
 
+class AskedAlone(ABC):
+    """A worker that is asked for its stage in a way of its own, and so is never in a chain with others."""
+
+    @abstractmethod
+    async def forward(
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        *,
+        start: int,
+        stop: int,
+        position: int,
+    ) -> tuple[torch.Tensor, int | None]:
+        """Send [1, T, D] through layers [start, stop) of the session.
+
+        Returns:
+            [1, T, D], and the nanoseconds that it took there; None from one that does not tell.
+        """
+
+
 class Chain:
     """Stages of one session that activations go through without coming back in between.
 
     Args:
         protocol: the coordinator's.
-        stages: in order; one alone is asked as any other worker is.
+        stages: in order; one whose worker is `AskedAlone` is alone.
         wire: in what activations travel; empty for what the stages compute in.
         watch: gives up a step whose stages take far longer than before; None for no such watch.
     """
@@ -88,10 +109,8 @@ class Chain:
                 layers and peer.
             ModelError: what went in holds NaN or infinity.
         """
-        if len(self.stages) == 1:
-            step = self._forward_alone(session_id, hidden_BTD, position)
-        else:
-            step = self._forward_through(session_id, hidden_BTD, position, on_sent)
+        on_sent = on_sent if len(self.stages) > 1 else _nothing
+        step = self._step(session_id, hidden_BTD, position, on_sent)
         if self._watch is None:
             result_BTD = await step
         else:
@@ -102,31 +121,37 @@ class Chain:
             raise last.lost(ModelError("its answer holds NaN or infinity"))
         return result_BTD
 
-    async def _forward_alone(
-        self, session_id: int, hidden_BTD: torch.Tensor, position: int
-    ) -> torch.Tensor:
-        (item,) = self.stages
-        started = time.perf_counter()
-        try:
-            result_BTD, nanos = await item.worker.forward(
-                session_id,
-                hidden_BTD,
-                start=item.stage.start,
-                stop=item.stage.stop,
-                position=position,
-                wire=self.wire,
-            )
-        except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
-            raise await self._blame(0, exc) from exc
-        seconds = time.perf_counter() - started
-        computed = None if nanos is None else nanos / 1e9
-        num_layers = item.stage.stop - item.stage.start
-        item.times.observe(hidden_BTD.shape[1], num_layers, seconds, computed=computed)
-        return result_BTD
-
-    async def _forward_through(
+    async def _step(
         self, session_id: int, hidden_BTD: torch.Tensor, position: int, on_sent: Callable[[], None]
     ) -> torch.Tensor:
+        first, num_tokens = self.stages[0], hidden_BTD.shape[1]
+        started = time.perf_counter()
+        if isinstance(first.worker, AskedAlone):
+            start, stop = first.stage.start, first.stage.stop
+            try:
+                result_BTD, one_nanos = await first.worker.forward(
+                    session_id, hidden_BTD, start=start, stop=stop, position=position
+                )
+            except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+                raise await self._blame(0, exc) from exc
+            nanos: Sequence[int] = () if one_nanos is None else (one_nanos,)
+        else:
+            answer = await self._ask(session_id, hidden_BTD, position, on_sent)
+            nanos = answer.stage_nanos
+            result_BTD = unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
+        computed = [n / 1e9 for n in nanos]
+        if len(self.stages) == 1:  # with the way there and back
+            seconds = time.perf_counter() - started
+            its = computed[0] if len(computed) == 1 else None
+            first.times.observe(num_tokens, _num_layers(first), seconds, computed=its)
+        elif len(computed) == len(self.stages):  # all have told
+            for item, seconds in zip(self.stages, computed, strict=True):
+                item.times.observe(num_tokens, _num_layers(item), seconds, computed=seconds)
+        return result_BTD
+
+    async def _ask(
+        self, session_id: int, hidden_BTD: torch.Tensor, position: int, on_sent: Callable[[], None]
+    ) -> TensorEnvelope:
         first, last = self.stages[0], self.stages[-1]
         self._require_streams()
         asked = pack(
@@ -149,7 +174,7 @@ class Chain:
                     send_nowait=partial(self._send_first_nowait, message, on_sent),
                     timeout=self._timeout,
                 )
-                answer = check_answer(
+                return check_answer(
                     reply.envelope,
                     asked,
                     start=last.stage.start,
@@ -159,15 +184,10 @@ class Chain:
             except _NotSentError as exc:
                 raise first.lost(exc.reason) from exc.reason
             except ResponseTimeout as exc:
-                raise await self._out_of_time() from exc
+                raise await self._out_of_time(exc) from exc
             except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 index = self._peer_ids.index(waiter.ended_by)
                 raise await self._blame(index, exc) from exc
-        if len(answer.stage_nanos) == len(self.stages):  # all have told
-            for item, nanos in zip(self.stages, answer.stage_nanos, strict=True):
-                seconds, num_layers = nanos / 1e9, item.stage.stop - item.stage.start
-                item.times.observe(hidden_BTD.shape[1], num_layers, seconds, computed=seconds)
-        return unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
 
     async def _send_first(self, message: TensorMessage, on_sent: Callable[[], None]) -> None:
         try:
@@ -209,8 +229,10 @@ class Chain:
             return ModelError(f"NaN or infinity went into {item.name}: the embedding is at fault")
         return item.lost(exc)
 
-    async def _out_of_time(self) -> NoRouteError:
+    async def _out_of_time(self, exc: ResponseTimeout) -> NoRouteError:
         """Ask all stages, of which none said anything, and name those that go on saying nothing."""
+        if len(self.stages) == 1:
+            return self.stages[0].lost(exc)
         silent: dict[int, NeuroGridError] = {}
 
         async def ask(index: int) -> None:
@@ -239,6 +261,10 @@ class Chain:
         except PeerRefusedError:
             return None
         return None
+
+
+def _num_layers(item: PipelineStage) -> int:
+    return item.stage.stop - item.stage.start
 
 
 class _NotSentError(NeuroGridError):

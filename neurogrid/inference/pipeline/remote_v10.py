@@ -16,6 +16,7 @@ import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError, TransportError
 from neurogrid.fleet.remote_worker import Placement, Prior, RemoteWorker, TransferReports
+from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.model.files.blob import CHUNK_BYTES, LayerBlob
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.exchange.protocol import new_request_id
@@ -35,7 +36,7 @@ __all__ = ["RemoteWorkerV10"]
 logger = logging.getLogger(__name__)
 
 
-class RemoteWorkerV10(RemoteWorker):
+class RemoteWorkerV10(RemoteWorker, AskedAlone):
     """See `RemoteWorker`. A 1.0.0 peer has one cache a layer, so one session at a time."""
 
     @property
@@ -126,7 +127,6 @@ class RemoteWorkerV10(RemoteWorker):
         start: int,
         stop: int,
         position: int,
-        wire: str = "",
     ) -> tuple[torch.Tensor, int | None]:
         dtype, shape = hidden_BTD.dtype, tuple(hidden_BTD.shape)
         data = bytes(tensor_to_bytes(hidden_BTD.to(torch.float16)))

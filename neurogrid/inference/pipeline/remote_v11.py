@@ -1,4 +1,4 @@
-"""A worker that speaks 1.1.0: one round trip a stage, sessions, offers by content id.
+"""A worker that speaks 1.1.0: sessions, and offers by content id.
 
 Source: protocol_spec/sessions.md.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-import torch
 import trio
 
 from neurogrid.errors import ModelError, RemoteProtocolError
@@ -15,7 +14,6 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.remote_worker import Placement, Prior, RemoteWorker, TransferReports
 from neurogrid.fleet.spreading import Choice
 from neurogrid.model.files.tensors import dtype_name
-from neurogrid.node.hidden_states import check_answer, pack, unpack
 from neurogrid.p2p.exchange.protocol import new_request_id
 from neurogrid.p2p.transfer import send_blob
 from neurogrid.p2p.wire import (
@@ -45,7 +43,6 @@ SLOWEST_RATE = 1_000_000
 class RemoteWorkerV11(RemoteWorker):
     """See `RemoteWorker`."""
 
-    takes_routes = True
     takes_priors = True
     takes_chunks = True
 
@@ -188,34 +185,6 @@ class RemoteWorkerV11(RemoteWorker):
             timeout=self.timeouts.describe,
         )
         return SessionAck.decode(reply.data).length or 0
-
-    async def forward(
-        self,
-        session_id: int,
-        hidden_BTD: torch.Tensor,
-        *,
-        start: int,
-        stop: int,
-        position: int,
-        wire: str = "",
-    ) -> tuple[torch.Tensor, int | None]:
-        asked = pack(
-            hidden_BTD,
-            session_id=session_id,
-            start=start,
-            stop=stop,
-            position=position,
-            wire=wire,
-        )
-        message = TensorMessage(
-            msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=asked
-        )
-        reply = await self.protocol.request(
-            self.peer_id, message, MessageType.RESPONSE, timeout=self.timeouts.step
-        )
-        answer = check_answer(reply.envelope, asked, start=start, stop=stop, peer_id=self.peer_id)
-        result_BTD = unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
-        return result_BTD, answer.stage_nanos[0] if len(answer.stage_nanos) == 1 else None
 
     async def _request(
         self, msg_type: MessageType, data: bytes, answer: MessageType, *, timeout: float

@@ -16,7 +16,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.fleet.pipeline_stage import PipelineStage
-from neurogrid.inference.pipeline.chain import Chain
+from neurogrid.inference.pipeline.chain import AskedAlone, Chain
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.exchange.routes import can_sign, sign_route
@@ -99,8 +99,8 @@ class Routing:
         is_there = trio.current_time() < self._relayed.get((before.peer_id, item.peer_id), 0.0)
         return (
             self._is_chained
-            and before.worker.takes_routes
-            and item.worker.takes_routes
+            and not isinstance(before.worker, AskedAlone)
+            and not isinstance(item.worker, AskedAlone)
             and before.stage.stop == item.stage.start
             and item.peer_id not in [other.peer_id for other in run]
             and not is_there
