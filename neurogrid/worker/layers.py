@@ -9,7 +9,7 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import trio
@@ -23,6 +23,8 @@ from neurogrid.errors import (
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.p2p.wire import (
+    PROTOCOL_V10,
+    PROTOCOL_V11,
     Assign,
     AssignAck,
     ConfigAck,
@@ -56,7 +58,8 @@ class LayerService:
     def register(self) -> None:
         """Serve the messages of this service on the worker's protocol."""
         protocol = self._state.protocol
-        protocol.on_message(MessageType.MODEL_CONFIG, self._on_config)
+        protocol.on_message(MessageType.MODEL_CONFIG, self._on_config, version=PROTOCOL_V11)
+        protocol.on_message(MessageType.MODEL_CONFIG, self._on_config_v10, version=PROTOCOL_V10)
         protocol.on_message(MessageType.ASSIGN, self._on_assign)
         protocol.on_message(MessageType.LAYER_REQUEST, self._on_layer_request)
 
@@ -104,6 +107,17 @@ class LayerService:
                 self._trials.discard((peer_id, scope))
 
     async def _on_config(self, message: TensorMessage) -> None:
+        if await self._take_config(message, self._exchange):
+            ack = ConfigAck(fingerprint=config_fingerprint(message.data))
+            await self._state.answer(message, MessageType.CONFIG_ACK, ack.encode())
+
+    async def _on_config_v10(self, message: TensorMessage) -> None:
+        await self._take_config(message, self._exchange_v10)
+
+    async def _take_config(
+        self, message: TensorMessage, exchange: Callable[[HeldModel, str], Awaitable[None]]
+    ) -> bool:
+        """Prove the model of a config, and `exchange` what is held for it; False if its sender is gone meanwhile."""
         peer_id = sender_of(message)
         state = self._state
         is_new = state.claim(peer_id)
@@ -112,10 +126,10 @@ class LayerService:
             with self._trial(peer_id) as trial:
                 async with state.model_lock:
                     model = await state.build_model(config, seconds=PEER_SECONDS)
-                    await self._exchange(model, peer_id)
+                    await exchange(model, peer_id)
             if trial.cancelled_caught:
                 logger.info("%s is gone: its config is tried no longer", peer_id)
-                return
+                return False
         except (RemoteProtocolError, RequestRefusedError) as exc:
             # A peer that sent nothing usable must not keep others away.
             if is_new and state.coordinator == peer_id:
@@ -126,9 +140,7 @@ class LayerService:
             "%s serves %s: %d layers",
             *(peer_id, config.model_name, model.num_layers),
         )
-        if not state.protocol.is_v10(peer_id):
-            ack = ConfigAck(fingerprint=config_fingerprint(message.data))
-            await state.answer(message, MessageType.CONFIG_ACK, ack.encode())
+        return True
 
     async def _exchange(self, model: HeldModel, peer_id: str) -> None:
         """Put `model` in the place of what is held, unless that is the same model."""
@@ -136,12 +148,16 @@ class LayerService:
         held = state.model
         if held is None or (held.fingerprint, held.dtype) != (model.fingerprint, model.dtype):
             state.model = model
-        elif state.protocol.is_v10(peer_id):
-            # 1.0.0 names no content: layers that another coordinator sent may be another fine-tune's.
-            await state.run_torch(held.drop_received)
         state.assignment = None
         state.on_layers_changed()
         self._transfers.forget(peer_id)
+
+    async def _exchange_v10(self, model: HeldModel, peer_id: str) -> None:
+        """As `_exchange`. 1.0.0 names no content: layers that another coordinator sent may be another fine-tune's."""
+        held = self._state.model
+        await self._exchange(model, peer_id)
+        if held is not None and held is self._state.model:
+            await self._state.run_torch(held.drop_received)
 
     async def _on_assign(self, message: TensorMessage) -> None:
         state = self._state

@@ -34,6 +34,8 @@ from neurogrid.p2p.transfer import (
 from neurogrid.p2p.trust import COORDINATOR
 from neurogrid.p2p.wire import (
     MAX_BLOB_BYTES,
+    PROTOCOL_V10,
+    PROTOCOL_V11,
     ErrorCode,
     MessageType,
     Ready,
@@ -90,9 +92,16 @@ class TransferService(TransferPolicy):
             ),
         )
         self._transfers = Transfers(state.protocol, self, limits=limits)
-        state.protocol.on_message(
-            MessageType.WEIGHTS, self._on_plain, when=lambda message: message.request_id == 0
-        )
+        for version, handler in (
+            (PROTOCOL_V11, self._refuse_plain),
+            (PROTOCOL_V10, self._on_plain_v10),
+        ):
+            state.protocol.on_message(
+                MessageType.WEIGHTS,
+                handler,
+                when=lambda message: message.request_id == 0,
+                version=version,
+            )
 
     def forget(self, peer_id: str, *, layer_id: int | None = None) -> None:
         """End the unfinished transfers of a peer, of one layer or of all.
@@ -208,6 +217,15 @@ class TransferService(TransferPolicy):
                 await self._load(model, layer_id, stored.data, offered.info.blob_id)
             assignment.confirmed.add(layer_id)
 
+    def _refuse_plain(self, message: TensorMessage) -> None:
+        """Refuse a chunk of which nothing says what its bytes should be."""
+        WeightsChunk.require_numbers(message.data)
+        self._state.require_coordinator(sender_of(message))
+        raise RequestRefusedError(
+            f"weights of layer {message.layer_id} came without an accepted offer",
+            code=ErrorCode.TRANSFER_INVALID,
+        )
+
     # 1.0.0
 
     async def expire(self, on_gave_up: Callable[[str], None]) -> None:
@@ -234,7 +252,7 @@ class TransferService(TransferPolicy):
                 self._plain.pop((peer_id, layer_id), None)
                 on_gave_up(peer_id)
 
-    def _on_plain(self, message: TensorMessage) -> Awaitable[None] | None:
+    def _on_plain_v10(self, message: TensorMessage) -> Awaitable[None] | None:
         """Keep one chunk, in the order in which they come.
 
         The last chunk's stream ends when the layer is usable, so its loading is awaited.
@@ -242,13 +260,7 @@ class TransferService(TransferPolicy):
         state = self._state
         peer_id, layer_id = sender_of(message), message.layer_id
         WeightsChunk.require_numbers(message.data)
-        model = state.require_coordinator(peer_id)
-        if not state.protocol.is_v10(peer_id):
-            # Nothing says what these bytes should be.
-            raise RequestRefusedError(
-                f"weights of layer {layer_id} came without an accepted offer",
-                code=ErrorCode.TRANSFER_INVALID,
-            )
+        model = state.require_coordinator_v10(peer_id)
         chunk = WeightsChunk.decode(message.data)
         incoming = self._plain.get((peer_id, layer_id))
         if incoming is None:

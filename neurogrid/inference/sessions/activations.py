@@ -18,7 +18,6 @@ import torch
 import trio
 
 from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
-from neurogrid.inference.sessions.caches_v10 import WorkerCachesV10
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.node.hidden_states import pack, unpack, width
@@ -50,13 +49,11 @@ class WorkerActivations:
         links: WorkerLinks,
         sessions: SessionTable,
         steps: WorkerSteps,
-        caches_v10: WorkerCachesV10,
     ) -> None:
         self._state = state
         self._links = links
         self._sessions = sessions
         self._steps = steps
-        self._caches_v10 = caches_v10
 
     async def extend(
         self, session_id: int, owner: str, hidden_BTD: torch.Tensor, *, position: int
@@ -81,11 +78,7 @@ class WorkerActivations:
     async def serve(self, message: TensorMessage) -> None:
         """The handler of activations."""
         came = time.perf_counter_ns()
-        # Only 1.1.0 has envelopes.
-        if message.envelope is None:
-            data = await self._caches_v10.compute(message)
-            await self._state.answer(message, MessageType.RESPONSE, data)
-            return
+        assert message.envelope is not None, "a tensor of 1.1.0 has one"
         session = self._session_of(message, message.envelope)
         if session is None:
             return

@@ -13,7 +13,7 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
-from neurogrid.p2p.wire import ErrorCode, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.state import WorkerState, sender_of
 
@@ -40,19 +40,18 @@ class WorkerCachesV10:
         """Drop all of them."""
         self._caches.clear()
 
-    async def compute(self, message: TensorMessage) -> bytes:
+    async def serve(self, message: TensorMessage) -> None:
+        """The handler of activations of 1.0.0."""
+        data = await self._compute(message)
+        await self._state.answer(message, MessageType.RESPONSE, data)
+
+    async def _compute(self, message: TensorMessage) -> bytes:
         """Compute the layer that the header names, and no other, for FP16 `[1, T, D]` at position SeqID.
 
         Raises:
             RequestRefusedError: it is not held, has no room for a cache, or could not compute.
         """
-        model = self._state.require_coordinator(message.from_peer)
-        if not self._state.protocol.is_v10(sender_of(message)):
-            # Its caches are those that its assignment has agreed on: these would take as much again.
-            raise RequestRefusedError(
-                "an activation of 1.0.0 came from a peer that speaks 1.1.0: it has sessions",
-                code=ErrorCode.PROTOCOL_VIOLATION,
-            )
+        model = self._state.require_coordinator_v10(sender_of(message))
         layer_id, position = message.layer_id, message.seq_id
         if layer_id not in model.held:
             raise RequestRefusedError(

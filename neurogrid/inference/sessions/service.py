@@ -23,6 +23,8 @@ from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.routes import Place, place_in
 from neurogrid.p2p.wire import (
+    PROTOCOL_V10,
+    PROTOCOL_V11,
     ErrorCode,
     GPUInfo,
     LayerIds,
@@ -61,9 +63,7 @@ class SessionService:
         self._steps = WorkerSteps(state)
         self._sessions = SessionTable(on_drop=self._steps.withdraw)
         self._caches_v10 = WorkerCachesV10(state, self._steps)
-        self._activations = WorkerActivations(
-            state, links, self._sessions, self._steps, self._caches_v10
-        )
+        self._activations = WorkerActivations(state, links, self._sessions, self._steps)
         self.statistics = self._steps.statistics
         self.run = self._steps.run
         self.extend = self._activations.extend
@@ -77,7 +77,8 @@ class SessionService:
         protocol.on_message(MessageType.SESSION_OPEN, self._on_open)
         protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
         protocol.on_message(MessageType.SESSION_QUERY, self._on_query)
-        protocol.on_message(MessageType.ACTIVATION, self._activations.serve)
+        protocol.on_message(MessageType.ACTIVATION, self._activations.serve, version=PROTOCOL_V11)
+        protocol.on_message(MessageType.ACTIVATION, self._caches_v10.serve, version=PROTOCOL_V10)
 
     @property
     def load(self) -> WorkerLoad:

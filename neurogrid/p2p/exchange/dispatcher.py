@@ -100,30 +100,33 @@ class Dispatcher:
         message: TensorMessage,
         *,
         form: Callable[[TensorMessage], TensorMessage] = lambda message: message,
+        subscribers: Subscribers | None = None,
     ) -> Job | None:
         """Deal with what needs no waiting; returns what is left to await.
 
         Args:
             form: takes the envelope off, of what its sender may send.
+            subscribers: other handlers than those of `subscribers`.
 
         Raises:
             RequestRefusedError: its sender may not send it, nobody serves it, or a sync handler refused it.
             RemoteProtocolError: its Data is malformed.
             BadAnswerError: it is a malformed answer.
         """
+        subscribers = subscribers or self.subscribers
         if message.msg_type is not None and message.msg_type.traits.answers is not None:
             message = form(message)
             if self.pending.resolve(message):
                 answer_received(message)
                 return None
-            if not self.subscribers.has(message):
+            if not subscribers.has(message):
                 if not self.pending.keep(message):
                     logger.debug("nobody waits for %s of %s", name_of(message), message.from_peer)
                 return None
             self.authorise(message)
-            return self.subscribers.call(message)
+            return subscribers.call(message)
         self.authorise(message)
-        return self.subscribers.call(form(message))
+        return subscribers.call(form(message))
 
     def take_error(self, message: TensorMessage) -> bool:
         """Fail the requests that a received Error speaks of; False when there were none.

@@ -35,7 +35,7 @@ from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.dispatcher import Dispatcher
 from neurogrid.p2p.exchange.oneshot import OneshotStreams
 from neurogrid.p2p.exchange.pending import Waiter
-from neurogrid.p2p.exchange.subscribers import Job, MessageHandler
+from neurogrid.p2p.exchange.subscribers import Job, MessageHandler, Subscribers
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.budget import ByteBudget
@@ -132,6 +132,7 @@ class Exchange:
         self._v10_only: set[str] = set()  # peers of whom the negotiation told
         self._dispatcher = Dispatcher(host.start_soon, bounds)
         self._budget = ByteBudget(per_peer=bounds.max_bytes_per_peer, total=bounds.max_bytes)
+        self._subscribers_v10 = Subscribers()
         self._oneshot: OneshotStreams | None = None
         if v10 is not None:
             self._oneshot = OneshotStreams(
@@ -346,14 +347,20 @@ class Exchange:
         handler: MessageHandler,
         *,
         when: Callable[[TensorMessage], bool] | None = None,
+        version: str | None = None,
     ) -> None:
         """Serve messages of a type (None: legacy) for which `when(message)` holds.
+
+        `version` is the protocol id of the streams on which they come; None is each that is spoken.
 
         A traced message counts as its untraced type; its trace is active while the handler runs. Handlers are
         called in the order in which they were registered. A sync handler may return an awaitable, which runs
         in a task. Of a type that is an answer, handlers get those that no request waits for.
         """
-        self._dispatcher.subscribers.add(untraced(msg_type), handler, when)
+        if version != PROTOCOL_V10:
+            self._dispatcher.subscribers.add(untraced(msg_type), handler, when)
+        if version in (None, PROTOCOL_V10):
+            self._subscribers_v10.add(untraced(msg_type), handler, when)
 
     def authorise_by(self, check: Callable[[TensorMessage], None]) -> None:
         """Call `check(message)` before each message that handlers are to get; `message.from_peer` has sent it.
@@ -519,7 +526,7 @@ class Exchange:
 
     async def _receive_v10(self, peer_id: str, message: TensorMessage) -> None:
         self._count_received(peer_id, message)
-        job: Job | None = self._dispatcher.take(message)
+        job: Job | None = self._dispatcher.take(message, subscribers=self._subscribers_v10)
         if job is not None:
             # Served at once, whatever the number: an answer must not wait behind the handlers that wait for it.
             # The number of streams bounds it.
