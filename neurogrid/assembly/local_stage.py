@@ -49,7 +49,8 @@ from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.wire import PROTOCOL_V11
-from neurogrid.worker.state import WorkerSettings, WorkerState
+from neurogrid.worker.settings import WorkerSettings
+from neurogrid.worker.state import WorkerState
 
 __all__ = ["LocalWorker", "enlist_with_local", "open_local_worker"]
 

@@ -41,7 +41,8 @@ from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 from neurogrid.worker.device import DeviceService
 from neurogrid.worker.layers import LayerService
 from neurogrid.worker.links import WorkerLinks
-from neurogrid.worker.state import WeightSource, WorkerSettings, WorkerState
+from neurogrid.worker.settings import WorkerSettings
+from neurogrid.worker.state import WeightSource, WorkerState
 from neurogrid.worker.transfers import TransferService
 
 __all__ = ["Worker", "WorkerSettings", "open_worker"]

@@ -1,15 +1,13 @@
-"""State that the parts of a worker share: its settings, its model, its coordinator, and its torch thread.
+"""State that the parts of a worker share: its settings, its model, who has it, and its torch thread.
 
 No handlers here, and no messages: `layers` brings layers in, `inference.sessions` computes with them.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -18,21 +16,18 @@ import trio
 from neurogrid.errors import CapacityError, RequestRefusedError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
-from neurogrid.node.cache_directory import CacheSettings
-from neurogrid.node.finding import FindingSettings
-from neurogrid.node.reaching import ReachSettings
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.exchange.protocol import Protocol
-from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
 from neurogrid.worker.blobs import WorkerBlobs
+from neurogrid.worker.claim import SERVING, Claim
 from neurogrid.worker.held_model import HeldModel, proving, refusing_config
 from neurogrid.worker.proofs import result_of
+from neurogrid.worker.settings import WorkerSettings
 
 __all__ = [
     "Assignment",
     "WeightSource",
-    "WorkerSettings",
     "WorkerState",
     "name_layers",
     "sender_of",
@@ -44,56 +39,6 @@ R = TypeVar("R")
 # What a second coordinator is told to wait for; a generation takes seconds to minutes. Seconds.
 BUSY_RETRY_AFTER = 10.0
 MAX_LAYERS_NAMED = 8
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """Settings that a worker was started with.
-
-    Attributes:
-        name: what peers are told that this machine is called, at most 32 printable characters; None for the host's
-            name, empty for nothing.
-        listen: multiaddrs to listen on.
-        listen_fallback: where to listen if one of them is taken; empty makes that an error.
-        identity_file: where the key pair lives; None for a new identity each time.
-        admission: which peers are served; None for all that reach a listen address.
-        device: `cpu`, `cuda:0`; None for the best there is.
-        memory_limit: bytes that weights and caches may take; None for what the device has.
-        model: a checkpoint directory of its own; None for a stateless worker.
-        wait_for_assignment: load from `model` only what a coordinator assigns.
-        bootstrap: coordinators to dial, as full multiaddrs.
-        finding: how coordinators find this worker.
-        reach: how they reach it where they cannot simply dial it.
-        max_seq_len: tokens; the longest session that is opened here.
-        max_sessions: sessions that may be open at once; how many there can be is a matter of memory first.
-        prefill_chunk: tokens of a prompt that run in one go while other sessions are open.
-        transfer_timeout: seconds without a chunk after which a transfer is given up.
-        cache: where layers that came are kept on disk; None for nowhere.
-        session_ttl: seconds without an activation after which a session is closed.
-        protocol_versions: protocol ids to speak; None for all.
-        says_at: the level of `logging` for which coordinator it serves, and what it is ready for.
-    """
-
-    name: str | None = None
-    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
-    listen_fallback: tuple[str, ...] = ()
-    identity_file: Path | None = None
-    admission: Admission | None = None
-    device: str | None = None
-    memory_limit: int | None = None
-    model: Path | None = None
-    wait_for_assignment: bool = False
-    bootstrap: tuple[str, ...] = ()
-    finding: FindingSettings = field(default_factory=FindingSettings)
-    reach: ReachSettings = field(default_factory=ReachSettings)
-    max_seq_len: int = 4096
-    max_sessions: int = 1024
-    prefill_chunk: int = 512
-    transfer_timeout: float = 60.0
-    cache: CacheSettings | None = None
-    session_ttl: float = 600.0
-    protocol_versions: tuple[str, ...] | None = None
-    says_at: int = logging.INFO
 
 
 class WeightSource(StrEnum):
@@ -139,7 +84,7 @@ class WorkerState:
         blobs: the bytes of layers that came, in memory and on disk.
         model: the model of the last config, with the layers that are held.
         assignment: the stage of the current coordinator, once assigned (1.1.0).
-        coordinator: the peer that the worker serves now.
+        claimed: who has the worker, and for what.
         received_bytes: weights of the layers that were loaded, by where they came from.
         on_layers_changed: called when a config or an assignment replaces the layers under open sessions.
     """
@@ -158,7 +103,7 @@ class WorkerState:
         self.blobs = WorkerBlobs(settings.cache)
         self.model: HeldModel | None = None
         self.assignment: Assignment | None = None
-        self.coordinator: str | None = None
+        self.claimed: Claim | None = None
         self.received_bytes = dict.fromkeys(WeightSource, 0)
         self.on_layers_changed: Callable[[], None] = lambda: None
         self._torch_thread = torch_thread
@@ -196,24 +141,31 @@ class WorkerState:
             total = self.settings.memory_limit
         return DeviceMemory(total_bytes=total, used_bytes=max(total - free, 0))
 
+    @property
+    def coordinator(self) -> str | None:
+        """The peer that the worker serves now."""
+        return self.claimed.owner if self.claimed and self.claimed.purpose == SERVING else None
+
     def claim(self, peer_id: str) -> bool:
         """Make `peer_id` the coordinator that this worker serves; False if it is already.
 
         Raises:
-            RequestRefusedError: another one is being served (BUSY).
+            RequestRefusedError: another one has the worker (BUSY).
         """
-        if self.coordinator == peer_id:
+        before, claim = self.claimed, Claim(peer_id)
+        if before == claim:
             return False
-        if self.coordinator is not None:
-            if self.protocol.host.is_connected(self.coordinator):
-                raise self._busy()
+        if before is not None:
+            is_connected = self.protocol.host.is_connected(before.owner)
+            if not before.allows(claim, trio.current_time(), is_connected=is_connected):
+                raise self._busy(before)
             self.release()
-        self.coordinator = peer_id
+        self.claimed = claim
         return True
 
     def release(self) -> None:
         """Serve nobody; the layers stay for the next coordinator that wants the same bytes."""
-        self.coordinator = None
+        self.claimed = None
         self.assignment = None
 
     def require_coordinator(self, peer_id: str | None) -> HeldModel:
@@ -222,8 +174,8 @@ class WorkerState:
         Raises:
             RequestRefusedError: no config was sent (CONFIG_REQUIRED), or another peer is served (BUSY).
         """
-        if self.coordinator is not None and self.coordinator != peer_id:
-            raise self._busy()
+        if self.claimed is not None and self.coordinator != peer_id:
+            raise self._busy(self.claimed)
         if self.model is None or self.coordinator is None:
             raise RequestRefusedError(
                 "no model config was received: send ModelConfig first",
@@ -338,10 +290,9 @@ class WorkerState:
         )
         await self.protocol.send(sender_of(message), reply)
 
-    def _busy(self) -> RequestRefusedError:
+    def _busy(self, claim: Claim) -> RequestRefusedError:
         return RequestRefusedError(
-            f"busy: this worker serves the coordinator {self.coordinator}; try again when that has "
-            "ended, or start another worker",
+            f"busy: this worker {claim}; try again when that has ended, or start another worker",
             code=ErrorCode.BUSY,
             retry_after=BUSY_RETRY_AFTER,
         )

@@ -32,7 +32,8 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     serialize_config,
 )
-from neurogrid.worker.state import WorkerSettings, WorkerState
+from neurogrid.worker.settings import WorkerSettings
+from neurogrid.worker.state import WorkerState
 
 SECONDS = 120.0
 # 60 bytes that ask for minutes, and some that ask for gigabytes.

@@ -37,7 +37,8 @@ from neurogrid.p2p.wire import (
     encode_message,
     serialize_config,
 )
-from neurogrid.worker.state import WorkerSettings, WorkerState
+from neurogrid.worker.settings import WorkerSettings
+from neurogrid.worker.state import WorkerState
 
 DEADLINE = 120.0
 LEAST = 64 * 1024  # the least that a Hello may say

@@ -24,7 +24,8 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.node.burst import MAX_GAP
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.worker.held_model import HeldModel
-from neurogrid.worker.state import WorkerSettings, WorkerState
+from neurogrid.worker.settings import WorkerSettings
+from neurogrid.worker.state import WorkerState
 
 NUM_TOKENS, PROMPT, CHUNK = 40, 20, 8
 # Relative to the largest element: sums of other shapes have another order.
