@@ -1,4 +1,4 @@
-"""A worker's links to the workers after it: brought up with a session, used for its activations, made again when cut.
+"""A worker's links to its neighbours in a route: brought up with a session, used for its tensors, made again when cut.
 
 While they are up, the transport pings them, so that no NAT forgets them.
 
@@ -20,7 +20,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.p2p.exchange.protocol import Protocol
-from neurogrid.p2p.exchange.routes import Place
+from neurogrid.p2p.exchange.routes import Direction, Place
 from neurogrid.p2p.hosts.dialing import connect_any
 from neurogrid.p2p.wire import PROTOCOL_V11, ErrorCode, TensorMessage
 
@@ -48,7 +48,7 @@ class WorkerLinks:
         self._locks: dict[str, trio.Lock] = {}
 
     async def prepare(self, place: Place | None) -> None:
-        """Make sure of the stream to the successor, if there is one.
+        """Make sure of the stream to the successor, if there is one; it serves both directions.
 
         Raises:
             RequestRefusedError: it cannot be reached, in time or at all (PEER_UNREACHABLE).
@@ -62,7 +62,7 @@ class WorkerLinks:
             raise self.unreachable(peer_id, exc) from exc
 
     async def _open(self, peer_id: str, addresses: tuple[str, ...]) -> None:
-        """Connect to a successor unless that is so, and bring up the stream.
+        """Connect to a neighbour unless that is so, and bring up the stream.
 
         Raises:
             NeuroGridError: it cannot be reached, in time or at all.
@@ -97,25 +97,30 @@ class WorkerLinks:
             raise TransportError("the route has no address of it")
         await connect_any(self._connect, ways)
 
-    def hand_on_nowait(self, place: Place, message: TensorMessage) -> bool:
-        """Send an activation to the successor if nothing has to be waited for; else False, and nothing is sent.
+    def hand_on_nowait(
+        self, place: Place, message: TensorMessage, direction: Direction = Direction.FORWARD
+    ) -> bool:
+        """Send a tensor to the next worker if nothing has to be waited for; else False, and nothing is sent.
 
         Raises:
             RequestRefusedError: it does not get there (PEER_UNREACHABLE).
         """
-        assert place.successor is not None
+        peer_id = place.target(direction)
+        assert peer_id is not None
         try:
-            return self._protocol.send_nowait(place.successor, message)
+            return self._protocol.send_nowait(peer_id, message)
         except NeuroGridError as exc:
-            raise self.unreachable(place.successor, exc) from exc
+            raise self.unreachable(peer_id, exc) from exc
 
-    async def hand_on(self, place: Place, message: TensorMessage) -> None:
-        """Send an activation to the successor; a link that was cut since the last one is made again for it.
+    async def hand_on(
+        self, place: Place, message: TensorMessage, direction: Direction = Direction.FORWARD
+    ) -> None:
+        """Send a tensor to the next worker in this direction; a link that was cut since the last one is made again.
 
         Raises:
             RequestRefusedError: it does not get there (PEER_UNREACHABLE).
         """
-        peer_id = place.successor
+        peer_id = place.target(direction)
         assert peer_id is not None
         try:
             with trio.fail_after(HAND_ON_TIMEOUT):

@@ -13,7 +13,14 @@ from libp2p.crypto.rsa import create_new_key_pair
 from libp2p.peer.id import ID
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.exchange.routes import Place, can_sign, open_route, place_in, sign_route
+from neurogrid.p2p.exchange.routes import (
+    Direction,
+    Place,
+    can_sign,
+    open_route,
+    place_in,
+    sign_route,
+)
 from neurogrid.p2p.hosts.identity import Identity, signing_key
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import MAX_STAGES, ErrorCode, Route
@@ -49,6 +56,10 @@ def test_a_worker_finds_its_place() -> None:
     last = judged(data, own_id=PEERS[2], start=6, stop=9)
     assert (first.predecessor, first.successor) == (None, PEERS[1])
     assert (last.predecessor, last.successor) == (PEERS[1], None)
+    forward, backward = Direction.FORWARD, Direction.BACKWARD
+    assert (place.source(forward), place.target(forward)) == (PEERS[0], PEERS[2])
+    assert (place.source(backward), place.target(backward)) == (PEERS[2], PEERS[0])
+    assert (first.target(backward), last.source(backward)) == (None, None)
 
 
 def test_clocks_may_differ() -> None:

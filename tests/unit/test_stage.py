@@ -162,6 +162,21 @@ def test_weights_are_cast_to_the_dtype_of_the_stage(llama: Checkpoint) -> None:
     assert out.dtype == torch.bfloat16
 
 
+def test_a_layer_that_owns_its_memory_may_change_and_its_blob_does_not(llama: Checkpoint) -> None:
+    before = llama.layer(1)
+    tensors = {name: tensor.clone() for name, tensor in before.items()}
+    stage = Stage(llama.config, dtype=torch.float32, device="cpu")
+    for owns_memory in (True, False):
+        stage.load_layer(1, tensors, owns_memory=owns_memory)
+        with torch.no_grad():
+            for parameter in stage.layer(1).parameters():
+                parameter += 1
+        changed = [
+            name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])
+        ]
+        assert bool(changed) == (not owns_memory)
+
+
 def test_tensors_at_odd_addresses_give_the_same_bits(llama: Checkpoint) -> None:
     shifted = {}
     for name, tensor in llama.layer(0).items():

@@ -15,7 +15,7 @@ import trio
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.p2p.exchange.routes import Place
+from neurogrid.p2p.exchange.routes import Direction, Place
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import name_range
@@ -67,7 +67,7 @@ class Session:
     @property
     def source(self) -> str:
         """The one peer whose activations it takes."""
-        return (self.place and self.place.predecessor) or self.owner
+        return (self.place and self.place.source(Direction.FORWARD)) or self.owner
 
     @property
     def origin(self) -> str:

@@ -111,15 +111,19 @@ class Stage:
             raise ValueError(f"layer {layer_id} is not held here")
         return self._skeleton.layer(layer_id)
 
-    def load_layer(self, layer_id: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load_layer(
+        self, layer_id: int, tensors: Mapping[str, torch.Tensor], *, owns_memory: bool = False
+    ) -> None:
         """Load a layer, in place of what it held before.
 
         On the CPU a tensor that needs no cast and no conversion and is aligned to 64 bytes is used
-        as it is: the caller gives it up and must not change it afterwards.
+        as it is: the caller gives it up and must not change it afterwards. Nor may the layer change,
+        while others are sent the same memory under its hash, unless it owns its memory.
 
         Args:
             layer_id: 0..num_layers-1.
             tensors: under their checkpoint names, in the checkpoint's layout; all of the layer's.
+            owns_memory: copy them, because the layer's parameters are going to change.
 
         Raises:
             ValueError: no such layer, or a tensor of another layer.
@@ -129,6 +133,8 @@ class Stage:
             raise ValueError(
                 f"layer {layer_id} given, the model has layers 0..{self.num_layers - 1}"
             )
+        if owns_memory:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         self._skeleton.load_layer(layer_id, tensors)
         self._held.add(layer_id)
         self._weight_bytes.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from cryptography.exceptions import InvalidSignature
@@ -19,10 +20,17 @@ from neurogrid.p2p.hosts.identity import Identity, signing_key
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import MAX_ROUTE_BYTES, ErrorCode, Route
 
-__all__ = ["Place", "can_sign", "open_route", "place_in", "sign_route"]
+__all__ = ["Direction", "Place", "can_sign", "open_route", "place_in", "sign_route"]
 
 _DOMAIN: Final = b"neurogrid/route/1\x00"
 _SIGNATURE_BYTES: Final = 64
+
+
+class Direction(Enum):
+    """The way along a route: activations go forward, gradients would go backward."""
+
+    FORWARD = 1
+    BACKWARD = -1
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,14 @@ class Place:
         """The worker that it hands its results to; None where the coordinator gets them."""
         is_last = self.index + 1 == len(self.route.peers)
         return None if is_last else self.route.peers[self.index + 1]
+
+    def source(self, direction: Direction) -> str | None:
+        """The worker that may send what goes in this direction; None where the coordinator does."""
+        return self.predecessor if direction == Direction.FORWARD else self.successor
+
+    def target(self, direction: Direction) -> str | None:
+        """The worker that what goes in this direction is handed to; None where the coordinator gets it."""
+        return self.successor if direction == Direction.FORWARD else self.predecessor
 
 
 def can_sign(identity: Identity) -> bool:
