@@ -36,8 +36,3 @@ class Claim:
         """Whether another claim may follow: its owner's own for the same purpose, or any once this one is over."""
         is_renewed = (self.owner, self.purpose) == (other.owner, other.purpose)
         return is_renewed or not self.holds(now, is_connected=is_connected)
-
-    def __str__(self) -> str:
-        if self.purpose == SERVING:
-            return f"serves the coordinator {self.owner}"
-        return f"is claimed by {self.owner} for {self.purpose}"

@@ -291,8 +291,12 @@ class WorkerState:
         await self.protocol.send(sender_of(message), reply)
 
     def _busy(self, claim: Claim) -> RequestRefusedError:
+        if claim.purpose == SERVING:
+            reason = f"busy: this worker serves the coordinator {claim.owner}"
+        else:
+            reason = f"busy: this worker is claimed by {claim.owner} for {claim.purpose}"
         return RequestRefusedError(
-            f"busy: this worker {claim}; try again when that has ended, or start another worker",
+            f"{reason}; try again when that has ended, or start another worker",
             code=ErrorCode.BUSY,
             retry_after=BUSY_RETRY_AFTER,
         )

@@ -49,8 +49,3 @@ def test_a_claim_holds_until_its_time_or_its_connection_ends(
                 current.owner not in connected if current.until is None else now >= current.until
             )
             assert is_over == ended
-
-
-def test_it_says_who_has_the_worker() -> None:
-    assert str(Claim("ann")) == "serves the coordinator ann"
-    assert str(Claim("ann", "training", 7.0)) == "is claimed by ann for training"

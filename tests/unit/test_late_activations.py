@@ -14,7 +14,7 @@ from neurogrid.inference.sessions.activations import WorkerActivations
 from neurogrid.inference.sessions.table import MAX_REMEMBERED, Session, SessionTable
 from neurogrid.p2p import Protocol, TensorMessage
 from neurogrid.p2p.exchange.routes import Place
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope
+from neurogrid.p2p.wire import ErrorCode, MessageType, Route, TensorEnvelope
 from tests.unit.blocking_pair import open_two
 
 COORDINATOR, WORKER, STRANGER = "coordinator", "worker", "stranger"
@@ -26,9 +26,7 @@ class Worker:
     def __init__(self) -> None:
         self.sessions = SessionTable(on_drop=lambda session: None)
         state: Any = SimpleNamespace(model=object(), require_coordinator=self._require_coordinator)
-        self.activations = WorkerActivations(
-            state, cast(Any, None), self.sessions, cast(Any, None), cast(Any, None)
-        )
+        self.activations = WorkerActivations(state, cast(Any, None), self.sessions, cast(Any, None))
 
     @staticmethod
     def _require_coordinator(peer_id: str) -> None:
@@ -39,7 +37,7 @@ class Worker:
         """Open a session, and close it again."""
         place: Any = None
         if predecessor is not None:
-            place = cast(Place, SimpleNamespace(predecessor=predecessor, successor=None))
+            place = Place(cast(Route, SimpleNamespace(peers=(predecessor, "this one"))), 1)
         no: Any = None
         session = Session(session_id, COORDINATOR, no, 0, 4, 64, no, place, last_used=0.0)
         self.sessions.add(session)

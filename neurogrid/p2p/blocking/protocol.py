@@ -101,13 +101,15 @@ class Protocol(Blocking[AsyncProtocol]):
         handler: Callable[[TensorMessage], None],
         *,
         when: Callable[[TensorMessage], bool] | None = None,
+        version: str | None = None,
     ) -> None:
         """Serve messages of a type (None: legacy) for which `when(message)` holds.
 
-        `when` is called in the loop: it must be quick, and must not call this API.
+        `version` is the protocol id of the streams on which they come; None is each that is spoken. `when` is called in
+        the loop: it must be quick, and must not call this API.
         """
         self._register(
-            lambda wrapped: self._inner.on_message(msg_type, wrapped, when=when),
+            lambda wrapped: self._inner.on_message(msg_type, wrapped, when=when, version=version),
             handler,
             at_once=untraced(msg_type) in _AT_ONCE,
         )
