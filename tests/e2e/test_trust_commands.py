@@ -80,7 +80,9 @@ def test_tickets_and_revocations_while_a_coordinator_runs(tmp_path: Path) -> Non
             assert (status, "all tickets are void" in said) == (0, True), said
             refused = coordinator.wait_line(f"refused {worker.peer_id}: ")
             assert "was revoked by the cluster" in refused
-            expired = join_late(coordinator_command(*cluster, "--ticket", "--expires", "1s")[1])
+            made = an_hour_ago("coordinator", *cluster, "--ticket", "--expires", "1s")
+            ticket = made.stdout.split()[0].removeprefix("NEUROGRID_TICKET=")
+            expired = an_hour_ago("worker", *LOOPBACK, ticket=ticket)
             assert expired.returncode == 1, expired.stderr
             assert "refused us: the ticket expired at" in expired.stderr.splitlines()[-1]
             coordinator.wait_line("the ticket expired at")
@@ -94,16 +96,16 @@ def test_tickets_and_revocations_while_a_coordinator_runs(tmp_path: Path) -> Non
                 assert (status, bool(text.strip())) == (0, True), coordinator.lines
 
 
-def join_late(line: str) -> subprocess.CompletedProcess[str]:
-    """Join by a ticket that has expired, on a machine whose clock is an hour behind: the coordinator's decides."""
+def an_hour_ago(command: str, *args: str, ticket: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command where the clock is an hour behind: whether a ticket has expired, the coordinator's decides."""
     behind = "import time; real = time.time; time.time = lambda: real() - 3600; "
     return run(
         [
             *(sys.executable, "-c"),
-            f"{behind} from neurogrid.cli.commands.worker import main; raise SystemExit(main())",
-            *LOOPBACK,
+            f"{behind} from neurogrid.cli.commands.{command} import main; raise SystemExit(main())",
+            *args,
         ],
-        env={**ENVIRONMENT, "NEUROGRID_TICKET": line.split()[0].removeprefix("NEUROGRID_TICKET=")},
+        env={**ENVIRONMENT, **({"NEUROGRID_TICKET": ticket} if ticket else {})},
     )
 
 
