@@ -124,7 +124,7 @@ def plain(value: Any) -> Any:
 # 64-bit numbers stand in the vectors as strings, since JSON readers differ past 2**53.
 U64_FIELDS = {
     *("session_id", "position", "total_bytes", "used_bytes", "credit", "max_total"),
-    *("read_rate", "compute_rate", "layer_nanos", "prior", "stage_nanos"),
+    *("read_rate", "compute_rate", "layer_nanos", "prior", "stage_nanos", "batch"),
 }
 
 

@@ -14,7 +14,13 @@ from typing import Any, Final
 import msgpack
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_MAP_BYTES, MAX_RANK, MAX_STAGES
+from neurogrid.p2p.wire.limits import (
+    MAX_BATCH_SIZE,
+    MAX_LAYERS,
+    MAX_MAP_BYTES,
+    MAX_RANK,
+    MAX_STAGES,
+)
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, decode_map, encode_map
 from neurogrid.p2p.wire.messages import Data, TensorEnvelope
 from neurogrid.p2p.wire.types import DTYPES, ErrorCode
@@ -24,10 +30,10 @@ __all__ = ["TENSOR_ALIGNMENT", "encode_envelope_parts", "decode_envelope"]
 TENSOR_ALIGNMENT: Final = 16
 """Bytes: what malloc gives and what vector loads of 128 bits want."""
 
-_KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape", "nanos"})
-# A map of six keys, or of these seven, and no other, as all peers write it that have nothing else to add; and the bytes
+_KEYS: Final = frozenset({"sid", "pos", "start", "stop", "dtype", "shape", "nanos", "batch"})
+# A map of six to eight of these keys, and no other, as all peers write it that have nothing else to add; and the bytes
 # that it takes at most, with the times of a few stages.
-_PLAIN_MAPS: Final = (0x86, 0x87)
+_PLAIN_MAPS: Final = (0x86, 0x87, 0x88)
 _PLAIN_MAP_BYTES: Final = 256
 _PLAIN_STAGES: Final = 8
 
@@ -48,11 +54,12 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
         and _are_uints(e.shape, MAX_U32)
         and len(e.stage_nanos) <= MAX_STAGES
         and _are_uints(e.stage_nanos, MAX_U64)
+        and _is_batch(e.batch)
     )
     if not fits:
         raise LocalProtocolError(
             f"no envelope for session {e.session_id}, position {e.position}, "
-            f"layers {e.start_layer} to {e.stop_layer}, shape {e.shape}"
+            f"layers {e.start_layer} to {e.stop_layer}, shape {e.shape}, batch {e.batch}"
         )
     num_bytes = memoryview(e.data).nbytes
     if e.dtype not in DTYPES or math.prod(e.shape) * DTYPES[e.dtype] != num_bytes:
@@ -67,6 +74,8 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
     }
     if e.stage_nanos:
         fields["nanos"] = list(e.stage_nanos)
+    if e.batch:
+        fields["batch"] = list(e.batch)
     entries = encode_map(fields)
     return entries + bytes(-len(entries) % TENSOR_ALIGNMENT), e.data
 
@@ -82,7 +91,7 @@ def decode_envelope(data: Data) -> TensorEnvelope:
     """
     view = memoryview(data).cast("B")
     found, map_bytes = _plain_map(view) or _any_map(view)
-    session_id, position, start, stop, dtype, shape, nanos = found
+    session_id, position, start, stop, dtype, shape, nanos, batch = found
     tensor_at = map_bytes + -map_bytes % TENSOR_ALIGNMENT
     if tensor_at > len(view) or any(view[map_bytes:tensor_at]):
         raise RemoteProtocolError(
@@ -94,7 +103,7 @@ def decode_envelope(data: Data) -> TensorEnvelope:
             f"{len(tensor)} bytes are no {dtype} tensor of shape {list(shape)}",
             code=ErrorCode.SHAPE_MISMATCH,
         )
-    return TensorEnvelope(session_id, position, start, stop, dtype, shape, tensor, nanos)
+    return TensorEnvelope(session_id, position, start, stop, dtype, shape, tensor, nanos, batch)
 
 
 def _are_uints(values: Sequence[int], largest: int) -> bool:
@@ -105,7 +114,13 @@ def _are_uints(values: Sequence[int], largest: int) -> bool:
     return True
 
 
-_Entries = tuple[int, int, int, int, str, tuple[int, ...], tuple[int, ...]]
+def _is_batch(batch: Sequence[int]) -> bool:
+    return not batch or (
+        len(batch) == 2 and _are_uints(batch, MAX_U64) and 1 <= batch[1] <= MAX_BATCH_SIZE
+    )
+
+
+_Entries = tuple[int, int, int, int, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def _any_map(view: memoryview) -> tuple[_Entries, int]:
@@ -114,7 +129,7 @@ def _any_map(view: memoryview) -> tuple[_Entries, int]:
         view,
         what="the envelope",
         max_bytes=MAX_MAP_BYTES,
-        arrays={"shape": MAX_RANK, "nanos": MAX_STAGES},
+        arrays={"shape": MAX_RANK, "nanos": MAX_STAGES, "batch": 2},
         known=_KEYS,
     )
     start, stop = fields.span("start", "stop", MAX_LAYERS)
@@ -125,7 +140,13 @@ def _any_map(view: memoryview) -> tuple[_Entries, int]:
         )
     session_id, position = fields.uint("sid", MAX_U64), fields.uint("pos", MAX_U64)
     shape, nanos = fields.uints("shape", MAX_U32), fields.optional_uints("nanos", MAX_U64)
-    return (session_id, position, start, stop, dtype, shape, nanos), map_bytes
+    batch = fields.optional_uints("batch", MAX_U64)
+    if not _is_batch(batch):
+        raise RemoteProtocolError(
+            f"batch {list(batch)} in the envelope is no number with a size of 1 to {MAX_BATCH_SIZE}",
+            code=ErrorCode.PROTOCOL_VIOLATION,
+        )
+    return (session_id, position, start, stop, dtype, shape, nanos, batch), map_bytes
 
 
 def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
@@ -147,13 +168,12 @@ def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
         entries: dict[str, Any] = unpacker.unpack()
         sid, pos, start, stop = entries["sid"], entries["pos"], entries["start"], entries["stop"]
         dtype, shape = entries["dtype"], entries["shape"]
-        # The seventh is this, or nothing that is plain.
-        nanos = entries["nanos"] if view[0] == _PLAIN_MAPS[1] else []
+        nanos, batch = entries.get("nanos", []), entries.get("batch", [])
     except (ValueError, TypeError, KeyError, msgpack.UnpackException):
         return None
-    # As many keys found as announced: none is there twice.
+    # As many keys found as announced, and no others: none is there twice.
     if (
-        len(entries) == view[0] & 0x0F
+        len(entries) == view[0] & 0x0F == 6 + ("nanos" in entries) + ("batch" in entries)
         and type(sid) is type(pos) is type(start) is type(stop) is int
         and type(dtype) is str
         and type(shape) is list
@@ -164,8 +184,10 @@ def _plain_map(view: memoryview) -> tuple[_Entries, int] | None:
         and 0 <= start < stop <= MAX_LAYERS
         and dtype in DTYPES
         and _are_uints(shape, MAX_U32)
+        and type(batch) is list
         and _are_uints(nanos, MAX_U64)
+        and _is_batch(batch)
     ):
-        found = (sid, pos, start, stop, dtype, tuple(shape), tuple(nanos))
+        found = (sid, pos, start, stop, dtype, tuple(shape), tuple(nanos), tuple(batch))
         return found, int(unpacker.tell())
     return None

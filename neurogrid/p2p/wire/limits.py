@@ -27,6 +27,7 @@ __all__ = [
     "MAX_PEER_ID_CHARS",
     "MAX_ADDRESS_CHARS",
     "MAX_STAGES",
+    "MAX_BATCH_SIZE",
     "MAX_SOURCES",
     "MAX_STAGE_ADDRESSES",
     "MAX_ROUTE_BYTES",
@@ -88,6 +89,9 @@ MAX_ADDRESS_CHARS: Final = 512
 
 MAX_STAGES: Final = 256
 """Workers in a route: more than the deepest model known has layers."""
+
+MAX_BATCH_SIZE: Final = 65536
+"""Activations of a batch: as many as an assignment may have sessions."""
 
 MAX_STAGE_ADDRESSES: Final = 8
 """Addresses of one worker in a route: some interfaces, each over TCP and QUIC; more are never dialled."""

@@ -57,6 +57,8 @@ class TensorEnvelope:
         data: the elements; decoded, a view into what was decoded.
         stage_nanos: nanoseconds, u64 each, that the stages which the tensor went through since the coordinator sent it
             took for it, in order; at most `MAX_STAGES`; empty where they are not told.
+        batch: the number, u64, of the batch that the tensor is part of, and how many tensors are, 1 to
+            `MAX_BATCH_SIZE`; empty where it is of none.
     """
 
     session_id: int
@@ -67,6 +69,7 @@ class TensorEnvelope:
     shape: tuple[int, ...]
     data: Data
     stage_nanos: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
 
 
 @record
