@@ -31,7 +31,9 @@ class Told(Progress):
 
 def children() -> list[int]:
     """Local workers that this process has started; a test's other workers are its children, too."""
-    own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    # trio starts processes in threads, and each has its own list until it ends.
+    lists = Path("/proc/self/task").glob("*/children")
+    own = [pid for each in lists for pid in each.read_text().split()]
     return [int(pid) for pid in own if b"--stop-on-stdin-eof" in cmdline(pid)]
 
 
