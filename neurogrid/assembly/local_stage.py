@@ -84,10 +84,13 @@ class LocalWorker(RemoteWorkerV11, AskedAlone):
         start: int,
         stop: int,
         position: int,
+        batch: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, int | None]:
         owner = self.protocol.host.peer_id
         try:
-            return await self._sessions.extend(session_id, owner, hidden_BTD, position=position)
+            return await self._sessions.extend(
+                session_id, owner, hidden_BTD, position=position, batch=batch
+            )
         except RequestRefusedError as exc:
             text = str(exc)
             raise PeerRefusedError(text, code=exc.code, text=text) from exc

@@ -1,7 +1,7 @@
 """A queue in front of the torch thread, and what of it runs together.
 
-Jobs that come during one call are the next batch; an idle thread waits for a burst at most. `Batcher` is the queue
-and the one task that empties it; what is chosen and what is computed is its owner's.
+Jobs that come during one call are the next batch; an idle thread waits for what belongs to those that are there.
+`Batcher` is the queue and the one task that empties it; what is chosen and what is computed is its owner's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Batcher(Generic[J, R]):
             None where it is not finished: then it waits again, behind the others.
         run_torch: calls a function in the torch thread.
         max_waiting: jobs that may wait; more are refused.
-        linger: seconds to wait for more that should run with these, which wait; 0 for none.
+        linger: seconds to wait for more that should run with these, which wait; 0 if some of them are to run now, and
+            infinite until more come or `look_again` is called.
     """
 
     def __init__(
@@ -122,6 +123,10 @@ class Batcher(Generic[J, R]):
         for item in self._running:
             if is_meant(item.job):
                 item.is_withdrawn = True
+
+    def look_again(self) -> None:
+        """Ask again what is to run: what the waiting jobs waited for has changed."""
+        self._came.set()
 
     async def run(self) -> None:
         """Empty the queue; runs as long as its owner."""

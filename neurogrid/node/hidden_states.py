@@ -33,10 +33,12 @@ def pack(
     position: int,
     wire: str = "",
     stage_nanos: tuple[int, ...] = (),
+    batch: tuple[int, ...] = (),
 ) -> TensorEnvelope:
     """The envelope of [1, T, D] for layers [start, stop) of a session, at `position`.
 
     `wire` is one of `SESSION_DTYPES`; empty for the dtype of the tensor. `stage_nanos`: what the stages took so far.
+    `batch`: number and size of the batch that it goes with.
     """
     if wire == QUANTIZED:
         hidden_BTD = quantize_rows(hidden_BTD)
@@ -51,6 +53,7 @@ def pack(
         shape=tuple(hidden_BTD.shape),
         data=tensor_to_bytes(hidden_BTD),
         stage_nanos=stage_nanos,
+        batch=batch,
     )
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 from stage_families import held_model
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.passes import forward
-from neurogrid.inference.sessions.steps import Step, next_steps, run_steps
+from neurogrid.inference.sessions.steps import (
+    BATCH_TIMEOUT,
+    Step,
+    next_steps,
+    run_steps,
+    seconds_until_next,
+)
 from neurogrid.node.batcher import Batcher
 from neurogrid.worker.held_model import HeldModel
 
@@ -183,7 +191,7 @@ def _step(model: HeldModel, num_tokens: int, position: int = 0, stop: int = 3) -
         hidden = torch.randn(1, position, 48, generator=generator)
         forward(model, hidden, start=0, stop=stop, position=0, cache=cache)
     hidden = torch.randn(1, num_tokens, 48, generator=generator)
-    return Step(0, model, 0, stop, position, hidden, cache)
+    return Step(0, model, 0, stop, position, hidden, cache, 0.0)
 
 
 def test_all_that_decode_share_a_forward_with_one_chunk_between(llama: HeldModel) -> None:
@@ -191,11 +199,81 @@ def test_all_that_decode_share_a_forward_with_one_chunk_between(llama: HeldModel
     elsewhere = _step(llama, 1, 4, stop=2)
     long, short = _step(llama, 100), _step(llama, 1)  # a prompt of one token is a prefill too
     waiting = [long, first, elsewhere, other, short, last]
-    assert next_steps(waiting, after_prefill=True) == [first, other, last]
-    assert next_steps(waiting, after_prefill=False) == [long]
-    assert next_steps([elsewhere, *waiting], after_prefill=True) == [elsewhere, elsewhere]
-    assert next_steps([long, short], after_prefill=True) == [long]
-    assert next_steps([first], after_prefill=False) == [first]
+    assert next_steps(waiting, after_prefill=True, now=0.0) == [first, other, last]
+    assert next_steps(waiting, after_prefill=False, now=0.0) == [long]
+    assert next_steps([elsewhere, *waiting], after_prefill=True, now=0.0) == [elsewhere, elsewhere]
+    assert next_steps([long, short], after_prefill=True, now=0.0) == [long]
+    assert next_steps([first], after_prefill=False, now=0.0) == [first]
+
+
+def _row(session: int, batch: tuple[int, ...] = (), *, came: float = 0.0, stop: int = 1) -> Step:
+    nothing = cast(Any, None)
+    return Step(session, nothing, 0, stop, 1, torch.zeros(1, 1, 1), nothing, came, batch)
+
+
+def test_a_batch_runs_when_it_is_whole_and_no_other_with_it() -> None:
+    first, second = (7, 2), (8, 3)
+    waiting = [_row(1, second), _row(2, first), _row(3, second)]
+    assert next_steps(waiting, after_prefill=False, now=0.01) == []
+    assert seconds_until_next(waiting, now=0.01) == pytest.approx(BATCH_TIMEOUT - 0.01)
+    waiting += [_row(4, first), _row(5), _row(6, second), _row(7, stop=2)]
+    assert seconds_until_next(waiting, now=0.01) == 0.0
+    chosen = next_steps(waiting, after_prefill=False, now=0.01)
+    # The oldest that is whole, and what is of none.
+    assert [step.session for step in chosen] == [1, 3, 6, 5]
+    rest = [step for step in waiting if step not in chosen]
+    assert [s.session for s in next_steps(rest, after_prefill=False, now=0.01)] == [2, 4]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([(), (1, 2), (2, 3), (3, 1), (1, 9)]),
+            st.floats(0.0, 0.2),
+            st.integers(1, 2),
+            st.booleans(),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+)
+def test_whatever_waits_runs_in_the_end(
+    rows: list[tuple[tuple[int, ...], float, int, bool]], after_prefill: bool
+) -> None:
+    """Nothing waits longer than the rest of its batch may take, whatever numbers a peer has made up."""
+    waiting = []
+    rows.sort(key=lambda row: row[1])
+    for session, (batch, came, stop, is_prefill) in enumerate(rows):
+        step = _row(session, batch, came=came, stop=stop)
+        step.is_decoded = not is_prefill
+        waiting.append(step)
+    now = 0.2
+    while waiting:
+        if pause := seconds_until_next(waiting, now=now):
+            assert pause <= BATCH_TIMEOUT
+            now += pause + 1e-9
+        steps = next_steps(waiting, after_prefill=after_prefill, now=now)
+        assert steps
+        assert len(steps) == len({id(step) for step in steps})
+        assert len({step.stop for step in steps}) == 1
+        assert len({step.batch[0] for step in steps if step.batch and step.is_decoded}) <= 1
+        if not steps[0].is_decoded:
+            assert len(steps) == 1
+        after_prefill = not steps[0].is_decoded
+        waiting = [step for step in waiting if step not in steps]
+
+
+def test_a_batch_is_handed_on_as_large_as_it_is_left(llama: HeldModel) -> None:
+    steps = [_step(llama, 1, position) for position in (3, 9, 5, 7)]
+    for step in steps[:3]:
+        step.batch = (7, 3)
+    steps[1].cache.spoil("it was dropped")
+    run_steps(steps, chunk=None)
+    assert [step.batch for step in steps] == [(7, 2), (7, 3), (7, 2), ()]
+    steps[2] = _step(llama, 1, 5)
+    steps[2].batch = (7, 2)
+    run_steps(steps[1:3], chunk=None)
+    assert steps[2].batch == ()  # all that is left of it
 
 
 def test_steps_give_what_each_gives_alone(llama: HeldModel) -> None:
@@ -236,7 +314,7 @@ def test_a_long_prompt_does_not_stall_those_that_decode(llama: HeldModel) -> Non
 
     def choose(waiting: Sequence[Step]) -> list[Step]:
         nonlocal after_prefill
-        steps = next_steps(waiting, after_prefill=after_prefill)
+        steps = next_steps(waiting, after_prefill=after_prefill, now=0.0)
         after_prefill = not steps[0].is_decoded
         order.append(f"{len(steps)} decoded" if steps[0].is_decoded else "chunk")
         return steps
@@ -257,7 +335,8 @@ def test_a_long_prompt_does_not_stall_those_that_decode(llama: HeldModel) -> Non
     async def decode(position: int) -> None:
         step = _step(llama, 1, position)
         while not done.is_set():
-            await batcher.submit(Step(0, llama, 0, 3, step.cache.length, step.hidden, step.cache))
+            position = step.cache.length
+            await batcher.submit(Step(0, llama, 0, 3, position, step.hidden, step.cache, 0.0))
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import trio
+import trio.testing
 
 from neurogrid.errors import ModelError
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue, open_ends
@@ -44,9 +45,7 @@ def test_what_is_chosen_is_embedded_at_once(model: LoadedModel, shares_forward: 
         results: dict[int, tuple[Chosen[str], torch.Tensor | None]] = {}
 
         async def choose(i: int) -> None:
-            results[i] = await queue.choose(
-                hidden[i], position=i + 1, choose=likeliest, session=i, peer_ids=PEERS
-            )
+            results[i] = await queue.choose(hidden[i], position=i + 1, choose=likeliest, session=i)
 
         async with trio.open_nursery() as nursery:
             for i in range(5):
@@ -73,9 +72,7 @@ def test_an_error_is_of_the_one_that_chose(model: LoadedModel) -> None:
         async def choose(i: int) -> None:
             try:
                 how = refuse if i == 2 else likeliest
-                chosen, _ = await queue.choose(
-                    hidden[i], position=i + 1, choose=how, session=i, peer_ids=PEERS
-                )
+                chosen, _ = await queue.choose(hidden[i], position=i + 1, choose=how, session=i)
                 outcomes[i] = chosen.value
             except ModelError as exc:
                 outcomes[i] = str(exc)
@@ -93,11 +90,53 @@ def test_the_last_token_is_not_embedded(model: LoadedModel) -> None:
     async def scenario(queue: EndsQueue) -> None:
         (hidden_BTD,) = await hidden_states(queue, 1)
         last: Chosen[int] = Chosen(7, None)
-        assert await queue.choose(
-            hidden_BTD, position=1, choose=lambda _: last, session=0, peer_ids=PEERS
-        ) == (
+        assert await queue.choose(hidden_BTD, position=1, choose=lambda _: last, session=0) == (
             last,
             None,
         )
+
+    run(model, scenario)
+
+
+def test_those_that_left_together_are_chosen_together(model: LoadedModel) -> None:
+    """One that fails on its way is not waited for, nor one that is given up where it waits to leave."""
+
+    async def scenario(queue: EndsQueue) -> None:
+        hidden = await hidden_states(queue, 4)
+        left: dict[int, tuple[int, ...]] = {}
+        chosen: list[int] = []
+
+        async def leave(i: int) -> None:
+            left[i] = await queue.leave(i, PEERS)
+
+        async def choose(i: int) -> None:
+            await queue.choose(hidden[i], position=i + 1, choose=likeliest, session=i)
+            chosen.append(i)
+
+        async with trio.open_nursery() as nursery:
+            await leave(0)
+            for i in (1, 2, 3):
+                nursery.start_soon(leave, i)
+            await trio.testing.wait_all_tasks_blocked()
+            assert left == {0: ()}
+            await choose(0)
+            await leave(0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert {len(batch) for batch in left.values()} == {2}
+            assert {batch[1] for batch in left.values()} == {4}
+            async with trio.open_nursery() as choosing:
+                for i in (0, 1, 3):
+                    choosing.start_soon(choose, i)
+                await trio.testing.wait_all_tasks_blocked()
+                assert (queue.batcher.num_waiting, chosen) == (3, [0])
+                queue.forget(2)
+            assert sorted(chosen) == [0, 0, 1, 3]
+            nursery.start_soon(leave, 3)
+            with trio.move_on_after(0):
+                await leave(1)
+            queue.forget(1)
+            queue.forget(0)  # its reader has had enough
+            await trio.testing.wait_all_tasks_blocked()
+            assert left[3] == ()
 
     run(model, scenario)

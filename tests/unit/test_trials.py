@@ -93,7 +93,7 @@ class FakeWorker(AskedAlone):
         self.num_open -= 1
 
     async def forward(
-        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, position: int
+        self, session_id: int, hidden_BTD: torch.Tensor, *, start: int, stop: int, **others: object
     ) -> tuple[torch.Tensor, int]:
         assert hidden_BTD.shape == (1, 1, WIDTH)
         seconds = self.factor * LAYER * (stop - start)

@@ -15,9 +15,9 @@ import trio.testing
 
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
 from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.inference.sessions.steps import Step, next_steps, seconds_until_next
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.node.batcher import Batcher
-from neurogrid.node.burst import Burst
 from neurogrid.node.torch_thread import TorchThread
 
 PASS, ROW, HOP, PAUSE = 0.005, 0.0005, 0.0002, 0.1
@@ -35,30 +35,30 @@ class Stage:
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
         self.busy = 0.0
-        self._burst = Burst()
-        self._batcher: Batcher[int, int] = Batcher(
-            list,
-            list,
+        self._steps: Batcher[Step, int] = Batcher(
+            lambda waiting: next_steps(waiting, after_prefill=False, now=trio.current_time()),
+            lambda steps: [step.session for step in steps],
             self._run,
             max_waiting=64,
-            linger=lambda waiting: self._burst.delay(set(waiting)),
+            linger=lambda waiting: seconds_until_next(waiting, now=trio.current_time()),
         )
 
     async def run(self) -> None:
-        await self._batcher.run()
+        await self._steps.run()
 
-    async def step(self, session: int) -> None:
+    async def step(self, session: int, batch: tuple[int, ...]) -> None:
         await trio.sleep(HOP * (1 + session / 8))  # one after the other
-        self._burst.came(session)
-        assert await self._batcher.submit(session) == session
+        nothing = cast(Any, None)
+        hidden_B1D, now = torch.zeros(1, 1, 1), trio.current_time()
+        step = Step(session, nothing, 0, 1, 1, hidden_B1D, nothing, now, batch)
+        assert await self._steps.submit(step) == session
 
-    async def _run(self, compute: Callable[..., Any], sessions: Sequence[int]) -> Any:
-        seconds = PASS + ROW * len(sessions)
+    async def _run(self, compute: Callable[..., Any], steps: Sequence[Step]) -> Any:
+        seconds = PASS + ROW * len(steps)
         await trio.sleep(seconds)
         self.busy += seconds
-        self.passes.append(sorted(sessions))
-        self._burst.stepped(seconds, sessions)
-        return compute(sessions)
+        self.passes.append(sorted(step.session for step in steps))
+        return compute(steps)
 
 
 class NoThread:
@@ -85,18 +85,17 @@ def go_around(
     async def session(number: int) -> None:
         await trio.sleep(starts[number])
         for _ in range(NUM_STEPS):
+            batch = await ends.leave(number, peer_ids)
             for stage in stages:
-                await stage.step(number)
-            await ends.choose(
-                hidden_BTD, position=1, choose=choose, session=number, peer_ids=peer_ids
-            )
+                await stage.step(number, batch)
+            await ends.choose(hidden_BTD, position=1, choose=choose, session=number)
             if number in slow:
                 await trio.sleep(PAUSE)
         ends.forget(number)
 
     async def main() -> float:
         async with trio.open_nursery() as nursery:
-            for queue in (ends.batcher, *stages):
+            for queue in (ends, *stages):
                 nursery.start_soon(queue.run)
             started = trio.current_time()
             async with trio.open_nursery() as sessions:

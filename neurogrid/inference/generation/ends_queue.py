@@ -2,13 +2,14 @@
 
 Between two steps of a session stand three things: the head, the choice of a token, and its embedding. They are one
 call here, so that the thread is asked once a step, and rows that came out of the last stage together enter the first
-one together. Here is also where sessions are brought together: all of a micro-batch go on at once.
+one together. All sessions of a coordinator come through here, so this is where micro-batches are brought together.
 
 T = tokens, D = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -19,10 +20,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 import trio
 
-from neurogrid.inference.generation.micro_batches import MicroBatch, MicroBatches
+from neurogrid.inference.generation.micro_batches import MicroBatches
 from neurogrid.model.stages.stage import MAX_ROWS, Ends
+from neurogrid.node.activity import Activity
 from neurogrid.node.batcher import Batcher
-from neurogrid.node.burst import Burst
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.streams.tracing import span
 
@@ -80,21 +81,6 @@ class _Choice:
 _Job: TypeAlias = _Embedding | _Choice
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Jobs that can run together, and seconds until they should.
-
-    Attributes:
-        micro_batch: the one that they are of, if any.
-        is_whole: whether no session of it is missing that has come of late.
-    """
-
-    jobs: Sequence[_Job]
-    delay: float = 0.0
-    micro_batch: MicroBatch | None = None
-    is_whole: bool = True
-
-
 # Of a choice: what it is, and the embedding of its token.
 _Result: TypeAlias = torch.Tensor | tuple[Chosen[Any], torch.Tensor | None]
 
@@ -106,8 +92,12 @@ class EndsQueue:
         self._ends = ends
         self._thread = thread
         self._shares_forward = shares_forward
-        self._burst = Burst()
+        self._activity = Activity()
         self._micro_batches = MicroBatches()
+        self._gates: dict[
+            Hashable, trio.Event
+        ] = {}  # where sessions wait that have a token to send
+        self._timer = trio.CancelScope()
         self.batcher: Batcher[_Job, _Result] = Batcher(
             self._select,
             self._compute,
@@ -120,87 +110,98 @@ class EndsQueue:
         self, token_ids: Sequence[int], *, position: int, session: Hashable
     ) -> torch.Tensor:
         """Return the input of layer 0: [1, T, D]; see `Ends.embed`."""
-        self._burst.came(session)
+        self._activity.came(session)
         with span("inference.embed"):
             result = await self.batcher.submit(_Embedding(token_ids, position))
         assert isinstance(result, torch.Tensor)  # nothing is withdrawn here but by cancellation
         return result
 
+    async def leave(self, session: Hashable, peer_ids: Sequence[str]) -> tuple[int, ...]:
+        """Wait for the sessions that are to go through the stages together with this one, which has one token to send.
+
+        Args:
+            peer_ids: of the stages that the session goes through.
+
+        Returns:
+            Number and size of the batch that leaves now; empty for one that goes alone.
+        """
+        if not self._shares_forward:
+            return ()
+        self._micro_batches.arrived(session, peer_ids, trio.current_time())
+        self._let_leave()
+        batch = self._micro_batches.batch(session)
+        if batch is None:
+            gate = self._gates[session] = trio.Event()
+            await gate.wait()
+            batch = self._micro_batches.batch(session)
+            assert batch is not None
+        return batch
+
     async def choose(
-        self,
-        hidden_BTD: torch.Tensor,
-        *,
-        position: int,
-        choose: Choose[C],
-        session: Hashable,
-        peer_ids: Sequence[str],
+        self, hidden_BTD: torch.Tensor, *, position: int, choose: Choose[C], session: Hashable
     ) -> tuple[Chosen[C], torch.Tensor | None]:
         """Choose from the logits after the last token of `hidden_BTD`; see `Ends.logits`.
 
         Args:
             position: of the first token of `hidden_BTD`.
-            session: the one that goes on; sessions that go together are waited for.
+            session: the one that goes on; those that left together with it are waited for.
             choose: what it raises is raised here.
-            peer_ids: of the stages that the session goes through.
 
         Returns:
             The choice, and the input of layer 0 for its token, [1, 1, D].
         """
         job = _Choice(hidden_BTD, position, choose, session)
-        self._burst.came(session)
-        if job.is_row:
-            self._micro_batches.join(session, peer_ids)
+        self._activity.came(session)
+        if session in self._micro_batches:
+            self._micro_batches.came_back(session)
         with span("inference.logits"):
             result = await self.batcher.submit(job)
         assert isinstance(result, tuple)
         return result
 
     def forget(self, session: Hashable) -> None:
-        """Wait no more for what comes of a session."""
-        self._burst.gone(session)
-        self._micro_batches.leave(session)
+        """Wait no more for a session: it is over, or has to find another way."""
+        self._activity.gone(session)
+        self._gates.pop(session, None)
+        if session in self._micro_batches:
+            self._micro_batches.ended(session)
+            self._let_leave()
+            self.batcher.look_again()
+
+    async def run(self) -> None:
+        """Compute what comes, and let micro-batches leave in time; runs as long as the ends are served."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.batcher.run)
+            while True:
+                self._timer = trio.CancelScope(deadline=self._micro_batches.leaves_at)
+                with self._timer:
+                    await trio.sleep(math.inf)
+                self._let_leave()
+
+    def _let_leave(self) -> None:
+        for session in self._micro_batches.leave(trio.current_time()):
+            if (gate := self._gates.pop(session, None)) is not None:
+                gate.set()
+        self._timer.deadline = self._micro_batches.leaves_at
 
     def _linger(self, waiting: Sequence[_Job]) -> float:
-        return min(turn.delay for turn in self._turns(waiting))
+        return 0.0 if self._select(waiting) else math.inf
 
     def _select(self, waiting: Sequence[_Job]) -> Sequence[_Job]:
-        turn = min(self._turns(waiting), key=lambda turn: turn.delay)
-        if turn.micro_batch is not None:
-            turn.micro_batch.starts(trio.current_time(), is_whole=turn.is_whole)
-        return turn.jobs[:MAX_ROWS]
-
-    def _turns(self, waiting: Sequence[_Job]) -> list[_Turn]:
-        """Group the waiting jobs that can run together, in the order in which the first of each came."""
-        if not self._shares_forward or self._burst.num_active <= 1:
-            return [_Turn(waiting[:1])]
+        """The waiting jobs that run next: those that can run together, and that nobody else is waited for with."""
+        if not self._shares_forward:
+            return waiting[:1]
         together: dict[object, list[_Job]] = {}
         for job in waiting:
             key: object = job
-            if job.is_row and isinstance(job, _Choice):
-                key = self._micro_batches.of(job.session)
-            elif job.is_row:
+            if isinstance(job, _Choice) and job.session in self._micro_batches:
+                if not self._micro_batches.is_back(job.session):
+                    continue
+                key = self._micro_batches.companions(job.session)
+            elif isinstance(job, _Embedding) and job.is_row:
                 key = _Embedding
             together.setdefault(key, []).append(job)
-        return [
-            self._turn_of(key, jobs) if isinstance(key, MicroBatch) else _Turn(jobs)
-            for key, jobs in together.items()
-        ]
-
-    def _turn_of(self, micro_batch: MicroBatch, jobs: Sequence[_Job]) -> _Turn:
-        waiting = {job.session for job in jobs if isinstance(job, _Choice)}
-        is_whole = not self._burst.misses(waiting, micro_batch.sessions)
-        now, came = trio.current_time(), self._burst.first_came(waiting)
-        away = self._burst.away([*waiting, *micro_batch.sessions])
-        if is_whole:
-            delay = 0.0
-        elif micro_batch.is_gathering:
-            # The way around of the quickest: nobody is held up by one that is slower.
-            delay = came + away - now
-        else:
-            delay = self._burst.delay(waiting)
-        # Nor by those that take turns with them.
-        after_others = min(micro_batch.others_started, came) + micro_batch.spacing(away) - now
-        return _Turn(jobs, max(delay, after_others, 0.0), micro_batch, is_whole)
+        return next(iter(together.values()), [])[:MAX_ROWS]
 
     async def _run_torch(
         self,
@@ -208,12 +209,15 @@ class EndsQueue:
         jobs: Sequence[_Job],
     ) -> Sequence[_Result | Exception | None]:
         call = partial(compute, jobs)
-        is_brief = jobs[0].is_row and self._burst.is_brief
+        is_brief = jobs[0].is_row and self._activity.is_brief
         started = time.perf_counter()
         results = await (self._thread.run_briefly if is_brief else self._thread.run)(call)
         chose = [job.session for job in jobs if isinstance(job, _Choice)]
         if chose:
-            self._burst.stepped(time.perf_counter() - started, chose)
+            self._activity.stepped(time.perf_counter() - started)
+            for session in chose:
+                self._micro_batches.chosen(session, trio.current_time())
+            self._let_leave()
         return results
 
     def _compute(self, jobs: Sequence[_Job]) -> Sequence[_Result | Exception | None]:
@@ -283,6 +287,6 @@ async def open_ends(ends: Ends, *, shares_forward: bool) -> AsyncIterator[EndsQu
     with TorchThread() as thread:
         queue = EndsQueue(ends, thread, shares_forward=shares_forward)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(queue.batcher.run)
+            nursery.start_soon(queue.run)
             yield queue
             nursery.cancel_scope.cancel()

@@ -150,6 +150,7 @@ class TokenSession:
                     self._on_rerouted(str(failure), trio.current_time() - failed_at)
                 return value
             except NoRouteError as exc:
+                self._ends.forget(self._number)
                 self._on_failed(exc)
                 note_failure(exc)
                 selection = self._selection
@@ -251,7 +252,12 @@ class TokenSession:
         assert self._pipeline is not None
         calls = self._missing_calls(self._pipeline)
         if len(calls) == 1:
-            hidden_BTD = await self._pipeline.forward(await self._embed(*calls[0]))
+            start, stop = calls[0]
+            hidden_BTD = await self._embed(start, stop)
+            batch: tuple[int, ...] = ()
+            if start and stop - start == 1:
+                batch = await self._ends.leave(self._number, self._pipeline.peer_ids)
+            hidden_BTD = await self._pipeline.forward(hidden_BTD, batch)
         else:
             hidden_BTD = await self._pipeline.prefill(calls, self._embed)
         chosen, ahead_BTD = await self._ends.choose(
@@ -259,7 +265,6 @@ class TokenSession:
             position=calls[-1][0],
             choose=choose,
             session=self._number,
-            peer_ids=self._pipeline.peer_ids,
         )
         if chosen.token_id is not None and ahead_BTD is not None:
             self._ahead = (len(self._tokens), chosen.token_id, ahead_BTD)

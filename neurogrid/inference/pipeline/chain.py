@@ -56,8 +56,9 @@ class AskedAlone(ABC):
         start: int,
         stop: int,
         position: int,
+        batch: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, int | None]:
-        """Send [1, T, D] through layers [start, stop) of the session.
+        """Send [1, T, D] through layers [start, stop) of the session; `batch` as in `Chain.forward`.
 
         Returns:
             [1, T, D], and the nanoseconds that it took there; None from one that does not tell.
@@ -96,11 +97,13 @@ class Chain:
         hidden_BTD: torch.Tensor,
         *,
         position: int,
+        batch: tuple[int, ...] = (),
         on_sent: Callable[[], None] = _nothing,
     ) -> torch.Tensor:
         """Extend the session by [1, T, D]; returns what leaves the last of the stages, [1, T, D].
 
         Args:
+            batch: number and size of the batch that it goes with; empty for none.
             on_sent: called when what follows these tokens may be sent, too. One stage alone has nothing else to do
                 meanwhile: there it is not called.
 
@@ -110,7 +113,7 @@ class Chain:
             ModelError: what went in holds NaN or infinity.
         """
         on_sent = on_sent if len(self.stages) > 1 else _nothing
-        step = self._step(session_id, hidden_BTD, position, on_sent)
+        step = self._step(session_id, hidden_BTD, position, batch, on_sent)
         if self._watch is None:
             result_BTD = await step
         else:
@@ -122,7 +125,12 @@ class Chain:
         return result_BTD
 
     async def _step(
-        self, session_id: int, hidden_BTD: torch.Tensor, position: int, on_sent: Callable[[], None]
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        position: int,
+        batch: tuple[int, ...],
+        on_sent: Callable[[], None],
     ) -> torch.Tensor:
         first, num_tokens = self.stages[0], hidden_BTD.shape[1]
         started = time.perf_counter()
@@ -130,13 +138,13 @@ class Chain:
             start, stop = first.stage.start, first.stage.stop
             try:
                 result_BTD, one_nanos = await first.worker.forward(
-                    session_id, hidden_BTD, start=start, stop=stop, position=position
+                    session_id, hidden_BTD, start=start, stop=stop, position=position, batch=batch
                 )
             except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
                 raise await self._blame(0, exc) from exc
             nanos: Sequence[int] = () if one_nanos is None else (one_nanos,)
         else:
-            answer = await self._ask(session_id, hidden_BTD, position, on_sent)
+            answer = await self._ask(session_id, hidden_BTD, position, batch, on_sent)
             nanos = answer.stage_nanos
             result_BTD = unpack(answer, hidden_size=hidden_BTD.shape[2], dtype=hidden_BTD.dtype)
         computed = [n / 1e9 for n in nanos]
@@ -150,7 +158,12 @@ class Chain:
         return result_BTD
 
     async def _ask(
-        self, session_id: int, hidden_BTD: torch.Tensor, position: int, on_sent: Callable[[], None]
+        self,
+        session_id: int,
+        hidden_BTD: torch.Tensor,
+        position: int,
+        batch: tuple[int, ...],
+        on_sent: Callable[[], None],
     ) -> TensorEnvelope:
         first, last = self.stages[0], self.stages[-1]
         self._require_streams()
@@ -161,6 +174,7 @@ class Chain:
             stop=first.stage.stop,
             position=position,
             wire=self.wire,
+            batch=batch,
         )
         message = TensorMessage(
             msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=asked

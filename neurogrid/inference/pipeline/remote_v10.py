@@ -127,6 +127,7 @@ class RemoteWorkerV10(RemoteWorker, AskedAlone):
         start: int,
         stop: int,
         position: int,
+        batch: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, int | None]:
         dtype, shape = hidden_BTD.dtype, tuple(hidden_BTD.shape)
         data = bytes(tensor_to_bytes(hidden_BTD.to(torch.float16)))

@@ -65,14 +65,19 @@ class PipelineSession(trio.abc.AsyncResource):
         self._routing = routing
         self.length = 0
 
-    async def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+    async def forward(self, hidden_BTD: torch.Tensor, batch: tuple[int, ...] = ()) -> torch.Tensor:
         """Extend the session by [1, T, D]; returns what leaves the last layer, [1, T, D].
+
+        Args:
+            batch: number and size of the batch that it goes with; empty for none.
 
         Raises:
             NoRouteError: a stage did not answer; names its layers and its peer.
         """
         for chain in self.chains:
-            hidden_BTD = await chain.forward(self.session_id, hidden_BTD, position=self.length)
+            hidden_BTD = await chain.forward(
+                self.session_id, hidden_BTD, position=self.length, batch=batch
+            )
         self.length += hidden_BTD.shape[1]
         return hidden_BTD
 

@@ -18,7 +18,7 @@ import torch
 import trio
 
 from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
-from neurogrid.inference.sessions.step_queue import WorkerSteps
+from neurogrid.inference.sessions.step_queue import Extension, WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.node.hidden_states import pack, unpack, width
 from neurogrid.p2p.wire import (
@@ -56,9 +56,18 @@ class WorkerActivations:
         self._steps = steps
 
     async def extend(
-        self, session_id: int, owner: str, hidden_BTD: torch.Tensor, *, position: int
+        self,
+        session_id: int,
+        owner: str,
+        hidden_BTD: torch.Tensor,
+        *,
+        position: int,
+        batch: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, int]:
         """Extend a session of a coordinator in this process, which need not send what it has in memory.
+
+        Args:
+            batch: number and size of the batch that it goes with; empty for none.
 
         Returns:
             the result, and the nanoseconds that it took.
@@ -73,7 +82,9 @@ class WorkerActivations:
             raise RequestRefusedError(
                 f"session {session_id} is not open", code=ErrorCode.SESSION_UNKNOWN
             )
-        return await self._extend(session, position, hidden_BTD, time.perf_counter_ns())
+        came = time.perf_counter_ns()
+        done = await self._steps.extend(session, position, hidden_BTD, batch)
+        return done.hidden, _nanos_since(came, done)
 
     async def serve(self, message: TensorMessage) -> None:
         """The handler of activations."""
@@ -85,11 +96,11 @@ class WorkerActivations:
         try:
             hidden_BTD = self._check(session, message.envelope)
             self._require_taken(session, message.envelope)
-            position = message.envelope.position
-            result_BTD, taken = await self._extend(session, position, hidden_BTD, came)
+            position, batch = message.envelope.position, message.envelope.batch
+            done = await self._steps.extend(session, position, hidden_BTD, batch)
             # Without a route somebody waits for just this, though the session be over.
             if session.place is None or session in self._sessions:
-                result = _result(session, message, message.envelope, result_BTD, taken)
+                result = _result(session, message, message.envelope, done, _nanos_since(came, done))
                 # As nearly always: without a lock and a deadline, which would cost more than the sending does.
                 if session.passing.locked() or not self._pass_on_nowait(session, result):
                     async with session.passing:
@@ -114,14 +125,6 @@ class WorkerActivations:
             logger.exception("an activation of %s failed", session.source)
             error = RequestRefusedError("internal error", code=ErrorCode.COMPUTE_FAILED)
             await self._tell_owner(session, message.request_id, error)
-
-    async def _extend(
-        self, session: Session, position: int, hidden_BTD: torch.Tensor, came: int
-    ) -> tuple[torch.Tensor, int]:
-        """The result, and what it took since `came`, in nanoseconds, but for the turns of others."""
-        result_BTD, waited = await self._steps.extend(session, position, hidden_BTD)
-        taken = time.perf_counter_ns() - came - int(waited * 1e9)
-        return result_BTD, max(taken, 0)
 
     async def link_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         """The stream to a peer ended: tell the coordinators whose activations may be lost in it."""
@@ -237,14 +240,15 @@ def _result(
     session: Session,
     message: TensorMessage,
     envelope: TensorEnvelope,
-    result_BTD: torch.Tensor,
+    done: Extension,
     nanos: int,
 ) -> TensorMessage:
     """The message that passes on what came of `message`, which took `nanos`."""
     place, start, stop = session.place, session.start, session.stop
     msg_type = MessageType.RESPONSE
+    batch: tuple[int, ...] = ()
     if place is not None and place.successor is not None:
-        msg_type = MessageType.ACTIVATION
+        msg_type, batch = MessageType.ACTIVATION, done.batch
         start, stop = place.route.layers_of(place.index + 1)
     # One worker before this one that tells nothing makes the rest worth nothing.
     is_told = len(envelope.stage_nanos) == (place.index if place is not None else 0)
@@ -254,12 +258,18 @@ def _result(
         seq_id=message.seq_id,
         request_id=message.request_id,
         envelope=pack(
-            result_BTD,
+            done.hidden,
             session_id=session.session_id,
             start=start,
             stop=stop,
             position=envelope.position,
             wire=session.wire,
             stage_nanos=(*envelope.stage_nanos, nanos) if is_told else (),
+            batch=batch,
         ),
     )
+
+
+def _nanos_since(came: int, done: Extension) -> int:
+    """What a step took since it came, but for the turns of others."""
+    return max(time.perf_counter_ns() - came - int(done.seconds_waited * 1e9), 0)

@@ -82,8 +82,8 @@ class WorkerCachesV10:
         hidden_BTD = tensor_from_bytes(
             message.data, torch.float16, (1, num_tokens, model.hidden_size)
         )
-        result_BTD, _ = await self._steps.extend(session, position, hidden_BTD)
-        return bytes(tensor_to_bytes(result_BTD.to(torch.float16)))
+        done = await self._steps.extend(session, position, hidden_BTD)
+        return bytes(tensor_to_bytes(done.hidden.to(torch.float16)))
 
     def _require_room(self, model: HeldModel, key: tuple[str, int]) -> None:
         """Check that one more layer's cache fits beside the weights and the other caches."""

@@ -8,8 +8,8 @@ T = tokens, D = hidden size.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import trio
@@ -18,15 +18,15 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.passes import prepare
 from neurogrid.inference.sessions.spans import stage_span
 from neurogrid.inference.sessions.statistics import ComputeStatistics
-from neurogrid.inference.sessions.steps import Step, next_steps, run_steps
+from neurogrid.inference.sessions.steps import Step, next_steps, run_steps, seconds_until_next
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import is_finite
+from neurogrid.node.activity import Activity
 from neurogrid.node.batcher import Batcher
-from neurogrid.node.burst import Burst
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.worker.state import WorkerState
 
-__all__ = ["WorkerSteps"]
+__all__ = ["Extension", "WorkerSteps"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,20 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_STEPS = 1024
 # Seconds that an activation waits for those before it. They came together, and their tasks begin in any order.
 EARLY_TIMEOUT = 2.0
+
+
+class Extension(NamedTuple):
+    """What came of a step.
+
+    Attributes:
+        hidden: [1, T, D].
+        seconds_waited: for its turns.
+        batch: number and size of the batch that it ran with, as far as that has results; empty for none.
+    """
+
+    hidden: torch.Tensor
+    seconds_waited: float
+    batch: tuple[int, ...]
 
 
 class WorkerSteps:
@@ -47,8 +61,9 @@ class WorkerSteps:
         self._state = state
         self.statistics = ComputeStatistics()
         self._prefilled_last = True
-        # Asked five times a step: the clock itself, not `trio.current_time`, which goes to look for it each time.
-        self._burst = Burst(trio.lowlevel.current_clock().current_time)
+        # Asked often, and in the torch thread: the clock itself, not `trio.current_time`, which goes to look for it.
+        self._clock = trio.lowlevel.current_clock().current_time
+        self._activity = Activity(self._clock)
         self._chunk: int | None = None
         self._steps: Batcher[Step, torch.Tensor] = Batcher(
             self._choose,
@@ -69,22 +84,26 @@ class WorkerSteps:
 
     def withdraw(self, session: Session) -> None:
         """Compute nothing more for a session that is over."""
-        self._burst.gone(session.number)
+        self._activity.gone(session.number)
         self._steps.withdraw(lambda step: step.session == session.number)
 
     async def extend(
-        self, session: Session, position: int, hidden_BTD: torch.Tensor
-    ) -> tuple[torch.Tensor, float]:
+        self,
+        session: Session,
+        position: int,
+        hidden_BTD: torch.Tensor,
+        batch: tuple[int, ...] = (),
+    ) -> Extension:
         """Run the session's layers on new tokens, which must continue it, or what was sent before them.
 
-        Returns:
-            the result, and the seconds for which it waited for its turns.
+        Args:
+            batch: number and size of the batch that they came with; empty for none.
 
         Raises:
             RequestRefusedError: they do not, are no numbers, are too many, or could not be computed.
         """
         num_tokens = hidden_BTD.shape[1]
-        came = time.perf_counter()
+        came = self._clock()
         try:
             session.turn.acquire_nowait()  # `async with` would give way to others first, in vain
         except trio.WouldBlock:
@@ -95,7 +114,7 @@ class WorkerSteps:
                 with trio.move_on_after(EARLY_TIMEOUT):
                     while position > session.length:
                         await session.turn.wait()
-            waited = time.perf_counter() - came
+            waited = self._clock() - came
             if session.is_over:
                 raise _ended(session)
             if position != session.length:
@@ -122,8 +141,10 @@ class WorkerSteps:
                 position,
                 hidden_BTD,
                 session.cache,
+                self._clock(),
+                batch,
             )
-            self._burst.came(session.number)
+            self._activity.came(session.number)
             with stage_span(step, session.session_id):
                 result_BTD = await self._steps.submit(step)
             if result_BTD is None:
@@ -133,13 +154,13 @@ class WorkerSteps:
             session.turn.notify_all()
         finally:
             session.turn.release()
-        return result_BTD, waited + step.queue_seconds
+        return Extension(result_BTD, waited + step.queue_seconds, step.batch)
 
     async def prepare(self, session: Session) -> None:
         """Do beforehand what the next token of a session needs besides what is to come, while nobody waits."""
         # At its end there is no next: a table of positions may end there too, which a GPU does not forgive.
         is_between = 0 < session.length < session.max_length
-        if not is_between or self.num_waiting or self._burst.num_active > 1:
+        if not is_between or self.num_waiting or self._activity.num_active > 1:
             return
         try:
             session.turn.acquire_nowait()
@@ -164,17 +185,14 @@ class WorkerSteps:
         return await self._state.run_torch(is_finite, hidden_BTD)
 
     def _linger(self, waiting: Sequence[Step]) -> float:
-        decoded = {step.session for step in waiting if step.is_decoded}
-        if len(decoded) < len(waiting) and not self._prefilled_last:
-            return 0.0
-        return self._burst.delay(decoded) if decoded else 0.0
+        return seconds_until_next(waiting, now=self._clock())
 
     def _choose(self, waiting: Sequence[Step]) -> list[Step]:
-        steps = next_steps(waiting, after_prefill=self._prefilled_last)
+        steps = next_steps(waiting, after_prefill=self._prefilled_last, now=self._clock())
         self._prefilled_last = not steps[0].is_decoded
         # A session that is alone keeps nobody waiting: in one go it gets the bits of the whole model. Those that
         # are open and do nothing, as finished ones may be for a while, do not count.
-        self._chunk = None if self._burst.num_active <= 1 else self._state.settings.prefill_chunk
+        self._chunk = None if self._activity.num_active <= 1 else self._state.settings.prefill_chunk
         logger.debug("%d of %d steps that wait run together", len(steps), len(waiting))
         return steps
 
@@ -185,18 +203,18 @@ class WorkerSteps:
     ) -> Sequence[torch.Tensor | Exception | None]:
         if not steps[0].is_decoded:
             return await self._state.run_torch(compute, steps)
-        is_brief = self._burst.is_brief
-        started = time.perf_counter()
+        is_brief = self._activity.is_brief
+        started = self._clock()
         run = self._state.run_torch_briefly if is_brief else self._state.run_torch
         results = await run(compute, steps)
-        self._burst.stepped(time.perf_counter() - started, [step.session for step in steps])
+        self._activity.stepped(self._clock() - started)
         return results
 
     def _compute(self, steps: Sequence[Step]) -> list[torch.Tensor | Exception | None]:
         is_decoded, num_tokens = steps[0].is_decoded, sum(step.num_tokens for step in steps)
-        started = time.perf_counter()
+        started = self._clock()
         results = run_steps(steps, chunk=self._chunk)
-        ended = time.perf_counter()
+        ended = self._clock()
         if not is_decoded:
             num_tokens -= steps[0].num_tokens  # what is left for further chunks
         call = self.statistics.called(

@@ -1,18 +1,22 @@
 """Continuous batching on a worker: which of the steps that wait (`node.batcher`) run together next.
 
-All tokens that are decoded over the same layers go through in one forward pass, and between two such passes at most
-one chunk of one prefill.
+A forward pass takes the tokens of one batch, as their coordinator has numbered them, and those of none, over the
+same layers. A batch waits until it is whole, or has waited long enough. Between two such passes runs at most one
+chunk of one prefill.
 
 It knows no sessions and no messages. The choice is a pure function.
+
+Source: protocol_spec/sessions.md, "Batches".
 
 T = tokens, D = hidden size.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
@@ -23,7 +27,10 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.stages.stage import Row
 from neurogrid.worker.held_model import HeldModel
 
-__all__ = ["Step", "next_steps", "run_steps"]
+__all__ = ["Step", "next_steps", "run_steps", "seconds_until_next"]
+
+# Seconds that a step waits for the rest of its batch: one may have been given up on its way.
+BATCH_TIMEOUT: Final = 0.05
 
 
 @dataclass(eq=False, slots=True)
@@ -34,9 +41,10 @@ class Step:
         session: the number of its session.
         hidden: [1, T, D]; what is left of it where a chunk has run.
         position: of its first token.
+        batch: number and size of the batch that it came with, and has run with when it has; empty for none.
         is_decoded: whether it is one token of a session that has begun: those share a forward pass.
         results: what the chunks gave, in order.
-        waits_since: when it came, or its last chunk was done (`time.perf_counter`).
+        waits_since: when it came, or its last chunk was done, on the clock of its queue. Seconds.
         queue_seconds: for which it has waited for its turns.
         calls: to torch that it has been part of.
     """
@@ -48,8 +56,9 @@ class Step:
     position: int
     hidden: torch.Tensor
     cache: StageCache
+    waits_since: float
+    batch: tuple[int, ...] = ()
     results: list[torch.Tensor] = field(default_factory=list)
-    waits_since: float = field(default_factory=time.perf_counter)
     queue_seconds: float = 0.0
     calls: list[StageCall] = field(default_factory=list)
     is_decoded: bool = field(init=False)
@@ -69,18 +78,48 @@ class Step:
         return mine == (other.model, other.start, other.stop)
 
 
-def next_steps(waiting: Sequence[Step], *, after_prefill: bool) -> list[Step]:
-    """The steps that run next: all that can be decoded with the oldest, or a chunk of the oldest prefill.
+def next_steps(waiting: Sequence[Step], *, after_prefill: bool, now: float) -> list[Step]:
+    """The steps that run next: those that are decoded together, or a chunk of the oldest prefill. None if all wait.
 
     Args:
-        waiting: in the order in which they came; at least one.
+        waiting: in the order in which they came.
         after_prefill: whether a prefill ran last: then it is the turn of those that decode.
+        now: on the clock of `Step.waits_since`.
     """
-    decoded = [step for step in waiting if step.is_decoded]
+    decoded = _next_decoded(waiting, now)
     prefill = next((step for step in waiting if not step.is_decoded), None)
     if prefill is not None and not (decoded and after_prefill):
         return [prefill]
-    return [step for step in decoded if step.shares_forward(decoded[0])]
+    return decoded
+
+
+def seconds_until_next(waiting: Sequence[Step], *, now: float) -> float:
+    """How long nothing of what waits is to run, if nothing more comes."""
+    if next_steps(waiting, after_prefill=False, now=now):
+        return 0.0
+    return min((step.waits_since + BATCH_TIMEOUT - now for step in waiting), default=math.inf)
+
+
+def _next_decoded(waiting: Sequence[Step], now: float) -> list[Step]:
+    """The oldest batch that is whole or has waited long enough, and what is of none, over the same layers."""
+    batches: dict[int, list[Step]] = {}
+    for step in waiting:
+        if step.is_decoded and step.batch:
+            batches.setdefault(step.batch[0], []).append(step)
+    chosen: list[Step] = []
+    has_batch = False
+    for step in waiting:
+        if not step.is_decoded or (chosen and not step.shares_forward(chosen[0])):
+            continue
+        if not step.batch:
+            chosen.append(step)
+            continue
+        its = batches.pop(step.batch[0], [])
+        is_due = len(its) >= step.batch[1] or now >= step.waits_since + BATCH_TIMEOUT
+        if its and is_due and not has_batch:
+            has_batch = True
+            chosen += [other for other in its if other.shares_forward(step)]
+    return chosen
 
 
 def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor | Exception | None]:
@@ -95,7 +134,9 @@ def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor 
     first = steps[0]
     if first.is_decoded:
         rows = [Row(step.hidden, step.position, step.cache) for step in steps]
-        return forward_rows(first.model, rows, start=first.start, stop=first.stop)
+        results = forward_rows(first.model, rows, start=first.start, stop=first.stop)
+        _note_batch(steps, results)
+        return results
     assert len(steps) == 1
     size = first.num_tokens if chunk is None or not first.model.traits.takes_chunks else chunk
     try:
@@ -115,3 +156,14 @@ def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor 
     if first.num_tokens:
         return [None]
     return [first.results[0] if len(first.results) == 1 else torch.cat(first.results, dim=1)]
+
+
+def _note_batch(steps: Sequence[Step], results: Sequence[object]) -> None:
+    """Say of the steps of a batch how many of it have a result."""
+    done = [
+        step
+        for step, result in zip(steps, results, strict=True)
+        if step.batch and isinstance(result, torch.Tensor)
+    ]
+    for step in done:
+        step.batch = (step.batch[0], len(done)) if len(done) > 1 else ()
