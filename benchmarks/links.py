@@ -39,7 +39,7 @@ from report import spread, table, write_report
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
 from neurogrid.errors import NoRouteError
-from neurogrid.fleet.progress import Progress
+from neurogrid.inference.board.progress import Progress
 from neurogrid.p2p.hosts.identity import Identity
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the namespaces of the tests

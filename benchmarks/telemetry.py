@@ -30,7 +30,7 @@ from neurogrid import (
     open_coordinator,
     open_worker,
 )
-from neurogrid.fleet.progress import Progress, ProgressTee
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation import ends_queue, generation_spans, token_session
 from neurogrid.inference.sessions import service as worker_sessions
 from neurogrid.inference.sessions.statistics import ComputeStatistics
@@ -38,7 +38,6 @@ from neurogrid.node.histogram import COMPUTE_SECONDS, Histogram
 from neurogrid.p2p.exchange import dispatcher, exchange, subscribers
 from neurogrid.p2p.streams.tracing import answer_received, continued_trace, sending, span
 from neurogrid.p2p.wire import MessageType, TensorMessage
-from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics
 
 NUM_CALLS = 200_000
 _NOTHING = nullcontext()
@@ -53,9 +52,9 @@ def show_calls() -> None:
     message = TensorMessage(MessageType.ACTIVATION)
     histogram = Histogram(COMPUTE_SECONDS)
     computed = ComputeStatistics()
-    told = CoordinatorStatistics()
-    told.session_queued(1, 3)
-    told.session_opened(1)
+    told = StatusBoard()
+    told.generation_queued(1, 3)
+    told.generation_opened(1)
 
     def enter(context: Callable[[], AbstractContextManager[object]]) -> Callable[[], None]:
         def call() -> None:
@@ -94,7 +93,7 @@ def without_hooks() -> Iterator[None]:
         (dispatcher, "answer_received", lambda message: None),
         (Histogram, "observe", lambda self, value: None),
         (ComputeStatistics, "called", lambda self, **told: call),
-        (CoordinatorStatistics, "token_generated", lambda self, number: None),
+        (StatusBoard, "token_generated", lambda self, number: None),
     ]
     for module in (worker_sessions, _worker_steps()):
         if hasattr(module, "stage_span"):
@@ -150,14 +149,13 @@ async def compare(
 
 
 async def run(num_rounds: int, num_tokens: int) -> None:
-    told = ProgressTee(Progress(), CoordinatorStatistics())
     async with (
         open_worker(WorkerSettings(memory_limit=2**30)) as first,
         open_worker(WorkerSettings(memory_limit=2**30)) as second,
     ):
         peers = (first.addresses[0], second.addresses[0])
         settings = CoordinatorSettings(peers=peers, stages=2)
-        async with open_coordinator(settings, progress=told) as coordinator:
+        async with open_coordinator(settings) as coordinator:
             rounds = {"num_rounds": num_rounds, "num_tokens": num_tokens}
             print("tokens, without OpenTelemetry")
             others: dict[str, Callable[[], object]] = {

@@ -22,7 +22,7 @@ import torch
 import neurogrid.assembly.coordinator
 import neurogrid.assembly.worker
 import neurogrid.inference.generation.coordinator
-from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.stages.device import DeviceMemory

@@ -15,7 +15,7 @@ import trio
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.planned_fleet import open_plan
 from neurogrid.fleet.placing.watching import watch_workers
-from neurogrid.fleet.progress import Progress, ProgressTee
+from neurogrid.inference.board.progress import Progress, ProgressTee
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.cache_room import CacheRoom
 from neurogrid.inference.generation.coordinator import Coordinator
@@ -34,15 +34,17 @@ async def open_coordinator(
     *,
     model: LoadedModel | None = None,
     progress: Progress | None = None,
+    board: StatusBoard | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Load the model, gather workers, place the layers; ready when the block is entered.
 
-    Args, and what may be raised before anything is sent: as for `open_plan`.
+    Args, and what may be raised before anything is sent: as for `open_plan`, and
+        board: gathers what is known of it, for readers that want to look before it is there; None for one of its own.
 
     Raises:
         NoRouteError: a worker was lost while it got its layers.
     """
-    board = StatusBoard()
+    board = board or StatusBoard()
     progress = ProgressTee(board, progress) if progress else board
     async with AsyncExitStack() as stack:
         planned = await stack.enter_async_context(

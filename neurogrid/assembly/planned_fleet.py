@@ -31,8 +31,9 @@ from neurogrid.fleet.local_workers import start_local_workers
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
 from neurogrid.fleet.placing.placer import open_placer
-from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import RemoteWorker
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_workers import remote_worker
 from neurogrid.inference.pipeline.trials import SessionTrials
@@ -103,7 +104,7 @@ async def open_plan(
     settings: CoordinatorSettings,
     *,
     model: LoadedModel | None = None,
-    progress: Progress | None = None,
+    progress: FleetProgress | None = None,
 ) -> AsyncIterator[PlannedFleet]:
     """Load the model, gather workers and plan; nothing is sent to them.
 
@@ -118,7 +119,7 @@ async def open_plan(
         CapacityError: the layers do not fit the workers.
         NoRouteError: too few workers, or too few that say what they have.
     """
-    progress = progress or Progress()
+    progress = progress or FleetProgress()
     request = _check(settings)
     machine = machine_name(settings.name)
     progress.named(machine)

@@ -21,8 +21,8 @@ from neurogrid.errors import (
     ResponseTimeout,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.model.files.config import config_fingerprint
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.source import ModelSource

@@ -19,7 +19,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.exchange.protocol import Protocol
@@ -48,7 +48,7 @@ async def open_gathering(
     *,
     addresses: Sequence[str],
     make_worker: MakeRemoteWorker,
-    progress: Progress,
+    progress: FleetProgress,
 ) -> AsyncIterator[Gathering]:
     """Dial, follow what is found and take in workers that dial, until the block is left.
 
@@ -80,7 +80,7 @@ async def look_for_workers(
         ConfigurationError: an address is malformed or our own.
     """
     async with open_gathering(
-        protocol, discovery, addresses=addresses, make_worker=make_worker, progress=Progress()
+        protocol, discovery, addresses=addresses, make_worker=make_worker, progress=FleetProgress()
     ) as gathering:
         await trio.sleep(wait)
         return list(gathering.workers)
@@ -99,7 +99,7 @@ class Gathering:
         protocol: Protocol,
         discovery: Discovery,
         make_worker: MakeRemoteWorker,
-        progress: Progress,
+        progress: FleetProgress,
         addresses: Sequence[str],
     ) -> None:
         self.workers: dict[str, RemoteWorker] = {}

@@ -20,7 +20,7 @@ import trio
 
 from neurogrid.errors import ConfigurationError, TransportError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.progress import FleetProgress
 
 __all__ = ["start_local_workers"]
 
@@ -48,7 +48,7 @@ async def start_local_workers(
     credentials: Sequence[Sequence[str]],
     listen: str = "/ip4/127.0.0.1/tcp/0",
     num_threads: int | None = None,
-    progress: Progress | None = None,
+    progress: FleetProgress | None = None,
 ) -> AsyncIterator[list[str]]:
     """Start `count` workers and yield their full multiaddrs once all are ready.
 
@@ -78,7 +78,7 @@ async def start_local_workers(
         *_threads_of_each(count, num_threads),
     ]
     workers = [
-        _LocalWorker(number, [*command, *own], listen, progress or Progress())
+        _LocalWorker(number, [*command, *own], listen, progress or FleetProgress())
         for number, own in enumerate(credentials, 1)
     ]
     with unwrap_errors():
@@ -128,7 +128,7 @@ class _LocalWorker:
     """
 
     def __init__(
-        self, number: int, command: Sequence[str], listen: str, progress: Progress
+        self, number: int, command: Sequence[str], listen: str, progress: FleetProgress
     ) -> None:
         self.number = number
         self.address = ""

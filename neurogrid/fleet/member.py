@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import trio
 
 from neurogrid.fleet.pipeline_stage import PipelineStage
-from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.step_times import StepTimes
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import PlannedStage
 
 __all__ = ["Member", "Selection", "joined"]

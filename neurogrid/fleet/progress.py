@@ -1,65 +1,20 @@
-"""The progress of a coordinator's work, told to whatever shows it.
+"""The progress of a leader's work with its machines, told to whatever shows it.
 
-The coordinator calls; a terminal, a page or a count draws. All calls are quick, never fail, and come from the
-coordinator's trio thread. Several may listen at once (`ProgressTee`).
+The leader calls; a terminal, a page or a count draws. All calls are quick, never fail, and come from the leader's trio
+thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
-from neurogrid.errors import NoRouteError
 from neurogrid.fleet.step_times import StepTimes
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.p2p.exchange.counters import TrafficCounters
-from neurogrid.p2p.hosts.machine import named_peer
-from neurogrid.planner import PeerSpeed, Plan
+from neurogrid.planner import Plan
 
-__all__ = ["FleetView", "MemberView", "Progress", "ProgressTee", "WorkerInfo"]
-
-
-@dataclass(frozen=True)
-class WorkerInfo:
-    """A worker as its coordinator sees it.
-
-    Attributes:
-        name: of its device, in its own words.
-        free_bytes: what it can give to a stage.
-        protocol_id: the version that it speaks with us.
-        memory_known: False where it did not say and a size was assumed.
-        held_layers: layers in its memory, of whatever model.
-        model_layers: layers of the coordinator's model that need not be sent to it.
-        speed: as it measured itself; None where it did not say.
-        latency: seconds that a message takes to it; None where that was not measured.
-        total_bytes: of its device's memory, or of what it lends of it; 0 where it did not say.
-        device_kind: `cpu`, `cuda` or another; empty where it did not say.
-        flops: floating point operations a second, as it measured itself; 0 where it did not say.
-        machine: what people call its machine, as it says itself; empty where it did not say.
-        address: the IP address of that machine; empty through a relay, and within the coordinator's process.
-        slowness: how many times slower than `speed` it is in fact, compared with the others (`drift`).
-    """
-
-    peer_id: str
-    name: str
-    free_bytes: int
-    protocol_id: str
-    memory_known: bool
-    held_layers: tuple[int, ...]
-    model_layers: frozenset[int] = frozenset()
-    speed: PeerSpeed | None = None
-    latency: float | None = None
-    total_bytes: int = 0
-    device_kind: str = ""
-    flops: int = 0
-    slowness: float = 1.0
-    machine: str = ""
-    address: str = ""
-
-    @property
-    def label(self) -> str:
-        """The worker, for people: the name of its machine, the end of its peer id, the address."""
-        return named_peer(self.peer_id, self.machine, self.address)
+__all__ = ["FleetProgress", "FleetView", "MemberView"]
 
 
 class MemberView(Protocol):
@@ -100,7 +55,7 @@ class FleetView(Protocol):
     def members(self) -> Sequence[MemberView]: ...
 
 
-class Progress:
+class FleetProgress:
     """Does nothing; subclasses show what happens."""
 
     def model_read(self, name: str, num_layers: int) -> None:
@@ -183,44 +138,3 @@ class Progress:
 
     def replicated(self, peer_id: str, layers: range) -> None:
         """A worker that was left over holds these layers, too."""
-
-    def session_queued(self, number: int, num_prompt_tokens: int) -> None:
-        """Somebody wants tokens. Numbers count the sessions of one coordinator."""
-
-    def session_opened(self, number: int) -> None:
-        """There is room for it."""
-
-    def token_generated(self, number: int) -> None:
-        """One more token of it is there."""
-
-    def step_failed(self, number: int, error: NoRouteError) -> None:
-        """A worker failed a step of it; whether others take over is told later."""
-
-    def session_rerouted(self, number: int, reason: str, seconds: float) -> None:
-        """A worker failed it, and others took over after so many seconds."""
-
-    def session_finished(self, number: int, reason: str) -> None:
-        """It has all its tokens: `stop`, the model ended it; `length`, there is no place for more."""
-
-    def session_ended(self, number: int, error: str) -> None:
-        """It is over; `error` says why it failed, empty if it did not."""
-
-
-class ProgressTee(Progress):
-    """Tells several what it is told, in their order."""
-
-    def __init__(self, *listeners: Progress) -> None:
-        self._listeners = listeners
-
-
-def _tell_all(name: str) -> Callable[..., None]:
-    def tell(self: ProgressTee, *args: object, **kwargs: object) -> None:
-        for listener in self._listeners:
-            getattr(listener, name)(*args, **kwargs)
-
-    return tell
-
-
-# Every method of `Progress`, so that none is forgotten when there is one more.
-for _name in [name for name in vars(Progress) if not name.startswith("_")]:
-    setattr(ProgressTee, _name, _tell_all(_name))

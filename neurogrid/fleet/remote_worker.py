@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 
 from neurogrid.errors import PeerRefusedError, ResponseTimeout
-from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.fleet.spreading import Spread
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.model.files.blob import LayerBlob
 from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage

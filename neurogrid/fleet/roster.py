@@ -16,7 +16,8 @@ import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, TransportError
 from neurogrid.fleet.member import Member, Selection, joined
-from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.progress import FleetProgress
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import Plan, PlannedStage, name_range
 
@@ -44,7 +45,7 @@ class Roster:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: FleetProgress,
         *,
         on_lost: Callable[[str], None],
         on_given_up: Callable[[str], None],

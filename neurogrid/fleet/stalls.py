@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import TransferReports
 
 __all__ = ["STALLED_AFTER", "StallWatch"]
@@ -26,7 +26,7 @@ class StallWatch:
         num_bytes: that the worker is to have.
     """
 
-    def __init__(self, progress: Progress, peer_id: str, num_bytes: int) -> None:
+    def __init__(self, progress: FleetProgress, peer_id: str, num_bytes: int) -> None:
         self._progress = progress
         self._peer_id = peer_id
         self._missing = num_bytes

@@ -5,14 +5,13 @@ The port is open before the workers are there, so that a client that waits for t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import trio
 
-from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.planner import Plan
 from neurogrid.server.errors import APIError
 
 __all__ = ["Backend"]
@@ -27,20 +26,22 @@ FINISH_TIMEOUT = 4.0
 class Backend:
     """The coordinator, as far as routes know it.
 
+    Args:
+        board: is told what the coordinator does before it is there; None where nobody is told.
+
     Attributes:
-        progress: to be told what the coordinator does before it is there.
         gave_up: is set when the server ends before the answers that are under way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, board: StatusBoard | None = None) -> None:
         self._coordinator: Coordinator | None = None
-        self._doing = "starting"
+        self._board = board or StatusBoard()
+        self._has_served = False
         self._num_requests = 0
         self._is_ending = False
         self.gave_up = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
-        self.progress: Progress = _Doing(self)
 
     @contextmanager
     def serving(self, coordinator: Coordinator) -> Iterator[None]:
@@ -50,7 +51,7 @@ class Backend:
             yield
         finally:
             self._coordinator = None
-            self._doing = "ending"
+            self._has_served = True
 
     @contextmanager
     def request(self) -> Iterator[Coordinator]:
@@ -84,7 +85,7 @@ class Backend:
         if self._is_ending:
             return "the server is about to end"
         if self._coordinator is None:
-            return self._doing
+            return "ending" if self._has_served else self._board.doing
         return self._coordinator.fleet.why_not_ready
 
     @property
@@ -101,23 +102,3 @@ class Backend:
     def not_ready(self, reason: str) -> APIError:
         """The error that says so."""
         return APIError(503, f"not ready: {reason}", code="not_ready", retry_after=RETRY_AFTER)
-
-    def doing(self, what: str) -> None:
-        """From here on, that is what is waited for."""
-        self._doing = what
-
-
-class _Doing(Progress):
-    """Tells a backend what its coordinator does."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def working(self, what: str) -> None:
-        self._backend.doing(what)
-
-    def waiting(self, found: int, wanted: int) -> None:
-        self._backend.doing(f"waiting for workers: {found} of {wanted} found")
-
-    def planned(self, plan: Plan, workers: Sequence[WorkerInfo], num_layers: int) -> None:
-        self._backend.doing("sending the layers to the workers")

@@ -1,11 +1,11 @@
 """The metrics of a coordinator: its generations, its workers, what it sends them.
 
-    metrics = CoordinatorMetrics()
-    async with open_coordinator(settings, progress=metrics.progress) as coordinator:
+    metrics = CoordinatorMetrics(board)
+    async with open_coordinator(settings, board=board) as coordinator:
         with metrics.of(coordinator):
             ...                                          # metrics.registry can be scraped, also before
 
-Source of the values: `CoordinatorStatistics` and `StatusBoard`, which are told what happens, and the coordinator.
+Source of the values: the board, which is told what happens, and the coordinator.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from neurogrid.fleet.board.status import Health, PeerStatus
-from neurogrid.fleet.progress import FleetView, Progress, ProgressTee
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.coordinator import Coordinator
-from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.telemetry.build_metrics import BUILD_METRICS, BuildSource
-from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics
 from neurogrid.telemetry.http_metrics import HTTP_METRICS, HttpStatistics
 from neurogrid.telemetry.metric import MetricSpec, Reading, make_registry
 from neurogrid.telemetry.traffic_metrics import MAX_PEERS, TRAFFIC_METRICS, TrafficSource
@@ -150,28 +147,18 @@ class CoordinatorMetrics:
     """The metrics of one coordinator.
 
     Args:
-        board: where what is known of the workers is kept; told by others. None for one of its own.
+        board: is told what the coordinator does.
 
     Attributes:
-        progress: is to be told what the coordinator does.
-        statistics: of its generations.
         http: of the server in front of it; to be told by that.
         registry: what is scraped.
     """
 
-    def __init__(self, board: StatusBoard | None = None) -> None:
-        self.statistics = CoordinatorStatistics()
+    def __init__(self, board: StatusBoard) -> None:
         self.http = HttpStatistics()
-        own = _Formed(self)
-        if board is None:
-            board = StatusBoard()
-            self.progress: Progress = ProgressTee(own, self.statistics, board)
-        else:
-            self.progress = ProgressTee(own, self.statistics)
         self._board = board
-        self._counters: TrafficCounters | None = None
         self._coordinator: Coordinator | None = None
-        traffic = TrafficSource(lambda: self._counters, self._connected)
+        traffic = TrafficSource(lambda: board.counters, self._connected)
         self.registry: CollectorRegistry = make_registry(
             {
                 BuildSource("coordinator"): BUILD_METRICS,
@@ -190,38 +177,34 @@ class CoordinatorMetrics:
         finally:
             self._coordinator = None
 
-    def formed(self, counters: TrafficCounters) -> None:
-        """There is traffic to look at."""
-        self._counters = counters
-
     def _connected(self) -> Collection[str]:
         return self._coordinator.host.connected_peers if self._coordinator is not None else ()
 
     def _read(self, reading: Reading) -> None:
-        self._read_requests(reading)
-        self._read_failures(reading)
+        self._read_generations(reading)
+        self._read_fleet(reading)
         self._read_workers(reading)
         if self._coordinator is not None:
             reserved, limit = self._coordinator.cache_bytes
             reading.add(CACHE_RESERVED, reserved)
             reading.add(CACHE_LIMIT, limit)
 
-    def _read_requests(self, reading: Reading) -> None:
-        statistics = self.statistics
-        reading.add_all(REQUESTS, statistics.outcomes)
-        reading.add(RUNNING, statistics.num_running)
-        reading.add(WAITING, statistics.num_waiting)
-        reading.add_histogram(QUEUE, statistics.queue)
-        reading.add_histogram(FIRST_TOKEN, statistics.first_token)
-        reading.add_histogram(BETWEEN_TOKENS, statistics.between_tokens)
-        reading.add_histogram(DURATION, statistics.duration)
-        reading.add(PROMPT_TOKENS, statistics.num_prompt_tokens)
-        reading.add(NEW_TOKENS, statistics.num_new_tokens)
+    def _read_generations(self, reading: Reading) -> None:
+        generations = self._board.generations
+        reading.add_all(REQUESTS, generations.outcomes)
+        reading.add(RUNNING, generations.num_running)
+        reading.add(WAITING, generations.num_waiting)
+        reading.add_histogram(QUEUE, generations.queue)
+        reading.add_histogram(FIRST_TOKEN, generations.first_token)
+        reading.add_histogram(BETWEEN_TOKENS, generations.between_tokens)
+        reading.add_histogram(DURATION, generations.duration)
+        reading.add(PROMPT_TOKENS, generations.num_prompt_tokens)
+        reading.add(NEW_TOKENS, generations.num_tokens)
+        reading.add_all(FAILURES, generations.failures)
+        reading.add_histogram(RECOVERY, generations.recovery)
 
-    def _read_failures(self, reading: Reading) -> None:
-        statistics = self.statistics
-        reading.add_all(FAILURES, statistics.failures)
-        reading.add_histogram(RECOVERY, statistics.recovery)
+    def _read_fleet(self, reading: Reading) -> None:
+        statistics = self._board.statistics
         reading.add_histogram(MENDING, statistics.mending_seconds)
         reading.add_all(PLANS, statistics.plans)
         reading.add_histogram(PLANNING, statistics.planning)
@@ -230,7 +213,7 @@ class CoordinatorMetrics:
         reading.add(LOST, statistics.num_lost)
 
     def _read_workers(self, reading: Reading) -> None:
-        status = self._board.status()
+        status = self._board.fleet_status()
         there = [peer for peer in status.peers.values() if peer.health is not Health.LOST]
         by_health = Counter(peer.health for peer in there)
         for health in Health:
@@ -245,13 +228,3 @@ class CoordinatorMetrics:
             reading.add(WORKER_FREE, peer.memory_free_bytes, label)
             if peer.latency is not None:
                 reading.add(WORKER_LATENCY, peer.latency, label)
-
-
-class _Formed(Progress):
-    """Tells the metrics where the traffic is counted."""
-
-    def __init__(self, metrics: CoordinatorMetrics) -> None:
-        self._metrics = metrics
-
-    def formed(self, fleet: FleetView, counters: TrafficCounters) -> None:
-        self._metrics.formed(counters)

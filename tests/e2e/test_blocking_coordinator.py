@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neurogrid import CoordinatorSettings, blocking
-from neurogrid.inference.board.status import Phase
+from neurogrid.fleet.board.status import Phase
 from tests.e2e.support import WorkerProcess
 
 

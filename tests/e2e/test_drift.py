@@ -14,8 +14,8 @@ import trio
 from transformers import AutoModelForCausalLM
 
 from neurogrid import open_coordinator
-from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.speeds.drift import MIN_DRIFT, NUM_LOOKS
+from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.exchange.counters import Direction

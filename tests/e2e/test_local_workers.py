@@ -15,7 +15,7 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.fleet import local_workers
 from neurogrid.fleet.local_workers import MAX_RESTARTS, start_local_workers
-from neurogrid.fleet.progress import Progress
+from neurogrid.inference.board.progress import Progress
 from tests.e2e.support import DEADLINE
 
 PROMPT = [5, 6, 7, 8]

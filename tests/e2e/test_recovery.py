@@ -11,7 +11,7 @@ import trio
 
 from neurogrid import CoordinatorSettings, SamplingParams, open_coordinator
 from neurogrid.errors import NoRouteError
-from neurogrid.fleet.progress import Progress
+from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.fleet.speeds.drift import (
     MIN_STEPS,
     NUM_LOOKS,
@@ -11,6 +10,7 @@ from neurogrid.fleet.speeds.drift import (
     how_fast,
     with_drifts,
 )
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
 STAGE = 0.001

@@ -17,8 +17,9 @@ from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
 from neurogrid.fleet.placing.placer import Placer
 from neurogrid.fleet.placing.watching import watch_workers
-from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
+from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.pipeline.trials import SessionTrials

@@ -8,8 +8,8 @@ import pytest
 
 from neurogrid.errors import CapacityError
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
-from neurogrid.fleet.progress import WorkerInfo
 from neurogrid.fleet.speeds.drift import with_drifts
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed, PlannedStage
 
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)))

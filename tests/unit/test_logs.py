@@ -16,7 +16,7 @@ import pytest
 
 from neurogrid.cli.terminal.logs import set_up_logging
 from neurogrid.cli.terminal.show import TerminalProgress
-from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import Plan, PlannedStage
 
 

@@ -18,10 +18,12 @@ from neurogrid.errors import (
     ResponseTimeout,
     StreamBrokenError,
 )
+from neurogrid.inference.board.generation_log import failure_kind
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.histogram import Histogram
 from neurogrid.p2p.exchange.counters import OTHERS
+from neurogrid.planner import Plan
 from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
-from neurogrid.telemetry.coordinator_statistics import CoordinatorStatistics, failure_kind
 from neurogrid.telemetry.gpu_metrics import GPU_METRICS, Gpu, GpuSource
 from neurogrid.telemetry.metric import Reading
 from neurogrid.telemetry.otlp import is_wanted
@@ -49,19 +51,20 @@ class Clock:
 
 def test_a_generation_is_timed_from_when_it_was_asked_for() -> None:
     clock = Clock()
-    told = CoordinatorStatistics(clock=clock)
-    told.session_queued(1, 7)
+    board = StatusBoard(clock=clock)
+    told = board.generations
+    board.generation_queued(1, 7)
     assert (told.num_running, told.num_waiting) == (0, 1)
     clock.now += 2
-    told.session_opened(1)
+    board.generation_opened(1)
     assert (told.num_running, told.num_waiting) == (1, 0)
     for seconds in (1.0, 0.25, 0.5):
         clock.now += seconds
-        told.token_generated(1)
-    told.session_finished(1, "length")
+        board.token_generated(1)
+    board.generation_finished(1, "length")
     clock.now += 10
-    told.session_ended(1, "")
-    assert (told.num_prompt_tokens, told.num_new_tokens) == (7, 3)
+    board.generation_ended(1, "")
+    assert (told.num_prompt_tokens, told.num_tokens) == (7, 3)
     assert (told.queue.total, told.first_token.total) == (2, 3)
     assert (told.between_tokens.num_values, told.between_tokens.total) == (2, 0.75)
     assert told.duration.total == 13.75
@@ -70,12 +73,13 @@ def test_a_generation_is_timed_from_when_it_was_asked_for() -> None:
 
 
 def test_a_generation_that_waited_in_vain_has_failed_and_had_no_prompt() -> None:
-    told = CoordinatorStatistics()
-    told.session_queued(1, 7)
-    told.session_ended(1, "too many wait")
-    told.session_queued(2, 7)
-    told.session_opened(2)
-    told.session_ended(2, "")
+    board = StatusBoard()
+    board.generation_queued(1, 7)
+    board.generation_ended(1, "too many wait")
+    board.generation_queued(2, 7)
+    board.generation_opened(2)
+    board.generation_ended(2, "")
+    told = board.generations
     assert told.outcomes == {"stop": 0, "length": 0, "closed": 1, "failed": 1}
     assert told.num_prompt_tokens == 7
 
@@ -101,26 +105,28 @@ def caused(cause: Exception | None, **more: str) -> NoRouteError:
 )
 def test_kinds_of_failures(error: NoRouteError, kind: str) -> None:
     assert failure_kind(error) == kind
-    told = CoordinatorStatistics()
-    told.step_failed(1, error)
-    assert {name: count for name, count in told.failures.items() if count} == {kind: 1}
+    board = StatusBoard()
+    board.step_failed(1, error)
+    failures = board.generations.failures
+    assert {name: count for name, count in failures.items() if count} == {kind: 1}
 
 
 def test_mending_is_timed_from_the_first_attempt() -> None:
     clock = Clock()
-    told = CoordinatorStatistics(clock=clock)
-    told.mending([range(4)])
+    board = StatusBoard(clock=clock)
+    board.mending([range(4)])
     clock.now += 5
-    told.mending([range(4)])
+    board.mending([range(4)])
     clock.now += 1
-    told.mended(None)  # type: ignore[arg-type]
-    assert (told.mending_seconds.num_values, told.mending_seconds.total) == (1, 6)
+    board.mended(Plan(()))
+    mending = board.statistics.mending_seconds
+    assert (mending.num_values, mending.total) == (1, 6)
 
 
 def test_two_coordinators_in_a_process_have_metrics_of_their_own() -> None:
-    first, second = CoordinatorMetrics(), CoordinatorMetrics()
-    first.progress.session_queued(1, 3)
-    texts = [generate_latest(metrics.registry).decode() for metrics in (first, second)]
+    boards = (StatusBoard(), StatusBoard())
+    boards[0].generation_queued(1, 3)
+    texts = [generate_latest(CoordinatorMetrics(board).registry).decode() for board in boards]
     assert [
         f"neurogrid_requests_waiting {n}.0" in text for n, text in zip((1, 0), texts, strict=True)
     ]

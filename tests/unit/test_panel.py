@@ -15,8 +15,8 @@ from neurogrid.cli.terminal.panel.coordinator import coordinator_view
 from neurogrid.cli.terminal.panel.view import View, bar, draw, spark
 from neurogrid.cli.terminal.panel.worker import worker_view
 from neurogrid.cli.terminal.transfer_view import part_of
-from neurogrid.fleet.board.status import Health, PeerStatus, Role, TransferStatus
-from neurogrid.inference.board.status import ClusterStatus, Phase
+from neurogrid.fleet.board.status import Health, PeerStatus, Phase, Role, TransferStatus
+from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
 from neurogrid.inference.sessions.load import WorkerLoad
 from neurogrid.node.events import Event, EventKind, Severity

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from neurogrid.cli.terminal.plan_table import COLUMNS, print_plan
-from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import Explanation, PeerReport, PeerSpeed
 
 GB = 10**9

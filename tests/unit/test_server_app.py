@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.health import health_routes
@@ -228,10 +229,10 @@ def test_a_bug_is_told_as_one_and_raised_for_the_log() -> None:
 
 
 def test_not_ready_says_what_is_waited_for() -> None:
-    backend = Backend()
-    app = make_app([], open_routes=health_routes(backend))
-    backend.progress.waiting(1, 3)
+    board = StatusBoard()
+    app = make_app([], open_routes=health_routes(Backend(board)))
+    board.waiting(1, 3)
     answered = run(partial(ask, app, "GET", "/ready"))
     assert answered.status == 503
     assert int(answered.headers["retry-after"]) > 0
-    assert "waiting for workers: 1 of 3 found" in answered.error["message"]
+    assert "waiting for workers: 1 of 3 are there" in answered.error["message"]

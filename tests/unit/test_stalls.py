@@ -7,8 +7,8 @@ from trio.testing import MockClock
 
 from neurogrid.fleet.board.status import TransferStatus
 from neurogrid.fleet.board.worker_records import WorkerRecords
-from neurogrid.fleet.progress import Progress
 from neurogrid.fleet.stalls import STALLED_AFTER, StallWatch
+from neurogrid.inference.board.progress import Progress
 
 
 class Told(Progress):

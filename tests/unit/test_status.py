@@ -12,11 +12,12 @@ import trio
 import trio.testing
 
 from neurogrid.errors import CapacityError
-from neurogrid.fleet.board.status import Health, Role
-from neurogrid.fleet.progress import Progress, ProgressTee, WorkerInfo
+from neurogrid.fleet.board.fleet_board import SHOW_LOST
+from neurogrid.fleet.board.status import Health, Phase, Role
 from neurogrid.fleet.step_times import StepTimes
-from neurogrid.inference.board.status import Phase
-from neurogrid.inference.board.status_board import SHOW_LOST, StatusBoard
+from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.inference.board.progress import Progress, ProgressTee
+from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.node.events import MAX_SUBSCRIBERS, MAX_UNREAD, EventBus, EventKind
 from neurogrid.node.rates import RateWindow, TotalRate
 from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
@@ -262,10 +263,10 @@ def test_many_losses_take_bounded_memory(board: StatusBoard, fleet: FakeFleet) -
 
 
 def test_a_generation_and_its_figures(board: StatusBoard, clock: Clock) -> None:
-    board.session_queued(1, 7)
+    board.generation_queued(1, 7)
     assert board.status().num_waiting == 1
     clock.now += 0.25
-    board.session_opened(1)
+    board.generation_opened(1)
     assert (board.status().num_running, board.status().num_waiting) == (1, 0)
     clock.now += 0.25
     for _ in range(21):
@@ -278,10 +279,10 @@ def test_a_generation_and_its_figures(board: StatusBoard, clock: Clock) -> None:
     assert request.tokens_per_second == pytest.approx(10)
     assert status.tokens_per_second == pytest.approx(10, rel=0.3)
     assert sum(status.tokens_history) >= 15  # the second that has not ended is left out
-    board.session_rerouted(1, "lost layers", 1.5)
-    board.session_ended(1, "")
-    board.session_queued(2, 3)
-    board.session_ended(2, "no route")
+    board.generation_rerouted(1, "lost layers", 1.5)
+    board.generation_ended(1, "")
+    board.generation_queued(2, 3)
+    board.generation_ended(2, "no route")
     status = board.status()
     assert (status.num_requests, status.num_failed, status.num_tokens) == (2, 1, 21)
     assert [request.error for request in status.requests] == ["", "no route"]
@@ -340,19 +341,19 @@ def test_everything_is_json(board: StatusBoard, fleet: FakeFleet) -> None:
 
 def test_a_group_tells_everybody_everything() -> None:
     told: list[tuple[str, str]] = []
+    methods = [name for name in dir(Progress) if not name.startswith("_")]
+    assert len(methods) > 15
 
     class Listener(Progress):
         def __init__(self, name: str) -> None:
             self.name = name
 
         def __getattribute__(self, name: str) -> Any:
-            if name in vars(Progress):
+            if name in methods:
                 return lambda *args: told.append((self.name, name))
             return super().__getattribute__(name)
 
     group = ProgressTee(Listener("a"), Listener("b"))
-    methods = [name for name in vars(Progress) if not name.startswith("_")]
-    assert len(methods) > 15
     for name in methods:
         num_args = len(inspect.signature(getattr(Progress, name)).parameters) - 1
         getattr(group, name)(*range(num_args))

@@ -13,10 +13,11 @@ import trio.testing
 
 from neurogrid.errors import PeerRefusedError
 from neurogrid.fleet.member import Member
-from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import MIN_STEPS, NUM_LOOKS
 from neurogrid.fleet.speeds.speed_watch import DRIFT_INTERVAL, SpeedWatch
 from neurogrid.fleet.speeds.trials import FIRST_DELAY, MAX_DELAY, Trials, TrialTimes
+from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.pipeline import trials
 from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.trials import TRIAL_TIMEOUT, SessionTrials

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from neurogrid.assembly.coordinator_settings import CoordinatorSettings
     from neurogrid.cli.terminal.screen import Screen
     from neurogrid.cli.terminal.show import JoinLine
-    from neurogrid.fleet.progress import Progress
+    from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.inference.generation.loaded_model import LoadedModel
     from neurogrid.inference.generation.sampling_params import SamplingParams
@@ -293,7 +293,7 @@ async def _serve(
             )
             await stack.enter_async_context(panel)
         coordinator = await stack.enter_async_context(
-            _open_coordinator(options, where, shown, also=server.progress)
+            _open_coordinator(options, where, shown, board=server.board)
         )
         farewells.append(server.finish)
         await server.serve(coordinator, screen)
@@ -363,17 +363,16 @@ async def _open_coordinator(
     terminal: JoinLine,
     *,
     check: Callable[[LoadedModel], None] = lambda model: None,
-    also: Progress | None = None,
+    board: StatusBoard | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Load the model, and have a coordinator as the options say.
 
     Args:
         check: raises what is wrong with what the model is to do, before anybody is waited for.
-        also: is told what the terminal is told.
+        board: is told what the terminal is told; None for one of the coordinator's own.
     """
     from neurogrid.assembly.coordinator import open_coordinator
     from neurogrid.assembly.planned_fleet import load_model
-    from neurogrid.fleet.progress import ProgressTee
 
     trust = existing_trust(options)
     with exporting_traces(options, NAME), ExitStack() as stack:
@@ -389,8 +388,9 @@ async def _open_coordinator(
             settings = _settings(options, where, trust)
         if trust.cluster is not None:
             terminal.invite = trust.invite
-        progress = terminal if also is None else ProgressTee(terminal, also)
-        async with open_coordinator(settings, model=model, progress=progress) as coordinator:
+        async with open_coordinator(
+            settings, model=model, progress=terminal, board=board
+        ) as coordinator:
             yield coordinator
 
 

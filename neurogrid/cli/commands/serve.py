@@ -19,7 +19,6 @@ from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from neurogrid.cli.terminal.screen import Screen
-    from neurogrid.fleet.progress import Progress
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.server.backend import Backend
@@ -135,12 +134,10 @@ class Server:
 
     Attributes:
         url: where it serves, without a slash at the end.
-        progress: to be told what the coordinator does, also before it is there.
-        board: what is known of it and its workers.
+        board: to be told what the coordinator does, also before it is there; what is known of it and its workers.
     """
 
     url: str
-    progress: Progress
     board: StatusBoard
     _backend: Backend
     _metrics: CoordinatorMetrics
@@ -163,7 +160,6 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     Raises:
         ConfigurationError: the port is taken, or the host is not this machine's.
     """
-    from neurogrid.fleet.progress import ProgressTee
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.server.app import make_app
     from neurogrid.server.backend import Backend
@@ -178,8 +174,8 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     from neurogrid.server.page.routes import page_routes
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
-    backend, board = Backend(), StatusBoard()
-    metrics = CoordinatorMetrics(board)
+    board = StatusBoard()
+    backend, metrics = Backend(board), CoordinatorMetrics(board)
     app = make_app(
         [
             *openai_routes(backend, request_timeout=where.request_timeout),
@@ -197,8 +193,7 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
     async with open_http(app, host=where.host, port=where.port) as url:
         logger.info("the page is at %s/", url)
         try:
-            progress = ProgressTee(backend.progress, board, metrics.progress)
-            yield Server(url, progress, board, backend, metrics)
+            yield Server(url, board, backend, metrics)
         finally:
             board.events.close()  # so that nobody waits for more of them
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.p2p.hosts.machine import named_peer
 from neurogrid.planner import Explanation, PeerReport, format_bytes

@@ -14,8 +14,9 @@ from rich.status import Status
 
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.cli.terminal.transfer_view import TransferView, format_bytes
-from neurogrid.fleet.progress import Progress, WorkerInfo
 from neurogrid.fleet.speeds.drift import how_fast
+from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.inference.board.progress import Progress
 from neurogrid.p2p.hosts.machine import PeerNames
 from neurogrid.planner import Plan, name_range
 

@@ -6,17 +6,22 @@ for what nobody knows, never for zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, StrEnum
 from functools import cache
 from typing import Any, TypeAlias
 
+from neurogrid.node.events import Event
+
 __all__ = [
     "Failure",
+    "FleetStatus",
     "Health",
     "Json",
     "LinkStatus",
     "PeerStatus",
+    "Phase",
     "Role",
     "StageStatus",
     "TransferStatus",
@@ -24,6 +29,21 @@ __all__ = [
 ]
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+class Phase(StrEnum):
+    """The phase of a leader's work."""
+
+    READING = "reading"
+    """It reads the model."""
+    WAITING = "waiting"
+    """It waits for workers, and asks them what they have."""
+    TRANSFERRING = "transferring"
+    """The workers get their layers."""
+    READY = "ready"
+    """Every layer is on a worker that is ready."""
+    MENDING = "mending"
+    """A worker was lost, and its layers are being placed."""
 
 
 class Role(StrEnum):
@@ -195,6 +215,49 @@ class Failure:
     reason: str
     action: str
     recovered_at: float | None
+
+
+@dataclass(frozen=True)
+class FleetStatus:
+    """A leader and its workers.
+
+    Attributes:
+        at: when this was so.
+        started_at: when the leader began.
+        peer_id: the leader's; empty until it listens.
+        machine: what its peers are told that its machine is called; empty for nothing.
+        model: its name; empty until it is read.
+        total_layers: of the model; 0 until it is read.
+        phase_text: what is being done, in words; empty when nothing is.
+        workers_wanted: that are waited for.
+        peers: by peer id, as they came; those that were lost lately, too.
+        links: leader to each worker, stage to stage, last stage to leader.
+        failures: the last ones, oldest first.
+        events: the last ones, oldest first.
+    """
+
+    at: float
+    started_at: float
+    peer_id: str
+    machine: str
+    addresses: tuple[str, ...]
+    model: str
+    total_layers: int
+    phase: Phase
+    phase_text: str
+    workers_found: int
+    workers_wanted: int
+    peers: Mapping[str, PeerStatus]
+    stages: tuple[StageStatus, ...]
+    links: tuple[LinkStatus, ...]
+    failures: tuple[Failure, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def loaded_layers(self) -> tuple[int, ...]:
+        """Layers that at least one worker is ready for, in order."""
+        held = (peer.layers_held for peer in self.peers.values() if peer.health != Health.LOST)
+        return tuple(sorted({layer for layers in held for layer in layers}))
 
 
 def to_json(value: object) -> Json:

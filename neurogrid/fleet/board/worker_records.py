@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from neurogrid.fleet.board.status import Health, PeerStatus, Role, TransferStatus
-from neurogrid.fleet.progress import MemberView, WorkerInfo
+from neurogrid.fleet.progress import MemberView
 from neurogrid.fleet.stalls import STALLED_AFTER
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.node.rates import RateWindow
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.planner import Plan

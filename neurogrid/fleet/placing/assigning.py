@@ -13,7 +13,7 @@ from neurogrid.errors import NoRouteError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.member import Member
 from neurogrid.fleet.placing.placer import Placer
-from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.stalls import StallWatch
 from neurogrid.planner import PlannedStage, name_range
@@ -24,7 +24,7 @@ __all__ = ["Assigner"]
 class Assigner:
     """Gives the layers of one model to the members of a roster."""
 
-    def __init__(self, roster: Roster, placer: Placer, progress: Progress) -> None:
+    def __init__(self, roster: Roster, placer: Placer, progress: FleetProgress) -> None:
         self._roster = roster
         self._placer = placer
         self._progress = progress

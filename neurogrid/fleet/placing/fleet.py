@@ -37,11 +37,12 @@ from neurogrid.fleet.member import Member
 from neurogrid.fleet.placing.assigning import Assigner
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
 from neurogrid.fleet.placing.placer import RECONNECT_TIMEOUT, Placer
-from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.roster import Roster
 from neurogrid.fleet.speeds.speed_watch import SpeedWatch
 from neurogrid.fleet.speeds.trials import Trials
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import Plan, name_range
 
 __all__ = ["Fleet"]
@@ -74,7 +75,7 @@ class Fleet(Roster):
         placer: Placer,
         describe: Callable[[Sequence[RemoteWorker]], Awaitable[list[WorkerInfo]]],
         trials: Trials,
-        progress: Progress,
+        progress: FleetProgress,
         disconnect: Callable[[str], None],
     ) -> None:
         super().__init__(progress, on_lost=placer.lost, on_given_up=disconnect)

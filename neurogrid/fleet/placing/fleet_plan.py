@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from neurogrid.fleet.describing import capacities, far_links, links
-from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import (
     KeptLayers,
     ModelSize,

@@ -13,7 +13,7 @@ import trio
 from neurogrid.errors import NeuroGridError
 from neurogrid.fleet.member import Member
 from neurogrid.fleet.placing.fleet import Fleet
-from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.progress import FleetProgress
 
 __all__ = ["watch_workers"]
 
@@ -22,7 +22,9 @@ INTERVAL: Final = 5.0  # seconds
 MAX_AT_ONCE: Final = 16
 
 
-async def watch_workers(fleet: Fleet, progress: Progress, *, interval: float = INTERVAL) -> None:
+async def watch_workers(
+    fleet: Fleet, progress: FleetProgress, *, interval: float = INTERVAL
+) -> None:
     """Tell `progress` what each worker says, every `interval` seconds; runs until cancelled."""
     limiter = trio.CapacityLimiter(MAX_AT_ONCE)
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median, median_low
 from typing import Final
 
-from neurogrid.fleet.progress import WorkerInfo
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import ModelSize, PeerSpeed
 
 __all__ = [

@@ -13,9 +13,10 @@ import trio
 
 from neurogrid.fleet.describing import capacities
 from neurogrid.fleet.member import Member
-from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.speeds.drift import MIN_STEPS, DriftWatch, Steps, drifts, with_drifts
 from neurogrid.fleet.speeds.trials import Trials
+from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import ModelSize, PeerSpeed
 
 __all__ = ["DRIFT_INTERVAL", "SpeedWatch"]
@@ -36,7 +37,9 @@ class SpeedWatch:
         trials: as given.
     """
 
-    def __init__(self, trials: Trials, progress: Progress, on_news: Callable[[], None]) -> None:
+    def __init__(
+        self, trials: Trials, progress: FleetProgress, on_news: Callable[[], None]
+    ) -> None:
         self.trials = trials
         self.look_at = 0.0
         self._progress = progress

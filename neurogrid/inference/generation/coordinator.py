@@ -18,7 +18,8 @@ import torch
 
 from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.fleet.placing.fleet import Fleet
-from neurogrid.fleet.progress import Progress, WorkerInfo
+from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.ends_queue import Chosen, EndsQueue
@@ -207,7 +208,7 @@ class Coordinator(TextGeneration):
         }
         with self._told(len(token_ids)) as number, generation_spans(told) as spans:
             async with self._kept.begin(token_ids, max_length) as beginning:
-                self._progress.session_opened(number)
+                self._progress.generation_opened(number)
                 while len(tokens) < max_length:
                     # A model whose caches hold only below some length starts over there, by one prefill.
                     bound = model.traits.recompute_at
@@ -221,7 +222,7 @@ class Coordinator(TextGeneration):
                                 past_span("inference.sample", sampled.started, sampled.ended)
                             token_id, logprobs = sampled.token_id, sampled.logprobs
                             if token_id in ends:
-                                self._progress.session_finished(number, "stop")
+                                self._progress.generation_finished(number, "stop")
                                 spans.finished("stop")
                                 yield GeneratedToken(token_id, logprobs, "stop", session.num_reused)
                                 return
@@ -230,7 +231,7 @@ class Coordinator(TextGeneration):
                             is_last = len(tokens) == max_length
                             self._progress.token_generated(number)
                             if is_last:
-                                self._progress.session_finished(number, "length")
+                                self._progress.generation_finished(number, "length")
                                 spans.finished("length")
                             reason: FinishReason | None = "length" if is_last else None
                             yield GeneratedToken(token_id, logprobs, reason, session.num_reused)
@@ -239,14 +240,14 @@ class Coordinator(TextGeneration):
     def _told(self, num_prompt_tokens: int) -> Iterator[int]:
         """Tell of a session from when it is wanted until it is over; gives its number."""
         number, error = next(self._numbers), ""
-        self._progress.session_queued(number, num_prompt_tokens)
+        self._progress.generation_queued(number, num_prompt_tokens)
         try:
             yield number
         except NeuroGridError as exc:
             error = str(exc)
             raise
         finally:
-            self._progress.session_ended(number, error)
+            self._progress.generation_ended(number, error)
 
     def _open_session(self, beginning: Beginning, max_length: int, number: int) -> TokenSession:
         return TokenSession(
@@ -261,5 +262,5 @@ class Coordinator(TextGeneration):
             replays=self.model.replays,
             max_piece=self.model.max_piece,
             on_failed=partial(self._progress.step_failed, number),
-            on_rerouted=partial(self._progress.session_rerouted, number),
+            on_rerouted=partial(self._progress.generation_rerouted, number),
         )

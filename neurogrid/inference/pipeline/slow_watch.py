@@ -23,7 +23,7 @@ import trio
 
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerRefusedError
 from neurogrid.fleet.pipeline_stage import PipelineStage
-from neurogrid.fleet.progress import Progress
+from neurogrid.fleet.progress import FleetProgress
 
 __all__ = ["Alternatives", "SlowWatch"]
 
@@ -103,9 +103,9 @@ class SlowWatch:
         progress: is told which worker a step waits for.
     """
 
-    def __init__(self, alternatives: Alternatives, progress: Progress | None = None) -> None:
+    def __init__(self, alternatives: Alternatives, progress: FleetProgress | None = None) -> None:
         self._alternatives = alternatives
-        self._progress = progress or Progress()
+        self._progress = progress or FleetProgress()
         self._steps: set[Step] = set()
         self._nursery: trio.Nursery | None = None
         self._probations: dict[str, float] = {}

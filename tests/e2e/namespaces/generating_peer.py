@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
-from neurogrid.fleet.progress import Progress
+from neurogrid.inference.board.progress import Progress
 from tests.e2e.namespaces.peer_process import DEADLINE
 
 PROMPT = "A function definition"

@@ -12,8 +12,8 @@ from typing import Final
 
 from neurogrid.cli.terminal.panel.view import Cell, Column, Note, View, bar, short_ids, span, spark
 from neurogrid.cli.terminal.transfer_view import format_bytes, part_of
-from neurogrid.fleet.board.status import Health, PeerStatus, Role
-from neurogrid.inference.board.status import ClusterStatus, Phase
+from neurogrid.fleet.board.status import Health, PeerStatus, Phase, Role
+from neurogrid.inference.board.status import ClusterStatus
 from neurogrid.node.events import Event, EventKind, Severity
 from neurogrid.p2p.hosts.identity import short_peer_id
 
