@@ -45,9 +45,9 @@ from neurogrid.inference.sessions.service import SessionService
 from neurogrid.model.stages.device import device_memory, device_name, select_device
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
-from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V11
 from neurogrid.worker.settings import WorkerSettings
 from neurogrid.worker.state import WorkerState

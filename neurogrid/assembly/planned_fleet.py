@@ -46,12 +46,12 @@ from neurogrid.node.reaching import open_reach
 from neurogrid.node.roles import COORDINATOR_TAKES, authorise
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS
-from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import Host, parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
     PROTOCOL_V11,

@@ -32,11 +32,11 @@ from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
-from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
+from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 from neurogrid.worker.device import DeviceService
 from neurogrid.worker.layers import LayerService

@@ -26,7 +26,7 @@ from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.model.files.config import config_fingerprint
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.source import ModelSource
-from neurogrid.p2p.exchange.protocol import new_request_id
+from neurogrid.p2p.exchange.exchange import new_request_id
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     DeviceInfo,

@@ -22,11 +22,11 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.p2p.discovery import Discovery, PeerFound
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.dialing import connect_any
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.trust import SILENCE, NotAdmittedError
-from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11, Hello
+from neurogrid.p2p.wire import PROTOCOL_V11, Hello
 
 __all__ = ["Gathering", "MakeRemoteWorker", "look_for_workers", "open_gathering"]
 
@@ -43,7 +43,7 @@ MAX_RETRY_DELAY = 8.0
 
 @asynccontextmanager
 async def open_gathering(
-    protocol: Protocol,
+    protocol: Exchange,
     discovery: Discovery,
     *,
     addresses: Sequence[str],
@@ -67,7 +67,7 @@ async def open_gathering(
 
 
 async def look_for_workers(
-    protocol: Protocol,
+    protocol: Exchange,
     discovery: Discovery,
     *,
     addresses: Sequence[str],
@@ -96,7 +96,7 @@ class Gathering:
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: Exchange,
         discovery: Discovery,
         make_worker: MakeRemoteWorker,
         progress: FleetProgress,
@@ -274,13 +274,15 @@ class Gathering:
             logger.debug("%s is no worker: %s", peer_id, exc)
 
     async def _meet(self, peer_id: str) -> None:
-        if await self._protocol.open(peer_id) == PROTOCOL_V10:
-            worker = self._make_worker(peer_id, PROTOCOL_V10)
+        version = await self._protocol.open(peer_id)
+        hello = self._protocol.hello_of(peer_id)
+        if (
+            hello is None
+        ):  # it says nothing of itself: whether it is a worker shows when it is asked
+            worker = self._make_worker(peer_id, version)
             await worker.describe(assumed_bytes=0)
             self._add(worker)
-            return
-        hello = self._protocol.hello_of(peer_id)
-        if hello is not None and hello.role != "worker":
+        elif hello.role != "worker":
             raise TransportError(f"{peer_id} is a {hello.role}, no worker")
 
     def _add(self, worker: RemoteWorker) -> None:

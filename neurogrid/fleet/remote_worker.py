@@ -19,7 +19,7 @@ from neurogrid.errors import PeerRefusedError, ResponseTimeout
 from neurogrid.fleet.spreading import Spread
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.model.files.blob import LayerBlob
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
 from neurogrid.planner import PlannedStage
 
@@ -110,7 +110,7 @@ class RemoteWorker(ABC):
     takes_priors: ClassVar[bool] = False
     takes_chunks: ClassVar[bool] = False
 
-    def __init__(self, protocol: Protocol, peer_id: str, timeouts: Timeouts) -> None:
+    def __init__(self, protocol: Exchange, peer_id: str, timeouts: Timeouts) -> None:
         self.protocol = protocol
         self.peer_id = peer_id
         self.timeouts = timeouts
@@ -130,7 +130,7 @@ class RemoteWorker(ABC):
 
     async def describe(self, *, assumed_bytes: int) -> WorkerInfo:
         """Ask for memory and layers; `assumed_bytes` of memory where the peer does not answer."""
-        held = await self._held_layers()
+        held = await self.held_layers(timeout=self.timeouts.describe)
         try:
             info = await self.memory()
             name, free, known = info.name, max(info.total_bytes - info.used_bytes, 0), True
@@ -153,20 +153,21 @@ class RemoteWorker(ABC):
 
     async def memory(self) -> GPUInfo:
         """Ask the worker what memory it has now."""
-        reply = await self._ask(MessageType.GPU_INFO_REQUEST, b"", MessageType.GPU_INFO)
+        message = TensorMessage(MessageType.GPU_INFO_REQUEST, request_id=self._request_id())
+        reply = await self.protocol.request(
+            self.peer_id, message, MessageType.GPU_INFO, timeout=self.timeouts.describe
+        )
         return GPUInfo.decode(reply.data)
 
-    async def _held_layers(self) -> tuple[int, ...]:
-        reply = await self._ask(
-            MessageType.LAYER_REQUEST, LayerIds(()).encode(), MessageType.LAYER_STATUS
+    async def held_layers(self, *, timeout: float) -> tuple[int, ...]:
+        """Ask the worker which layers it has in memory; `timeout` in seconds."""
+        message = TensorMessage(
+            MessageType.LAYER_REQUEST, request_id=self._request_id(), data=LayerIds(()).encode()
+        )
+        reply = await self.protocol.request(
+            self.peer_id, message, MessageType.LAYER_STATUS, timeout=timeout
         )
         return LayerIds.decode(reply.data).ids
-
-    async def _ask(self, msg_type: MessageType, data: bytes, answer: MessageType) -> TensorMessage:
-        message = TensorMessage(msg_type=msg_type, request_id=self._request_id(), data=data)
-        return await self.protocol.request(
-            self.peer_id, message, answer, timeout=self.timeouts.describe
-        )
 
     @abstractmethod
     def _request_id(self) -> int:

@@ -16,7 +16,7 @@ import trio
 from neurogrid.errors import ConfigurationError, PeerRefusedError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.discovery import Discovery, PeerFound
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.keeper import Keeper, KeeperLimits, keep_connections
@@ -38,7 +38,7 @@ TICKET_REFUSED = (
 
 
 @asynccontextmanager
-async def keep_coordinators(protocol: Protocol, addresses: Sequence[str]) -> AsyncIterator[Keeper]:
+async def keep_coordinators(protocol: Exchange, addresses: Sequence[str]) -> AsyncIterator[Keeper]:
     """Keep connections to the peers at these full multiaddrs, and say to each what we are.
 
     Raises:
@@ -85,7 +85,7 @@ async def keep_coordinators(protocol: Protocol, addresses: Sequence[str]) -> Asy
 
 @asynccontextmanager
 async def keep_workers(
-    protocol: Protocol, discovery: Discovery, addresses: Sequence[str]
+    protocol: Exchange, discovery: Discovery, addresses: Sequence[str]
 ) -> AsyncIterator[Callable[[str], None]]:
     """Keep connections to the workers of a coordinator: those whose peer ids are given to what is yielded.
 
@@ -125,7 +125,7 @@ def _want(keeper: Keeper, peer_id: str, addresses: Sequence[str]) -> None:
         logger.warning("%s is not dialled again when it is lost: %s", peer_id, exc)
 
 
-async def _introduce(protocol: Protocol, peer_id: str, introduced: set[str]) -> None:
+async def _introduce(protocol: Exchange, peer_id: str, introduced: set[str]) -> None:
     """Bring up the stream on which each side says what it is.
 
     Of two peers that dial each other at once each has two connections, of which one may be closed with its streams:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from neurogrid.p2p.exchange.counters import Direction, Traffic, TrafficCounters
-    from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
     from neurogrid.p2p.hosts.host import Host, parse_peer_address
     from neurogrid.p2p.hosts.identity import Identity
     from neurogrid.p2p.libp2p.libp2p_host import open_host
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from neurogrid.p2p.streams.buffers import Tensor
     from neurogrid.p2p.streams.intake import Intake
     from neurogrid.p2p.streams.stream import Stream
+    from neurogrid.p2p.tensor.protocol import Protocol, new_request_id
     from neurogrid.p2p.wire import (
         DEFAULT_LIMITS,
         DTYPES,
@@ -88,8 +88,8 @@ _HOMES = {
     "Direction": "neurogrid.p2p.exchange.counters",
     "Traffic": "neurogrid.p2p.exchange.counters",
     "TrafficCounters": "neurogrid.p2p.exchange.counters",
-    "Protocol": "neurogrid.p2p.exchange.protocol",
-    "new_request_id": "neurogrid.p2p.exchange.protocol",
+    "Protocol": "neurogrid.p2p.tensor.protocol",
+    "new_request_id": "neurogrid.p2p.tensor.protocol",
     "Host": "neurogrid.p2p.hosts.host",
     "parse_peer_address": "neurogrid.p2p.hosts.host",
     "Identity": "neurogrid.p2p.hosts.identity",

@@ -19,10 +19,10 @@ from neurogrid.errors import (
     RequestRefusedError,
     TransportError,
 )
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.routes import Direction, Place
 from neurogrid.p2p.hosts.dialing import connect_any
-from neurogrid.p2p.wire import PROTOCOL_V11, ErrorCode, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, TensorMessage
 
 __all__ = ["WorkerLinks"]
 
@@ -42,7 +42,7 @@ class WorkerLinks:
         connect: dials one full multiaddr; `Host.connect`, or what knows relays as well.
     """
 
-    def __init__(self, protocol: Protocol, connect: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(self, protocol: Exchange, connect: Callable[[str], Awaitable[str]]) -> None:
         self._protocol = protocol
         self._connect = connect
         self._locks: dict[str, trio.Lock] = {}
@@ -72,7 +72,8 @@ class WorkerLinks:
             if not host.is_connected(peer_id):
                 async with self._dialling(peer_id):
                     await self._dial(peer_id, addresses)
-            if await self._protocol.open(peer_id) != PROTOCOL_V11:
+            await self._protocol.open(peer_id)
+            if self._protocol.hello_of(peer_id) is None:
                 raise TransportError("it speaks 1.0.0, which has no routes")
             return
         raise TransportError(f"no answer in {DIAL_TIMEOUT:g} s")

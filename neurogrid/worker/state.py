@@ -17,7 +17,7 @@ from neurogrid.errors import CapacityError, RequestRefusedError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
 from neurogrid.node.torch_thread import TorchThread
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
 from neurogrid.worker.blobs import WorkerBlobs
 from neurogrid.worker.claim import SERVING, Claim

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import trio
 
-from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.reach.hole_punching import HolePuncher
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits, RelayService
 from neurogrid.p2p.streams.stream import Stream
+from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.wire import MessageType, TensorMessage
 
 DEADLINE = 180.0

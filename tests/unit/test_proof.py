@@ -23,8 +23,8 @@ from neurogrid.model.proof import proof
 from neurogrid.model.proof.proof import Proving, prove
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
-from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
+from neurogrid.p2p.tensor.protocol import Protocol, new_request_id
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     ErrorCode,

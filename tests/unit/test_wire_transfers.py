@@ -13,9 +13,9 @@ import trio
 import trio.testing
 from blake3 import blake3
 
-from neurogrid.p2p.exchange.protocol import Protocol
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.streams.stream import Stream
+from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.transfer import (
     BlobSource,
     BytesSource,

@@ -38,7 +38,7 @@ from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.p2p.exchange.counters import TrafficCounters
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.tracing import past_span
 from neurogrid.planner import PlannedStage
@@ -66,7 +66,7 @@ class Coordinator(TextGeneration):
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: Exchange,
         model: LoadedModel,
         fleet: Fleet,
         routing: Routing,

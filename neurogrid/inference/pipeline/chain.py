@@ -31,7 +31,7 @@ from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.hidden_states import check_answer, pack, unpack
-from neurogrid.p2p.exchange.protocol import Protocol, new_request_id
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorEnvelope, TensorMessage
 
 __all__ = ["AskedAlone", "Chain"]
@@ -77,7 +77,7 @@ class Chain:
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: Exchange,
         stages: Sequence[PipelineStage],
         *,
         wire: str = "",
@@ -269,7 +269,7 @@ class Chain:
     async def _probe(self, item: PipelineStage) -> NeuroGridError | None:
         """Why a worker does not answer; None if it does."""
         try:
-            await self._protocol.request_layer_status(item.peer_id, timeout=PROBE_TIMEOUT)
+            await item.worker.held_layers(timeout=PROBE_TIMEOUT)
         except (TransportError, RemoteProtocolError) as exc:
             return exc
         except PeerRefusedError:

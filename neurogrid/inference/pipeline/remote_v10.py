@@ -19,7 +19,7 @@ from neurogrid.fleet.remote_worker import Placement, Prior, RemoteWorker, Transf
 from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.model.files.blob import CHUNK_BYTES, LayerBlob
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
-from neurogrid.p2p.exchange.protocol import new_request_id
+from neurogrid.p2p.exchange.exchange import new_request_id
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
     ErrorCode,
@@ -113,7 +113,7 @@ class RemoteWorkerV10(RemoteWorker, AskedAlone):
         return 0
 
     async def session_length(self, session_id: int) -> int:
-        await self._held_layers()  # it is there, at least
+        await self.held_layers(timeout=self.timeouts.describe)  # it is there, at least
         return 0
 
     async def close_session(self, session_id: int) -> None:

@@ -14,7 +14,7 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.remote_worker import Placement, Prior, RemoteWorker, TransferReports
 from neurogrid.fleet.spreading import Choice
 from neurogrid.model.files.tensors import dtype_name
-from neurogrid.p2p.exchange.protocol import new_request_id
+from neurogrid.p2p.exchange.exchange import new_request_id
 from neurogrid.p2p.transfer import send_blob
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,

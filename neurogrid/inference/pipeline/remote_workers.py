@@ -5,14 +5,14 @@ from __future__ import annotations
 from neurogrid.fleet.remote_worker import RemoteWorker, Timeouts
 from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.wire import PROTOCOL_V10
 
 __all__ = ["remote_worker"]
 
 
 def remote_worker(
-    protocol: Protocol, peer_id: str, version: str, *, timeouts: Timeouts
+    protocol: Exchange, peer_id: str, version: str, *, timeouts: Timeouts
 ) -> RemoteWorker:
     """How a coordinator speaks to a worker; `version` is the protocol id of their stream."""
     kind = RemoteWorkerV10 if version == PROTOCOL_V10 else RemoteWorkerV11

@@ -18,7 +18,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.chain import AskedAlone, Chain
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
-from neurogrid.p2p.exchange.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.routes import can_sign, sign_route
 from neurogrid.p2p.wire import MAX_ADDRESS_CHARS, MAX_STAGE_ADDRESSES, MAX_STAGES, Route
 
@@ -58,7 +58,7 @@ class Routing:
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: Exchange,
         mode: RoutingMode = "chain",
         *,
         wire_dtype: str | None = None,

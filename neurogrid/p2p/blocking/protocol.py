@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import neurogrid.p2p.exchange.protocol
+import neurogrid.p2p.tensor.protocol
 from neurogrid.p2p.blocking.host import Host
 from neurogrid.p2p.blocking.twins import Blocking, sync_twin, twin
 from neurogrid.p2p.exchange.counters import TrafficCounters
@@ -29,7 +29,7 @@ from neurogrid.p2p.wire import (
 
 __all__ = ["AsyncProtocol", "Protocol"]
 
-AsyncProtocol = neurogrid.p2p.exchange.protocol.Protocol
+AsyncProtocol = neurogrid.p2p.tensor.protocol.Protocol
 
 # Requests: the handler of one may have to wait for another one to be served.
 _AT_ONCE: Final = frozenset(

@@ -1,14 +1,12 @@
 """Messages between a host and its peers: send, receive, request and answer.
 
 A table says which messages there are (`wire.codes`); a host has one exchange for each protocol id. A peer has one
-long-lived stream. The tensor protocol has an older version besides, and multistream-select picks the newer that both
-sides have: with 1.0.0 every message has a stream of its own, which the receiver ends once it has dealt with the
-message: its end confirms, its reset refuses.
+long-lived stream.
 
-What messages mean belongs to the layers above (`Protocol` has their names). This one knows which peer is open
-under which version, and which sent what, and it counts; `Dispatcher` knows the waiters and the handlers.
+What messages mean belongs to the layers above. This one knows which peer is open, and which sent what, and it counts;
+`Dispatcher` knows the waiters and the handlers.
 
-Source: protocol_spec/sessions.md, protocol_spec/streams.md, protocol_spec/versioning.md.
+Source: protocol_spec/sessions.md, protocol_spec/streams.md.
 """
 
 from __future__ import annotations
@@ -33,9 +31,8 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.dispatcher import Dispatcher
-from neurogrid.p2p.exchange.oneshot import OneshotStreams
 from neurogrid.p2p.exchange.pending import Waiter
-from neurogrid.p2p.exchange.subscribers import Job, MessageHandler, Subscribers
+from neurogrid.p2p.exchange.subscribers import MessageHandler
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.budget import ByteBudget
@@ -46,7 +43,6 @@ from neurogrid.p2p.streams.message_forms import (
     refusal,
     sender_of,
     traced,
-    untraced,
 )
 from neurogrid.p2p.streams.message_stream import MessageStream
 from neurogrid.p2p.streams.stream import Stream
@@ -54,7 +50,6 @@ from neurogrid.p2p.streams.succession import StreamMovedError
 from neurogrid.p2p.streams.tracing import sending
 from neurogrid.p2p.wire import (
     OF_THE_STREAM,
-    PROTOCOL_V10,
     Data,
     Hello,
     MessageCode,
@@ -85,17 +80,21 @@ class Exchange:
     """One protocol of one host, by message. Register handlers, then send and request.
 
     Args:
-        table: the messages of its long-lived streams.
-        v10: those of the streams of 1.0.0, where it may be spoken too.
-        versions: the protocol ids that are spoken, the preferred one first; that of `table` by default.
+        table: its messages.
+        role: what peers are told that this one is.
+        agent: what program this is, for people; at most 256 characters.
+        name: what people call this machine (`machine_name`); at most 32 characters, empty to tell nothing.
+        bounds: what peers may have under way here, and for how long.
+        versions: the protocol ids that peers are told are spoken, and offered, the preferred one first; that of `table`
+            by default. What others than that of `table` bring is dealt with by whoever adds them.
 
     Attributes:
         host: the host underneath.
         counters: messages and bytes by peer, type and direction.
 
     Several handlers may serve a type. A handler may be sync (runs in the reader: must be quick) or async (runs
-    in a task of its own). It may raise `RequestRefusedError`: over 1.1.0 the peer gets an Error, over 1.0.0 a
-    reset. What is sent to the host's own peer id is served here, without a stream.
+    in a task of its own). It may raise `RequestRefusedError`: the peer gets an Error. What is sent to the host's own
+    peer id is served here, without a stream.
 
     Raises:
         LocalProtocolError: the host has a protocol of this kind already.
@@ -110,7 +109,6 @@ class Exchange:
         agent: str = "neurogrid",
         name: str = "",
         bounds: Bounds = DEFAULT_BOUNDS,
-        v10: MessageTable | None = None,
         versions: Sequence[str] = (),
     ) -> None:
         self.host = host
@@ -129,55 +127,42 @@ class Exchange:
         self._streams: dict[str, MessageStream] = {}
         self._running: dict[str, list[MessageStream]] = {}  # in the order in which they were opened
         self._opening: dict[str, trio.Lock] = {}
-        self._v10_only: set[str] = set()  # peers of whom the negotiation told
         self._dispatcher = Dispatcher(host.start_soon, bounds)
         self._budget = ByteBudget(per_peer=bounds.max_bytes_per_peer, total=bounds.max_bytes)
-        self._subscribers_v10 = Subscribers()
-        self._oneshot: OneshotStreams | None = None
-        if v10 is not None:
-            self._oneshot = OneshotStreams(
-                host,
-                table=v10,
-                bounds=bounds,
-                budget=self._budget,
-                on_message=self._receive_v10,
-                on_sent=partial(self.counters.add, Direction.SENT),
-            )
         self._opened_handlers: list[PeerOpenedHandler] = []
         self._lost_handlers: list[PeerLostHandler] = []
         self._broken_handlers: list[PeerLostHandler] = []
         if table.protocol_id in self._versions:
             host.set_stream_handler(table.protocol_id, self._serve_stream)
-        if self._oneshot is not None and PROTOCOL_V10 in self._versions:
-            host.set_stream_handler(PROTOCOL_V10, self._oneshot.serve)
         host.on_disconnected(self._forget)
         host.on_direct(self._has_become_direct)
 
     # Peers
 
     def on_peer_opened(self, handler: PeerOpenedHandler) -> None:
-        """Call `handler(peer_id, hello)` when a 1.1.0 stream with a peer is up. Must not block."""
+        """Call `handler(peer_id, hello)` when a stream with a peer is up. Must not block."""
         self._opened_handlers.append(handler)
 
     def on_peer_lost(self, handler: PeerLostHandler) -> None:
-        """Call `handler(peer_id, reason)` when the last 1.1.0 stream with a peer ends. Must not block."""
+        """Call `handler(peer_id, reason)` when the last stream with a peer ends. Must not block."""
         self._lost_handlers.append(handler)
 
     def on_stream_broken(self, handler: PeerLostHandler) -> None:
         """Call `handler(peer_id, reason)` when messages to or from a peer may have been lost. Must not block.
 
-        That is when its last 1.1.0 stream ends, or another one breaks: requests that were under way have failed.
+        That is when its last stream ends, or another one breaks: requests that were under way have failed.
         """
         self._broken_handlers.append(handler)
 
     async def open(self, peer_id: str) -> str:
-        """Find out which version a connected peer speaks, and bring up its stream.
+        """Bring up the stream of a connected peer.
 
         Returns:
-            The protocol id: that of the table, or `PROTOCOL_V10`.
+            The protocol id that it has in common with us: that of the table, or another of the versions, of which
+            there is no stream to be brought up.
 
         Raises:
-            TransportError: the peer speaks neither, does not answer, or is not connected.
+            TransportError: the peer speaks none, does not answer, or is not connected.
 
         Cancellation leaves the connection whole, and perhaps the stream up.
         """
@@ -192,30 +177,19 @@ class Exchange:
             if stream is not None and stream.is_open:
                 await stream.wait_hello()
                 return self._table.protocol_id
-            if peer_id in self._v10_only:
-                return PROTOCOL_V10
             opened = await self.host.open_stream(peer_id, self._versions)
-            if opened.protocol_id == PROTOCOL_V10:
-                if self.host.is_connected(peer_id):
-                    self._v10_only.add(peer_id)
+            if opened.protocol_id != self._table.protocol_id:
                 await opened.aclose()
-                return PROTOCOL_V10
+                return opened.protocol_id
             stream = self._message_stream(opened)
             self.host.start_soon(self._run_stream, stream)
             await stream.wait_hello()
             return self._table.protocol_id
 
     def hello_of(self, peer_id: str) -> Hello | None:
-        """Return the Hello of a 1.1.0 peer; None for others."""
+        """Return the Hello of a peer that has a stream; None for others."""
         stream = self._streams.get(peer_id)
         return stream.hello if stream is not None else None
-
-    def is_v10(self, peer_id: str) -> bool:
-        """Whether a peer is known to speak 1.0.0 alone, or has used nothing else so far."""
-        if peer_id in self._streams:
-            return False
-        has_served = self._oneshot is not None and self._oneshot.has_served(peer_id)
-        return peer_id in self._v10_only or has_served
 
     async def close_peer(self, peer_id: str) -> None:
         """End the stream and the connection to a peer."""
@@ -230,7 +204,7 @@ class Exchange:
     # Sending
 
     async def send(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
-        """Send a message; returns when it is on the connection (1.1.0) or confirmed (1.0.0).
+        """Send a message; returns when it is on the connection, or confirmed where the peer has no stream (1.0.0).
 
         `more` belongs to its Data, behind what the message has: a large buffer is not copied to stand there
         (a tensor has its envelope for that). A tensor goes traced when an OpenTelemetry context is active.
@@ -252,16 +226,15 @@ class Exchange:
             if peer_id == self.host.peer_id:
                 self._loop_back(_joined(message, more))
                 await trio.lowlevel.checkpoint()
-            elif message.msg_type is None or await self.open(peer_id) == PROTOCOL_V10:
-                if self._oneshot is None:
-                    raise LocalProtocolError(
-                        f"{self._table.protocol_id} has no messages without a type"
-                    )
-                await self._oneshot.send(peer_id, message, *more)
             else:
-                await self._send_on_stream(peer_id, enveloped(message), *more)
+                await self._send_to(peer_id, message, *more)
 
-    async def _send_on_stream(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
+    async def _send_to(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
+        """Send a message to a peer, whose stream is brought up if there is none."""
+        if message.msg_type is None:
+            raise LocalProtocolError(f"{self._table.protocol_id} has no messages without a type")
+        message = enveloped(message)
+        await self.open(peer_id)
         for attempt in range(MOVE_ATTEMPTS):
             try:
                 await self._streams[peer_id].send(message, *more)
@@ -272,7 +245,7 @@ class Exchange:
                 await self.open(peer_id)  # the one that has taken its place
 
     def send_nowait(self, peer_id: str, message: TensorMessage) -> bool:
-        """Send a small message over 1.1.0 if nothing has to be waited for; else False, and nothing is sent.
+        """Send a small message on a stream if nothing has to be waited for; else False, and nothing is sent.
 
         `send` does what this does not, and says what is wrong, if anything is.
 
@@ -325,7 +298,7 @@ class Exchange:
 
         Raises:
             ResponseTimeout: no answer in `timeout` seconds.
-            PeerRefusedError: the peer answered with an Error, or (1.0.0) with a reset.
+            PeerRefusedError: the peer answered with an Error, or refused the message.
             TransportError: the peer cannot be reached, or the stream broke.
         """
         with self.expect(peer_id, answer, request_id=message.request_id) as waiter:
@@ -336,7 +309,7 @@ class Exchange:
             )
 
     async def refuse(self, message: TensorMessage, error: RequestRefusedError) -> None:
-        """Answer a 1.1.0 request with an Error message."""
+        """Answer a request with an Error message."""
         await self.send(sender_of(message), refusal(message, error))
 
     # Receiving
@@ -347,20 +320,14 @@ class Exchange:
         handler: MessageHandler,
         *,
         when: Callable[[TensorMessage], bool] | None = None,
-        version: str | None = None,
     ) -> None:
-        """Serve messages of a type (None: legacy) for which `when(message)` holds.
-
-        `version` is the protocol id of the streams on which they come; None is each that is spoken.
+        """Serve messages of a type for which `when(message)` holds.
 
         A traced message counts as its untraced type; its trace is active while the handler runs. Handlers are
         called in the order in which they were registered. A sync handler may return an awaitable, which runs
         in a task. Of a type that is an answer, handlers get those that no request waits for.
         """
-        if version != PROTOCOL_V10:
-            self._dispatcher.subscribers.add(untraced(msg_type), handler, when)
-        if version in (None, PROTOCOL_V10):
-            self._subscribers_v10.add(untraced(msg_type), handler, when)
+        self._dispatcher.subscribers.add(msg_type, handler, when)
 
     def authorise_by(self, check: Callable[[TensorMessage], None]) -> None:
         """Call `check(message)` before each message that handlers are to get; `message.from_peer` has sent it.
@@ -522,17 +489,6 @@ class Exchange:
                 logger.debug("%s is still reached through a relay: %s", peer_id, exc)
             await trio.sleep(MOVE_DELAY)
 
-    # 1.0.0
-
-    async def _receive_v10(self, peer_id: str, message: TensorMessage) -> None:
-        self._count_received(peer_id, message)
-        job: Job | None = self._dispatcher.take(message, subscribers=self._subscribers_v10)
-        if job is not None:
-            # Served at once, whatever the number: an answer must not wait behind the handlers that wait for it.
-            # The number of streams bounds it.
-            with self._budget.hold(peer_id, len(message.data)):
-                await job.run()
-
     # Ourselves
 
     def _loop_back(self, message: TensorMessage) -> None:
@@ -564,9 +520,6 @@ class Exchange:
         for stream in {*self._running.get(peer_id, ()), *([current] if current else ())}:
             stream.lose(error)
         self._dispatcher.forget(peer_id, error)
-        if self._oneshot is not None:
-            self._oneshot.forget(peer_id)
-        self._v10_only.discard(peer_id)
         self._opening.pop(peer_id, None)
 
     def _count_received(self, peer_id: str, message: TensorMessage) -> None:

@@ -71,7 +71,7 @@ class Subscribers:
         when: Callable[[TensorMessage], bool] | None,
     ) -> None:
         """Register a handler for a type, after those that are there."""
-        self._by_type.setdefault(msg_type, []).append(
+        self._by_type.setdefault(untraced(msg_type), []).append(
             _Subscriber(handler, when, is_async=is_async(handler))
         )
 

@@ -29,7 +29,7 @@ from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.memory_store import MemoryStore
-from neurogrid.p2p.transfer.sending import require_v11, tell_stopped
+from neurogrid.p2p.transfer.sending import require_stream, tell_stopped
 from neurogrid.p2p.transfer.store import BlobStore, StoredBlob
 from neurogrid.p2p.wire import (
     ErrorCode,
@@ -142,7 +142,7 @@ class Fetcher:
     async def _fetch_from(
         self, peer_id: str, blob_id: bytes, store: BlobStore, max_bytes: int, offer_timeout: float
     ) -> StoredBlob:
-        await require_v11(self._protocol, peer_id)
+        await require_stream(self._protocol, peer_id)
         request = TensorMessage(
             msg_type=MessageType.TRANSFER_REQUEST,
             request_id=new_request_id(),

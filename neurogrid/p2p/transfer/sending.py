@@ -36,7 +36,6 @@ from neurogrid.p2p.streams.buffers import Tensor
 from neurogrid.p2p.transfer.chunks import BlobInfo
 from neurogrid.p2p.transfer.source import BlobSource, as_source
 from neurogrid.p2p.wire import (
-    PROTOCOL_V10,
     ErrorCode,
     MessageType,
     TensorMessage,
@@ -46,7 +45,7 @@ from neurogrid.p2p.wire import (
     decode_bitmap,
 )
 
-__all__ = ["SentBlob", "require_v11", "send_blob", "tell_stopped"]
+__all__ = ["SentBlob", "require_stream", "send_blob", "tell_stopped"]
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +128,7 @@ async def send_blob(
     request_id = request_id or new_request_id()
     # Before the first wait: the peer that asked for the blob may stop at any time.
     with protocol.expect(peer_id, MessageType.WEIGHTS_ACK, request_id=request_id) as acknowledged:
-        await require_v11(protocol, peer_id)
+        await require_stream(protocol, peer_id)
         digests = await trio.to_thread.run_sync(source.digests)
         info = BlobInfo.of_digests(digests, source.num_bytes)
         offer = TensorMessage(
@@ -294,11 +293,14 @@ async def _acquire(lock: trio.Lock, timeout: float) -> bool:
     return not scope.cancelled_caught
 
 
-async def require_v11(protocol: Exchange, peer_id: str) -> None:
-    """Raise PeerUnreachableError for a peer that has no transfers."""
-    if peer_id != protocol.host.peer_id and await protocol.open(peer_id) == PROTOCOL_V10:
+async def require_stream(protocol: Exchange, peer_id: str) -> None:
+    """Raise PeerUnreachableError for a peer that has no long-lived stream, and so no transfers."""
+    if peer_id == protocol.host.peer_id:
+        return
+    version = await protocol.open(peer_id)
+    if protocol.hello_of(peer_id) is None:
         raise PeerUnreachableError(
-            f"{peer_id} speaks 1.0.0 alone, which has no transfers; send it plain weights"
+            f"{peer_id} speaks {version} alone, which has no transfers; send it plain weights"
         )
 
 

@@ -18,7 +18,7 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message
 from neurogrid.model.files.tensors import dtype_name, tensor_to_bytes
 from neurogrid.p2p import PROTOCOL_V11, MessageType, Protocol, TensorMessage, open_host
-from neurogrid.p2p.exchange.protocol import new_request_id
+from neurogrid.p2p.tensor.protocol import new_request_id
 from neurogrid.p2p.wire import (
     Assign,
     Data,

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from neurogrid.p2p import Identity, MessageType, TensorMessage
-from neurogrid.p2p.exchange.protocol import new_request_id
 from neurogrid.p2p.exchange.routes import sign_route
+from neurogrid.p2p.tensor.protocol import new_request_id
 from neurogrid.p2p.wire import ErrorCode, Route
 from tests.e2e.bad_input_peer.peer import BadPeer, connect, refused
 from tests.e2e.bad_input_peer.scenarios import Good, hidden, with_peer

@@ -136,7 +136,7 @@ def leftovers(protocol: Protocol) -> dict[str, Any]:
         "counts of 1.1.0 streams": set(protocol._running) - connected,
         "counts of 1.0.0 streams": set(oneshot._num_streams) - connected,
         "peers that used 1.0.0": oneshot._served - connected,
-        "peers that have 1.0.0 alone": protocol._v10_only - connected,
+        "peers that have 1.0.0 alone": protocol._v10_alone - connected,
         "locks to open with": set(protocol._opening) - connected,
     }
     return {name: content for name, content in tables.items() if content}

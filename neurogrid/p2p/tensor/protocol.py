@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from neurogrid.errors import NeuroGridError, StreamBrokenError
-from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
-from neurogrid.p2p.exchange.handlers import answering, as_async, with_sender
+from neurogrid.p2p.exchange.exchange import new_request_id
 from neurogrid.p2p.exchange.subscribers import is_async
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.buffers import Tensor, tensor_buffer
+from neurogrid.p2p.tensor.handlers import answering, as_async, with_sender
+from neurogrid.p2p.tensor.versions import VersionedExchange
 from neurogrid.p2p.wire import (
     DEFAULT_LIMITS,
     PROTOCOL_V10,
@@ -36,8 +37,6 @@ from neurogrid.p2p.wire import (
     TraceContext,
     WeightsChunk,
     iter_weights_chunks,
-    v10_table,
-    v11_table,
 )
 
 __all__ = ["Protocol", "new_request_id"]
@@ -55,7 +54,7 @@ GPUInfoHandler = Callable[[GPUInfo, str], Result]
 GPUInfoRequestHandler = Callable[[str], Awaitable[GPUInfo | None] | GPUInfo | None]
 
 
-class Protocol(Exchange):
+class Protocol(VersionedExchange):
     """The tensor protocol on a host: `Protocol(host)`, then register handlers, send and request.
 
     Args:
@@ -95,12 +94,11 @@ class Protocol(Exchange):
     ) -> None:
         super().__init__(
             host,
-            v11_table(limits),
             role=role,
             agent=agent,
             name=name,
+            limits=limits,
             bounds=bounds,
-            v10=v10_table(limits),
             versions=versions,
         )
 

@@ -1,0 +1,1 @@
+"""The tensor protocol by name, over both of its versions: on top of an exchange, which knows neither."""
