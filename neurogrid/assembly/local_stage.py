@@ -131,7 +131,8 @@ async def open_local_worker(
             authorise(protocol, WORKER_TAKES)
             state = WorkerState(settings, protocol, device, torch_thread)
             state.checkpoint = model.checkpoint
-            worker = Worker(state, name=f"this machine: {device_name(device)}", machine=name)
+            described = f"this machine: {device_name(device)}"
+            worker = Worker(state, protocol, name=described, machine=name)
             worker.start()
             asking = Protocol(caller, role="coordinator", versions=(PROTOCOL_V11,))
             await caller.connect(host.addresses[0])

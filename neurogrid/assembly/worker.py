@@ -21,6 +21,7 @@ from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.sessions.board import WorkerBoard
 from neurogrid.inference.sessions.service import SessionService
+from neurogrid.inference.sessions.worker_v10 import WorkerV10
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
@@ -37,6 +38,7 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.tensor.protocol import Protocol
+from neurogrid.p2p.tensor.versions import VersionedExchange
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
 from neurogrid.worker.device import DeviceService
 from neurogrid.worker.layers import LayerService
@@ -58,17 +60,24 @@ class Worker:
         board: what is known of it, for display.
     """
 
-    def __init__(self, state: WorkerState, *, name: str, machine: str) -> None:
-        """Puts the services on the protocol of `state`; device and machine are called `name` and `machine`."""
+    def __init__(
+        self, state: WorkerState, protocol: VersionedExchange, *, name: str, machine: str
+    ) -> None:
+        """Puts the services on the protocol, which is that of `state`; device and machine are called so."""
         self._state = state
-        self._transfers = TransferService(state)
+        self._transfers = TransferService(state, on_gave_up=self.forget)
         self._layers = LayerService(state, self._transfers)
-        links = WorkerLinks(state.protocol, state.protocol.host.connect)
+        links = WorkerLinks(protocol, protocol.host.connect)
         self._sessions = SessionService(state, links, device_name=name)
-        for service in (self._transfers, self._layers, self._sessions, DeviceService(state)):
+        self._v10 = WorkerV10(state, protocol, self._layers, self._transfers, self._sessions.steps)
+        for service in (
+            *(self._transfers, self._layers, self._sessions, self._v10),
+            DeviceService(state),
+        ):
             service.register()
+        state.on_layers_changed = self._layers_changed
         self.board = WorkerBoard(state, self._sessions, name=name, machine=machine)
-        self.protocol = state.protocol
+        self.protocol = protocol
         self.protocol.on_peer_lost(self._on_peer_lost)
         self.protocol.on_stream_broken(self._on_stream_broken)
         self.protocol.host.on_disconnected(self._on_disconnected)
@@ -128,7 +137,7 @@ class Worker:
     def start(self) -> None:
         """Begin to compute, and to drop what is over; for as long as the host runs."""
         host = self.protocol.host
-        host.start_soon(self._transfers.expire, self.forget)
+        host.start_soon(self._v10.expire, self.forget)
         host.start_soon(self._state.blobs.run)
         host.start_soon(self._sessions.run)
         host.start_soon(self._sessions.expire)
@@ -152,6 +161,11 @@ class Worker:
             layers=layer_ranges(self.held_layers)[:MAX_LAYER_RANGES],
         )
 
+    def _layers_changed(self) -> None:
+        """Layers are being replaced: no session over them goes on."""
+        self._sessions.forget_all()
+        self._v10.clear()
+
     def _on_peer_lost(self, peer_id: str, reason: NeuroGridError) -> None:
         logger.debug("the stream with %s ended: %s", peer_id, reason)
         self.forget(peer_id)
@@ -167,6 +181,7 @@ class Worker:
         self._sessions.forget(peer_id)
         self._transfers.forget(peer_id)
         self._layers.forget(peer_id)
+        self._v10.forget(peer_id)
         if self._state.coordinator == peer_id:
             logger.log(
                 self._state.settings.says_at,
@@ -209,7 +224,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             authorise(protocol, WORKER_TAKES)
             state = WorkerState(settings, protocol, device, torch_thread)
             state.checkpoint = checkpoint
-            worker = Worker(state, name=device_name(device), machine=machine)
+            worker = Worker(state, protocol, name=device_name(device), machine=machine)
             if checkpoint is not None and not settings.wait_for_assignment:
                 await worker.load_own(checkpoint, settings)
             worker.start()

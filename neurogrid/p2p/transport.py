@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.streams.buffers import Tensor
+from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.wire import Data, GPUInfo, TensorMessage
 
 __all__ = ["LocalTransport", "P2PTransport", "Transport"]

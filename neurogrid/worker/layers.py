@@ -1,7 +1,6 @@
 """Which layers a worker is to hold: the model's config, the assignment, and what it says it holds.
 
-Over 1.1.0: ModelConfig -> ConfigAck, Assign -> AssignAck; then their bytes come (`transfers`). Over
-1.0.0: ModelConfig, which its stream's end confirms.
+ModelConfig -> ConfigAck, Assign -> AssignAck; then their bytes come (`transfers`).
 
 Source: protocol_spec/sessions.md.
 """
@@ -23,8 +22,6 @@ from neurogrid.errors import (
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
 from neurogrid.p2p.wire import (
-    PROTOCOL_V10,
-    PROTOCOL_V11,
     Assign,
     AssignAck,
     ConfigAck,
@@ -58,8 +55,7 @@ class LayerService:
     def register(self) -> None:
         """Serve the messages of this service on the worker's protocol."""
         protocol = self._state.protocol
-        protocol.on_message(MessageType.MODEL_CONFIG, self._on_config, version=PROTOCOL_V11)
-        protocol.on_message(MessageType.MODEL_CONFIG, self._on_config_v10, version=PROTOCOL_V10)
+        protocol.on_message(MessageType.MODEL_CONFIG, self._on_config)
         protocol.on_message(MessageType.ASSIGN, self._on_assign)
         protocol.on_message(MessageType.LAYER_REQUEST, self._on_layer_request)
 
@@ -107,14 +103,11 @@ class LayerService:
                 self._trials.discard((peer_id, scope))
 
     async def _on_config(self, message: TensorMessage) -> None:
-        if await self._take_config(message, self._exchange):
+        if await self.take_config(message, self.exchange):
             ack = ConfigAck(fingerprint=config_fingerprint(message.data))
             await self._state.answer(message, MessageType.CONFIG_ACK, ack.encode())
 
-    async def _on_config_v10(self, message: TensorMessage) -> None:
-        await self._take_config(message, self._exchange_v10)
-
-    async def _take_config(
+    async def take_config(
         self, message: TensorMessage, exchange: Callable[[HeldModel, str], Awaitable[None]]
     ) -> bool:
         """Prove the model of a config, and `exchange` what is held for it; False if its sender is gone meanwhile."""
@@ -142,7 +135,7 @@ class LayerService:
         )
         return True
 
-    async def _exchange(self, model: HeldModel, peer_id: str) -> None:
+    async def exchange(self, model: HeldModel, peer_id: str) -> None:
         """Put `model` in the place of what is held, unless that is the same model."""
         state = self._state
         held = state.model
@@ -151,13 +144,6 @@ class LayerService:
         state.assignment = None
         state.on_layers_changed()
         self._transfers.forget(peer_id)
-
-    async def _exchange_v10(self, model: HeldModel, peer_id: str) -> None:
-        """As `_exchange`. 1.0.0 names no content: layers that another coordinator sent may be another fine-tune's."""
-        held = self._state.model
-        await self._exchange(model, peer_id)
-        if held is not None and held is self._state.model:
-            await self._state.run_torch(held.drop_received)
 
     async def _on_assign(self, message: TensorMessage) -> None:
         state = self._state

@@ -17,7 +17,7 @@ from neurogrid.errors import CapacityError, RequestRefusedError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
 from neurogrid.node.torch_thread import TorchThread
-from neurogrid.p2p.tensor.protocol import Protocol
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
 from neurogrid.worker.blobs import WorkerBlobs
 from neurogrid.worker.claim import SERVING, Claim
@@ -92,7 +92,7 @@ class WorkerState:
     def __init__(
         self,
         settings: WorkerSettings,
-        protocol: Protocol,
+        protocol: Exchange,
         device: torch.device,
         torch_thread: TorchThread,
     ) -> None:
@@ -182,21 +182,6 @@ class WorkerState:
                 code=ErrorCode.CONFIG_REQUIRED,
             )
         return self.model
-
-    def require_coordinator_v10(self, peer_id: str) -> HeldModel:
-        """As `require_coordinator`, for what comes on a stream of 1.0.0.
-
-        Raises:
-            RequestRefusedError: as there, or the peer speaks 1.1.0 too (PROTOCOL_VIOLATION): it has sessions, and its
-                assignment has agreed on what it may hold, which 1.0.0 would have once more.
-        """
-        model = self.require_coordinator(peer_id)
-        if not self.protocol.is_v10(peer_id):
-            raise RequestRefusedError(
-                "a message of 1.0.0 came from a peer that speaks 1.1.0: it has sessions and transfers",
-                code=ErrorCode.PROTOCOL_VIOLATION,
-            )
-        return model
 
     def require_layer_room(self, model: HeldModel, layer_id: int) -> None:
         """Check that one more layer's weights fit beside those that are held.

@@ -1,9 +1,8 @@
 """Which layers' bytes a worker takes, how large they may be, and what becomes of them.
 
-How blobs travel is the library's affair (`neurogrid.p2p.transfer`); this is its policy for a worker. Over
-1.1.0: a layer counts as held only under the content id that was offered; it is acknowledged once it is loaded,
-and Ready follows when the last layer of the assignment is usable. Over 1.0.0: Weights..., WeightsAck. Config and
-assignment come before, in `layers`.
+How blobs travel is the library's affair (`neurogrid.p2p.transfer`); this is its policy for a worker. A layer counts as
+held only under the content id that was offered; it is acknowledged once it is loaded, and Ready follows when the last
+layer of the assignment is usable. Config and assignment come before, in `layers`.
 
 Source: protocol_spec/sessions.md, protocol_spec/transfers.md.
 """
@@ -11,10 +10,8 @@ Source: protocol_spec/sessions.md, protocol_spec/transfers.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-
-import trio
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
 from neurogrid.node.roles import require_role
@@ -24,7 +21,6 @@ from neurogrid.p2p.transfer import (
     Held,
     MemoryStore,
     OfferedBlob,
-    PlainBlob,
     StoredBlob,
     TransferLimits,
     TransferPolicy,
@@ -34,8 +30,6 @@ from neurogrid.p2p.transfer import (
 from neurogrid.p2p.trust import COORDINATOR
 from neurogrid.p2p.wire import (
     MAX_BLOB_BYTES,
-    PROTOCOL_V10,
-    PROTOCOL_V11,
     ErrorCode,
     MessageType,
     Ready,
@@ -51,7 +45,7 @@ from neurogrid.worker.state import (
     sender_of,
 )
 
-__all__ = ["TransferService"]
+__all__ = ["MAX_TRANSFERS", "TransferService", "require_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,19 +56,20 @@ BLOB_HEADROOM = 4 * 1024 * 1024
 MAX_TRANSFERS = 8
 # Of the worker's memory, for layers that a lost coordinator left half done: the next plan needs the rest.
 MAX_IDLE_SHARE = 1 / 8
-# How often plain transfers are looked over for ones that stopped. Seconds.
-EXPIRY_INTERVAL = 1.0
 
 
 class TransferService(TransferPolicy):
-    """Takes weights in. `register`, then keep `expire` running."""
+    """Takes weights in, once it is registered.
 
-    def __init__(self, state: WorkerState) -> None:
+    Args:
+        on_gave_up: called with the id of a peer that stopped in the middle of a layer.
+    """
+
+    def __init__(self, state: WorkerState, *, on_gave_up: Callable[[str], None]) -> None:
         self._state = state
-        self._plain: dict[tuple[str, int], PlainBlob] = {}
         self._transfers: Transfers | None = None
         self._sources = BlobSources(state.protocol.host)
-        self._on_gave_up: Callable[[str], None] = lambda peer_id: None
+        self._on_gave_up = on_gave_up
 
     def register(self) -> None:
         """Serve the messages of this service on the worker's protocol."""
@@ -92,28 +87,19 @@ class TransferService(TransferPolicy):
             ),
         )
         self._transfers = Transfers(state.protocol, self, limits=limits)
-        for version, handler in (
-            (PROTOCOL_V11, self._refuse_plain),
-            (PROTOCOL_V10, self._on_plain_v10),
-        ):
-            state.protocol.on_message(
-                MessageType.WEIGHTS,
-                handler,
-                when=lambda message: message.request_id == 0,
-                version=version,
-            )
+        state.protocol.on_message(
+            MessageType.WEIGHTS, self._refuse_plain, when=lambda message: message.request_id == 0
+        )
 
     def forget(self, peer_id: str, *, layer_id: int | None = None) -> None:
         """End the unfinished transfers of a peer, of one layer or of all.
 
-        What came over 1.1.0 is kept for a while, for another offer of the same bytes.
+        What came is kept for a while, for another offer of the same bytes.
         """
-        for key in [key for key in self._plain if key[0] == peer_id and layer_id in (None, key[1])]:
-            del self._plain[key]
         if self._transfers is not None:
             self._transfers.forget(peer_id, layer_id=layer_id)
 
-    # 1.1.0: what the library asks
+    # What the library asks
 
     def authorize(self, peer_id: str) -> None:
         """Only the coordinator that is served sends weights unasked."""
@@ -147,7 +133,7 @@ class TransferService(TransferPolicy):
             if await self._holds(model, offered):
                 assignment.confirmed.add(layer_id)
                 return Held()
-            _require_size(model, layer_id, offered.info.num_bytes)
+            require_size(model, layer_id, offered.info.num_bytes)
             self.forget(offered.peer_id, layer_id=layer_id)
         info = offered.info
         stored = await state.blobs.load(info.blob_id, max_bytes=info.num_bytes)
@@ -214,7 +200,7 @@ class TransferService(TransferPolicy):
                 )
             held = model.held.get(layer_id)
             if held is None or held.blob_id != offered.info.blob_id:
-                await self._load(model, layer_id, stored.data, offered.info.blob_id)
+                await self.load(model, layer_id, stored.data, offered.info.blob_id)
             assignment.confirmed.add(layer_id)
 
     def _refuse_plain(self, message: TensorMessage) -> None:
@@ -226,91 +212,7 @@ class TransferService(TransferPolicy):
             code=ErrorCode.TRANSFER_INVALID,
         )
 
-    # 1.0.0
-
-    async def expire(self, on_gave_up: Callable[[str], None]) -> None:
-        """Give up transfers that have stopped; runs as long as the worker.
-
-        `on_gave_up` is called with the id of a peer that stopped in the middle of a layer.
-        """
-        self._on_gave_up = on_gave_up
-        timeout = self._state.settings.transfer_timeout
-        while True:
-            await trio.sleep(EXPIRY_INTERVAL)
-            now = trio.current_time()
-            for (peer_id, layer_id), incoming in list(self._plain.items()):
-                if now - incoming.last_progress <= timeout:
-                    continue
-                logger.warning(
-                    "gave up layer %d: %d of %d chunks came, and then nothing for %g s (from %s)",
-                    layer_id,
-                    incoming.num_received,
-                    incoming.total_chunks,
-                    timeout,
-                    peer_id,
-                )
-                self._plain.pop((peer_id, layer_id), None)
-                on_gave_up(peer_id)
-
-    def _on_plain_v10(self, message: TensorMessage) -> Awaitable[None] | None:
-        """Keep one chunk, in the order in which they come.
-
-        The last chunk's stream ends when the layer is usable, so its loading is awaited.
-        """
-        state = self._state
-        peer_id, layer_id = sender_of(message), message.layer_id
-        WeightsChunk.require_numbers(message.data)
-        model = state.require_coordinator_v10(peer_id)
-        chunk = WeightsChunk.decode(message.data)
-        incoming = self._plain.get((peer_id, layer_id))
-        if incoming is None:
-            incoming = self._begin_plain(peer_id, model, layer_id, chunk.total_chunks)
-        try:
-            incoming.add(chunk, now=trio.current_time())
-        except RequestRefusedError:
-            self._plain.pop((peer_id, layer_id), None)
-            raise
-        if not incoming.is_complete:
-            return None
-        del self._plain[peer_id, layer_id]
-        return self._finish_plain(model, incoming, message)
-
-    def _begin_plain(
-        self, peer_id: str, model: HeldModel, layer_id: int, total_chunks: int
-    ) -> PlainBlob:
-        """1.0.0 offers nothing: the first chunk opens the transfer."""
-        if layer_id >= model.num_layers:
-            raise RequestRefusedError(
-                f"weights of layer {layer_id} came, and the model has {model.num_layers} layers",
-                code=ErrorCode.TRANSFER_INVALID,
-            )
-        incoming = PlainBlob(layer_id=layer_id, total_chunks=total_chunks, now=trio.current_time())
-        _require_size(model, layer_id, incoming.min_bytes)
-        if len(self._plain) >= MAX_TRANSFERS:
-            raise RequestRefusedError(
-                f"{MAX_TRANSFERS} layers are under way already; finish one before layer {layer_id}",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            )
-        self._plain[peer_id, layer_id] = incoming
-        return incoming
-
-    async def _finish_plain(
-        self, model: HeldModel, incoming: PlainBlob, message: TensorMessage
-    ) -> None:
-        state, layer_id = self._state, incoming.layer_id
-        async with state.model_lock:
-            if state.model is not model:
-                return  # another config came meanwhile; nobody waits for this layer
-            view, blob_id = await trio.to_thread.run_sync(incoming.finish)
-            await self._load(model, layer_id, view, blob_id)
-        state.note_received(WeightSource.COORDINATOR, len(view))
-        await state.answer(message, MessageType.WEIGHTS_ACK, layer_id=layer_id)
-
-    # Both
-
-    async def _load(
-        self, model: HeldModel, layer_id: int, data: memoryview, blob_id: bytes
-    ) -> None:
+    async def load(self, model: HeldModel, layer_id: int, data: memoryview, blob_id: bytes) -> None:
         """Put a layer's bytes in the place of what is held of it; the caller has the model's lock."""
         state = self._state
         if layer_id in model.held:
@@ -346,7 +248,7 @@ class TransferService(TransferPolicy):
         )
 
 
-def _require_size(model: HeldModel, layer_id: int, num_bytes: int) -> None:
+def require_size(model: HeldModel, layer_id: int, num_bytes: int) -> None:
     """Refuse a blob that is larger than the layer can be (LIMIT_EXCEEDED)."""
     limit = MAX_BLOB_RATIO * model.costs[layer_id].weight_bytes + BLOB_HEADROOM
     if num_bytes > limit:

@@ -241,6 +241,21 @@ def test_every_import_points_down() -> None:
     assert found == set()
 
 
+def test_versions_are_known_where_peers_are_put_together_and_in_their_adapters() -> None:
+    """On the way of 1.1.0 nothing asks which version a peer speaks."""
+    knowing = set()
+    for file in PACKAGE.rglob("*.py"):
+        module = module_name(file)
+        is_package = file.name == "__init__.py"
+        names = imports_of(file.read_text(encoding="utf-8"), module, is_package=is_package)
+        if any(is_below(name, "neurogrid.p2p.tensor") for name in names):
+            knowing.add(module)
+    inside = {
+        m for m in knowing if is_below(m, "neurogrid.p2p") or is_below(m, "neurogrid.assembly")
+    }
+    assert knowing - inside == {"neurogrid.inference.sessions.worker_v10"}
+
+
 def test_nothing_above_the_commands() -> None:
     for file in PACKAGE.rglob("*.py"):
         module = module_name(file)

@@ -120,7 +120,7 @@ async def worker_on(network: MemoryNetwork) -> AsyncIterator[str]:
             protocol = Protocol(host, role="worker", versions=(PROTOCOL_V11,))
             authorise(protocol, WORKER_TAKES)
             state = WorkerState(WorkerSettings(), protocol, torch.device("cpu"), torch_thread)
-            Worker(state, name="a worker", machine="here").start()
+            Worker(state, protocol, name="a worker", machine="here").start()
             yield host.addresses[0]
 
 

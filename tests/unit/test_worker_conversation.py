@@ -170,7 +170,7 @@ def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
                 host = await stack.enter_async_context(network.open_host())
                 protocol = Protocol(host, role="worker")
                 state = WorkerState(WorkerSettings(), protocol, torch.device("cpu"), torch_thread)
-                Worker(state, name="test", machine="test").start()
+                Worker(state, protocol, name="test", machine="test").start()
                 await scenario(Scene(network, protocol, stack))
 
     trio.run(main)

@@ -16,15 +16,12 @@ import trio
 
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError, TransportError
 from neurogrid.inference.sessions.activations import WorkerActivations
-from neurogrid.inference.sessions.caches_v10 import WorkerCachesV10
 from neurogrid.inference.sessions.load import WorkerLoad, worker_load
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.routes import Place, place_in
 from neurogrid.p2p.wire import (
-    PROTOCOL_V10,
-    PROTOCOL_V11,
     ErrorCode,
     GPUInfo,
     LayerIds,
@@ -52,6 +49,7 @@ class SessionService:
     """The handlers of sessions. `register` puts them, and that of activations, on the worker's protocol.
 
     Attributes:
+        steps: the queue before the torch thread.
         statistics: of what was computed.
     """
 
@@ -60,15 +58,13 @@ class SessionService:
         self._links = links
         self._device_name = device_name
         self._is_leaving = False
-        self._steps = WorkerSteps(state)
-        self._sessions = SessionTable(on_drop=self._steps.withdraw)
-        self._caches_v10 = WorkerCachesV10(state, self._steps)
-        self._activations = WorkerActivations(state, links, self._sessions, self._steps)
-        self.statistics = self._steps.statistics
-        self.run = self._steps.run
+        self.steps = WorkerSteps(state)
+        self._sessions = SessionTable(on_drop=self.steps.withdraw)
+        self._activations = WorkerActivations(state, links, self._sessions, self.steps)
+        self.statistics = self.steps.statistics
+        self.run = self.steps.run
         self.extend = self._activations.extend
         self.link_lost = self._activations.link_lost
-        state.on_layers_changed = self.forget_all
 
     def register(self) -> None:
         """Serve the messages of this service on the worker's protocol."""
@@ -77,13 +73,12 @@ class SessionService:
         protocol.on_message(MessageType.SESSION_OPEN, self._on_open)
         protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
         protocol.on_message(MessageType.SESSION_QUERY, self._on_query)
-        protocol.on_message(MessageType.ACTIVATION, self._activations.serve, version=PROTOCOL_V11)
-        protocol.on_message(MessageType.ACTIVATION, self._caches_v10.serve, version=PROTOCOL_V10)
+        protocol.on_message(MessageType.ACTIVATION, self._activations.serve)
 
     @property
     def load(self) -> WorkerLoad:
         """The load that has been taken on."""
-        return worker_load(self._state, self._sessions, num_waiting=self._steps.num_waiting)
+        return worker_load(self._state, self._sessions, num_waiting=self.steps.num_waiting)
 
     async def drain(self) -> None:
         """Open no session any more, say so to the coordinator, and wait until it has taken the open ones elsewhere."""
@@ -100,12 +95,10 @@ class SessionService:
     def forget(self, peer_id: str) -> None:
         """Drop the sessions of a peer, and their caches."""
         self._sessions.forget(peer_id)
-        self._caches_v10.forget(peer_id)
 
     def forget_all(self) -> None:
         """Drop all sessions: their layers are being replaced."""
         self._sessions.clear()
-        self._caches_v10.clear()
 
     async def expire(self) -> None:
         """Drop the sessions that nobody has used or may use any more; runs as long as the worker."""

@@ -19,6 +19,7 @@ from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.tensor.oneshot import OneshotStreams
 from neurogrid.p2p.wire import (
     PROTOCOL_V10,
+    PROTOCOL_V11,
     Data,
     Limits,
     MessageCode,
@@ -58,7 +59,7 @@ class VersionedExchange(Exchange):
             bounds=bounds,
             versions=versions,
         )
-        self._subscribers_v10 = Subscribers()
+        self._of_v10, self._of_both = Subscribers(), Subscribers()
         self._v10_alone: set[str] = set()  # peers of whom the negotiation told
         self._oneshot = OneshotStreams(
             host,
@@ -103,14 +104,20 @@ class VersionedExchange(Exchange):
         when: Callable[[TensorMessage], bool] | None = None,
         version: str | None = None,
     ) -> None:
-        """As `Exchange.on_message`; `msg_type` None is a message with the legacy header.
+        """Serve messages of a type (None: with the legacy header) for which `when(message)` holds.
 
-        `version` is the protocol id of the streams on which they come; None is each that is spoken.
+        `version` is the protocol id of the streams on which they come; None is each that is spoken, but for messages
+        that have handlers for 1.0.0 alone, which take the place of those for both there.
+
+        A traced message counts as its untraced type; its trace is active while the handler runs. Handlers are
+        called in the order in which they were registered. A sync handler may return an awaitable, which runs
+        in a task. Of a type that is an answer, handlers get those that no request waits for.
         """
         if version != PROTOCOL_V10:
             super().on_message(msg_type, handler, when=when)
-        if version in (None, PROTOCOL_V10):
-            self._subscribers_v10.add(msg_type, handler, when)
+        if version != PROTOCOL_V11:
+            table = self._of_both if version is None else self._of_v10
+            table.add(msg_type, handler, when)
 
     async def _send_to(self, peer_id: str, message: TensorMessage, *more: Data) -> None:
         if message.msg_type is None or await self.open(peer_id) == PROTOCOL_V10:
@@ -120,7 +127,8 @@ class VersionedExchange(Exchange):
 
     async def _receive_v10(self, peer_id: str, message: TensorMessage) -> None:
         self._count_received(peer_id, message)
-        job = self._dispatcher.take(message, subscribers=self._subscribers_v10)
+        subscribers = self._of_v10 if self._of_v10.has(message) else self._of_both
+        job = self._dispatcher.take(message, subscribers=subscribers)
         if job is not None:
             # Served at once, whatever the number: an answer must not wait behind the handlers that wait for it.
             # The number of streams bounds it.
