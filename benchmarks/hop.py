@@ -156,7 +156,7 @@ async def _coordinator(model: Path, addresses: list[str]) -> AsyncIterator[Coord
 async def _session_p50(coordinator: Coordinator, mode: RoutingMode) -> float:
     hidden_BTD = torch.rand(1, 1, HIDDEN)
     routing = Routing(coordinator._protocol, mode)
-    with await coordinator.fleet.select(timeout=60) as selection:
+    with await coordinator.selector.select(timeout=60) as selection:
         stages = selection.stages
     async with await open_session(stages, routing, max_length=WARM_UP + STEPS) as session:
         return await _p50(partial(session.forward, hidden_BTD))

@@ -196,7 +196,7 @@ async def disturb(
 ) -> None:
     prompt = coordinator.model.tokenizer.encode(PROMPT)
     expected = [t async for t in coordinator.generate(prompt, max_tokens=NUM_TOKENS)]
-    with await coordinator.fleet.select(timeout=READY_TIMEOUT) as selection:
+    with await coordinator.selector.select(timeout=READY_TIMEOUT) as selection:
         peer_id = selection.stages[case.stage].peer_id
     victim = next(place for place in places if place.address.endswith(peer_id))
     tokens: list[int] = []

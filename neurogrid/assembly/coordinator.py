@@ -23,6 +23,7 @@ from neurogrid.inference.generation.ends_queue import open_ends
 from neurogrid.inference.generation.kept_sessions import open_kept_sessions
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.selection import Selector
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 
 __all__ = ["open_coordinator"]
@@ -66,10 +67,12 @@ async def open_coordinator(
             max_length=model.max_seq_len,
             max_waiting=settings.max_waiting,
         )
+        selector = Selector(fleet)
         kept = await stack.enter_async_context(
             open_kept_sessions(
                 room,
                 fleet,
+                selector,
                 shortest_cut=model.ends.shortest_cut,
                 replays=model.replays,
                 is_enabled=settings.prefix_reuse and model.traits.takes_chunks,
@@ -82,6 +85,7 @@ async def open_coordinator(
             protocol,
             model,
             fleet,
+            selector,
             routing,
             ends,
             kept,

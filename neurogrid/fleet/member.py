@@ -1,19 +1,16 @@
-"""A worker as its coordinator counts on it, and the members that were chosen for a session."""
+"""A worker as its leader counts on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
 
-from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.step_times import StepTimes
 from neurogrid.fleet.worker_info import WorkerInfo
-from neurogrid.planner import PlannedStage
 
-__all__ = ["Member", "Selection", "joined"]
+__all__ = ["Member"]
 
 
 @dataclass(eq=False)
@@ -79,46 +76,3 @@ class Member:
     def rest(self, seconds: float) -> None:
         """Leave it alone for a while."""
         self.rests_until = trio.current_time() + seconds
-
-
-class Selection:
-    """Ready members in the order of their stages. A context manager: its members count it while it is used.
-
-    Attributes:
-        hops: members and the layers that they compute in this session.
-        stages: the same, as a pipeline takes them, in order.
-    """
-
-    def __init__(self, chosen: Sequence[tuple[Member, PlannedStage]]) -> None:
-        self.hops = tuple((member, range(stage.start, stage.stop)) for member, stage in chosen)
-        self.stages = tuple(
-            PipelineStage(
-                replace(stage, peer_id=member.peer_id),
-                member.worker,
-                member.times,
-                member.info.latency or 0.0,
-            )
-            for member, stage in chosen
-        )
-
-    def __enter__(self) -> Selection:
-        for member, _ in self.hops:
-            member.num_sessions += 1
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for member, _ in self.hops:
-            member.num_sessions -= 1
-
-
-def joined(chosen: Sequence[tuple[Member, PlannedStage]]) -> list[tuple[Member, PlannedStage]]:
-    """Return the same members, each once: one chosen for several stages gets all between them, which it holds, too."""
-    result: list[tuple[Member, PlannedStage]] = []
-    at = 0
-    while at < len(chosen):
-        member, first = chosen[at]
-        last = max(i for i, (other, _) in enumerate(chosen) if other is member)
-        num_bytes = sum(stage.num_bytes for _, stage in chosen[at : last + 1])
-        result.append((member, replace(first, stop=chosen[last][1].stop, num_bytes=num_bytes)))
-        at = last + 1
-    return result

@@ -1,7 +1,7 @@
-"""A worker, seen from its coordinator: what it is asked and what it is given, one class a version.
+"""A worker, seen from its leader: what it is asked and what it is given, whatever it is to compute.
 
-The coordinator talks to `RemoteWorker` and knows no versions. Here is the choreography: each step waits for
-the acknowledgement of the one before, and every wait has a deadline.
+The leader talks to `RemoteWorker` and knows no versions (`placing.delivery_v11`). Each step waits for the
+acknowledgement of the one before, and every wait has a deadline.
 
 Source: protocol_spec/sessions.md.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -23,7 +22,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.wire import GPUInfo, LayerIds, MessageType, ModelConfig, TensorMessage
 from neurogrid.planner import PlannedStage
 
-__all__ = ["Placement", "Prior", "RemoteWorker", "Timeouts", "TransferReports"]
+__all__ = ["Placement", "RemoteWorker", "Timeouts", "TransferReports"]
 
 
 @dataclass(frozen=True)
@@ -85,30 +84,8 @@ class TransferReports:
     passed_on: Callable[[int], None]
 
 
-@dataclass(frozen=True)
-class Prior:
-    """A session whose first tokens a new one begins with.
-
-    Attributes:
-        num_tokens: how many.
-        stays_open: they are copied; otherwise it is over.
-    """
-
-    session_id: int
-    num_tokens: int
-    stays_open: bool
-
-
 class RemoteWorker(ABC):
-    """One connected worker. Its methods raise TransportError or PeerRefusedError.
-
-    Attributes:
-        takes_priors: whether a session may begin with the tokens of another.
-        takes_chunks: whether a session that has begun takes several tokens at once.
-    """
-
-    takes_priors: ClassVar[bool] = False
-    takes_chunks: ClassVar[bool] = False
+    """One connected worker. Its methods raise TransportError or PeerRefusedError."""
 
     def __init__(self, protocol: Exchange, peer_id: str, timeouts: Timeouts) -> None:
         self.protocol = protocol
@@ -184,31 +161,3 @@ class RemoteWorker(ABC):
         Raises:
             ModelError: a layer is missing there and `skip_weight_transfer` forbids to send it.
         """
-
-    @abstractmethod
-    async def open_session(
-        self,
-        session_id: int,
-        *,
-        start: int,
-        stop: int,
-        max_length: int,
-        route: bytes = b"",
-        wire: str = "",
-        prior: Prior | None = None,
-    ) -> int:
-        """Open a session over layers [start, stop), on a signed route if there is one.
-
-        Its activations travel in `wire`, one of `SESSION_DTYPES`; empty for what the stage computes in.
-
-        Returns:
-            Tokens that it has already: those of the prior, or none.
-        """
-
-    @abstractmethod
-    async def close_session(self, session_id: int) -> None:
-        """Close a session; its cache is freed."""
-
-    @abstractmethod
-    async def session_length(self, session_id: int) -> int:
-        """Tokens that it has taken of a session, told at any time; 0 from one that cannot tell."""

@@ -1,7 +1,7 @@
-"""The workers of one coordinator: what each of them holds, and which are chosen for a session.
+"""The workers of one leader, and what each of them holds.
 
-A member is ready once it has confirmed every layer that was placed on it, and sessions go through ready members alone.
-One that is lost, wants to go or is slow is bypassed where another holds the same layers (a replica).
+A member is ready once it has confirmed every layer that was placed on it. What goes through members, and which are
+chosen for it, is not known here.
 
 Nothing here is sent to anybody: `fleet` plans, places and mends.
 """
@@ -14,21 +14,14 @@ from dataclasses import replace
 
 import trio
 
-from neurogrid.errors import NoRouteError, PeerRefusedError, TransportError
-from neurogrid.fleet.member import Member, Selection, joined
+from neurogrid.fleet.member import Member
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.worker_info import WorkerInfo
-from neurogrid.p2p.wire import ErrorCode
-from neurogrid.planner import Plan, PlannedStage, name_range
+from neurogrid.planner import Plan, PlannedStage
 
 __all__ = ["Roster"]
 
 logger = logging.getLogger(__name__)
-
-# Codes that say: this worker no longer has what was placed on it.
-PLACE_AGAIN = frozenset(
-    {ErrorCode.CONFIG_REQUIRED, ErrorCode.BUSY, ErrorCode.LAYER_NOT_HELD, ErrorCode.SHUTTING_DOWN}
-)
 
 
 class Roster:
@@ -101,45 +94,9 @@ class Roster:
         """Members that hold layers, or stand by and know the model."""
         return sum(bool(m.layers) or m.is_configured for m in self._members.values())
 
-    @property
-    def why_not_ready(self) -> str | None:
-        """Which layers no member is ready for at this moment, and why; None where a session can be opened."""
-        if self._find_selection(()) is not None:
-            return None
-        holes = [name_range(range(stage.start, stage.stop)) for stage in self.holes()]
-        missing = f"no worker is ready for {', '.join(holes)}: " if holes else ""
-        return missing + self.why_not
-
     def num_sessions(self, peer_id: str) -> int:
         """Sessions that go through a member now."""
         return self._members[peer_id].num_sessions if peer_id in self._members else 0
-
-    async def select(self, *, timeout: float, avoid: Collection[str] = ()) -> Selection:
-        """The least busy ready holder of each stage; waits until every stage has one.
-
-        Args:
-            timeout: seconds.
-            avoid: peers to go around, as far as others hold what they do.
-
-        Raises:
-            NoRouteError: a stage had none in time; says why.
-        """
-        with trio.CancelScope(deadline=trio.current_time() + timeout):
-            return await self._wait_selection(avoid)
-        raise self._nobody_ready(timeout)
-
-    def _nobody_ready(self, timeout: float) -> NoRouteError:
-        holes = [range(stage.start, stage.stop) for stage in self.holes()]
-        return NoRouteError(
-            f"no worker was ready for {', '.join(map(name_range, holes))} within {timeout:g} s: "
-            f"{self.why_not}",
-            layers=[layer for hole in holes for layer in hole],
-        )
-
-    async def _wait_selection(self, avoid: Collection[str]) -> Selection:
-        while (found := self._find_selection(avoid)) is None:
-            await self._changed.wait()
-        return found
 
     def has_alternative(self, peer_id: str, layers: range, *, avoid: Collection[str] = ()) -> bool:
         """Whether another member, none of `avoid`, that is quick and means to stay, is ready for these layers."""
@@ -150,45 +107,6 @@ class Roster:
             and member.peer_id not in avoid
             for member in self._members.values()
         )
-
-    def is_settled(self, selection: Selection) -> bool:
-        """Whether all its members are there and quick, have their layers and mean to stay."""
-        return all(
-            self._members.get(member.peer_id) is member
-            and member.holds(layers)
-            and not (member.is_leaving or member.times.is_slow)
-            for member, layers in selection.hops
-        )
-
-    def should_leave(self, selection: Selection) -> bool:
-        """Whether a session would do well to move: a member of its own wants to go, is slow, or is gone."""
-        return any(
-            self._members.get(member.peer_id) is not member
-            or (
-                (member.is_leaving or member.times.is_slow)
-                and self.has_alternative(member.peer_id, layers)
-            )
-            for member, layers in selection.hops
-        )
-
-    def _find_selection(self, avoid: Collection[str]) -> Selection | None:
-        chosen: list[tuple[Member, PlannedStage]] = []
-        for stage in self.plan.stages:
-            holders = self.holders(range(stage.start, stage.stop))
-            if not holders:
-                return None
-            best = min(
-                holders,
-                key=lambda member: (
-                    member.peer_id in avoid,
-                    member.times.is_slow,
-                    member.is_leaving,
-                    member.num_sessions,
-                    member.peer_id != stage.peer_id,
-                ),
-            )
-            chosen.append((best, stage))
-        return Selection(joined(chosen)) if chosen else None
 
     def holders(self, layers: range) -> list[Member]:
         """Return the members that are ready for all of these layers."""
@@ -236,29 +154,6 @@ class Roster:
             member.is_leaving = True
             logger.debug("worker %s is about to end", peer_id)
             self.changed()
-
-    def failed(self, error: NoRouteError, selection: Selection) -> bool:
-        """A session's step failed on a member that was chosen for it; returns whether it is out of the choice by now.
-
-        It is if it cannot be reached, or no longer has its layers, or was found slow. Any other failure is the
-        session's business: it goes around that member, if it can.
-        """
-        member = self._members.get(error.peer_id or "")
-        cause = error.__cause__
-        if member is None or all(member is not chosen for chosen, _ in selection.hops):
-            return True
-        if isinstance(cause, TransportError):
-            self.give_up(member, str(cause))
-            return True
-        code = cause.code if isinstance(cause, PeerRefusedError) else None
-        if code == ErrorCode.PEER_UNREACHABLE and error.unreachable_from is None:
-            # Its predecessor says so, and it does not answer us either.
-            self.give_up(member, str(cause))
-            return True
-        if code in PLACE_AGAIN:
-            self.forget_placement(member)
-            return True
-        return member.times.is_slow
 
     def forget_placement(self, member: Member) -> None:
         """It holds nothing for us any more."""

@@ -86,7 +86,7 @@ class Backend:
             return "the server is about to end"
         if self._coordinator is None:
             return "ending" if self._has_served else self._board.doing
-        return self._coordinator.fleet.why_not_ready
+        return self._coordinator.why_not_ready
 
     @property
     def coordinator(self) -> Coordinator:

@@ -76,7 +76,7 @@ def test_one_message_a_stage_and_step(
 async def unmended(coordinator: Coordinator) -> AsyncIterator[int]:
     """Greedy tokens of one session, without what replaces a worker that fails."""
     ends, tokens = coordinator.model.ends, list(PROMPT)
-    with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+    with await coordinator.selector.select(timeout=DEADLINE) as selection:
         stages = selection.stages
     async with await open_session(stages, coordinator._routing, max_length=250) as session:
         while True:
@@ -269,7 +269,7 @@ def test_activations_travel_in_another_dtype(llama: tuple[Path, list[int]]) -> N
                 assert outcome.tokens == [expected]
                 ends = coordinator.model.ends
                 prompt_BTD = ends.embed(PROMPT, position=0)
-                with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+                with await coordinator.selector.select(timeout=DEADLINE) as selection:
                     stages = selection.stages
                 exact: torch.Tensor | None = None
                 for name, bound in (

@@ -110,7 +110,7 @@ def test_a_worker_that_is_throttled_gets_fewer_layers_and_gets_them_back(
             # None was opened anew: each on two workers.
             assert num_opened(coordinator) == 2 * len(sessions)
             # A new one goes by the new plan.
-            with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+            with await coordinator.selector.select(timeout=DEADLINE) as selection:
                 hops = {m.peer_id: len(layers) for m, layers in selection.hops}
             assert hops[slow.peer_id] == num_layers(coordinator, slow.peer_id)
             sent = weight_bytes(coordinator)

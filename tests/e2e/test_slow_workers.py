@@ -47,7 +47,7 @@ def test_a_worker_that_stops_is_gone_around_and_used_again(
                     await trio.sleep(0.1)
             # Nothing is left there of the session that went away, and the next one is there again.
             layers = next(s for s in coordinator.stages if s.peer_id == slow.peer_id)
-            with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+            with await coordinator.selector.select(timeout=DEADLINE) as selection:
                 assert layers.peer_id in {member.peer_id for member, _ in selection.hops}
             assert await generate(coordinator) == expected
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import trio
 from trio.testing import MockClock
 
-from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.fleet.remote_worker import Timeouts
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import PipelineSession, open_session
 from neurogrid.p2p.hosts.identity import Identity

@@ -22,6 +22,7 @@ from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
+from neurogrid.inference.pipeline.selection import Selector
 from neurogrid.inference.pipeline.trials import SessionTrials
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.trust import NotAdmittedError, Refusal, RefusedError
@@ -212,9 +213,10 @@ def test_no_failure_of_a_worker_ends_its_coordinator(kind: type[NeuroGridError],
             )
             for peer_id in ("one", "two"):
                 script.cut(peer_id)
-            assert fleet.why_not_ready is not None
+            selector = Selector(fleet)
+            assert selector.why_not_ready is not None
             with trio.fail_after(LONG):
-                while script.num_calls < at or fleet.why_not_ready or len(fleet.holdings) < 2:
+                while script.num_calls < at or selector.why_not_ready or len(fleet.holdings) < 2:
                     for peer_id in ("one", "two"):  # they keep dialling, as workers do
                         script.join(peer_id)
                     await trio.sleep(1)
@@ -227,17 +229,18 @@ def test_a_worker_that_came_back_is_left_alone_for_what_failed_before() -> None:
     script = Script()
 
     async def test(fleet: Fleet) -> None:
-        selection = await fleet.select(timeout=LONG)
+        selector = Selector(fleet)
+        selection = await selector.select(timeout=LONG)
         error = errors.NoRouteError("silent", layers=(0,), peer_id="one")
         error.__cause__ = StreamBrokenError("no answer")
-        assert fleet.failed(error, selection)
+        assert selector.failed(error, selection)
         assert "one" not in script.connected
         script.join("one")
         with trio.fail_after(LONG):
             while fleet.member("one") is None:
                 await fleet.change.wait()
         member = fleet.member("one")
-        assert fleet.failed(error, selection)
+        assert selector.failed(error, selection)
         assert fleet.member("one") is member
         assert "one" in script.connected
 

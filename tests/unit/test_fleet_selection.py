@@ -8,7 +8,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.fleet.member import Member, joined
+from neurogrid.fleet.member import Member
+from neurogrid.inference.pipeline.selection import joined
 from neurogrid.planner import PlannedStage
 
 

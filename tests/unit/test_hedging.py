@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 from neurogrid.errors import NoRouteError, PeerRefusedError, StreamBrokenError
-from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.fleet.step_times import StepTimes
 from neurogrid.inference.board.progress import Progress
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.slow_watch import (
     FACTOR_IF_THERE,
     FLOOR,

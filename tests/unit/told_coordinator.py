@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import trio
@@ -46,7 +45,7 @@ class Told:
     num_open: int = 0
     most_open: int = 0
     sampling: list[SamplingParams] = field(default_factory=list)
-    fleet: Any = field(default_factory=lambda: SimpleNamespace(why_not_ready=None))
+    why_not_ready: str | None = None
 
     async def generate_tokens(
         self, token_ids: Any, *, max_tokens: int, sampling: SamplingParams, **more: Any

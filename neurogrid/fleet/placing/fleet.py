@@ -4,7 +4,6 @@
     await fleet.enlist(workers)             # plan
     await fleet.start()                     # place; sessions can be opened from here on
     nursery.start_soon(fleet.mend)          # for as long as the coordinator runs
-    with await fleet.select(timeout=60.0) as selection: ...
 
 When a member is lost and no replica holds what it held, the layers are planned anew over the members left, so that as
 few bytes as possible have to be sent. Members that are left over become replicas. A worker that comes back is a new

@@ -37,6 +37,7 @@ from neurogrid.inference.generation.sampling import (
 from neurogrid.inference.generation.text_generation import TextGeneration
 from neurogrid.inference.generation.token_session import TokenSession
 from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.selection import Selector
 from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
@@ -62,6 +63,7 @@ class Coordinator(TextGeneration):
     Attributes:
         model: the loaded model.
         fleet: its workers, and what each of them holds.
+        selector: which of them a session goes through.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Coordinator(TextGeneration):
         protocol: Exchange,
         model: LoadedModel,
         fleet: Fleet,
+        selector: Selector,
         routing: Routing,
         ends: EndsQueue,
         kept: KeptSessions,
@@ -79,6 +82,7 @@ class Coordinator(TextGeneration):
     ) -> None:
         self.model = model
         self.fleet = fleet
+        self.selector = selector
         self._protocol = protocol
         self._routing = routing
         self._ends = ends
@@ -111,7 +115,7 @@ class Coordinator(TextGeneration):
     @property
     def why_not_ready(self) -> str | None:
         """Which layers no worker is ready for; None where a token could be generated now."""
-        return self.fleet.why_not_ready
+        return self.selector.why_not_ready
 
     def status(self) -> ClusterStatus:
         """The state of the cluster at this moment: workers, stages, rates, requests, failures, events."""
@@ -253,6 +257,7 @@ class Coordinator(TextGeneration):
         return TokenSession(
             self._ends,
             self.fleet,
+            self.selector,
             self._routing,
             self._kept,
             beginning,

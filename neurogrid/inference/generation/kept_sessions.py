@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 import trio
 
-from neurogrid.fleet.member import Selection
 from neurogrid.fleet.placing.fleet import Fleet
-from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.generation.cache_room import CacheRoom, Reservation
 from neurogrid.inference.generation.prefixes import MIN_REUSED, reusable
+from neurogrid.inference.pipeline.selection import Selection, Selector
 from neurogrid.inference.pipeline.session import PipelineSession
+from neurogrid.inference.pipeline.session_worker import Prior
 
 __all__ = ["Beginning", "KeptSession", "KeptSessions", "open_kept_sessions"]
 
@@ -99,6 +99,7 @@ class KeptSessions:
         self,
         room: CacheRoom,
         fleet: Fleet,
+        selector: Selector,
         nursery: trio.Nursery,
         *,
         shortest_cut: Callable[[int], int],
@@ -107,6 +108,7 @@ class KeptSessions:
     ) -> None:
         self.room = room
         self._fleet = fleet
+        self._selector = selector
         self._nursery = nursery
         self._shortest_cut = shortest_cut
         self._replays = replays
@@ -184,7 +186,7 @@ class KeptSessions:
 
     def _is_current(self, kept: KeptSession) -> bool:
         is_planned = kept.generation == self._fleet.plan.generation
-        return is_planned and self._fleet.is_settled(kept.selection)
+        return is_planned and self._selector.is_settled(kept.selection)
 
     def taken(self, beginning: Beginning) -> None:
         """The new session is open, with the tokens of the kept one."""
@@ -281,6 +283,7 @@ class KeptSessions:
 async def open_kept_sessions(
     room: CacheRoom,
     fleet: Fleet,
+    selector: Selector,
     *,
     shortest_cut: Callable[[int], int],
     replays: bool,
@@ -291,6 +294,7 @@ async def open_kept_sessions(
         kept = KeptSessions(
             room,
             fleet,
+            selector,
             nursery,
             shortest_cut=shortest_cut,
             replays=replays,

@@ -19,16 +19,16 @@ import torch
 import trio
 
 from neurogrid.errors import NoRouteError, PeerRefusedError
-from neurogrid.fleet.member import Selection
 from neurogrid.fleet.placing.fleet import Fleet
-from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.generation.ends_queue import Choose, EndsQueue
 from neurogrid.inference.generation.generation_spans import note_failure, recovery_span
 from neurogrid.inference.generation.kept_sessions import Beginning, KeptSessions
 from neurogrid.inference.generation.prefixes import first_calls
 from neurogrid.inference.pipeline.prefill import Bounds, chunk_lengths
 from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.selection import Selection, Selector
 from neurogrid.inference.pipeline.session import PipelineSession, PriorLostError, open_session
+from neurogrid.inference.pipeline.session_worker import Prior
 from neurogrid.p2p.streams.tracing import span
 from neurogrid.p2p.wire import ErrorCode
 
@@ -69,6 +69,7 @@ class TokenSession:
         self,
         ends: EndsQueue,
         fleet: Fleet,
+        selector: Selector,
         routing: Routing,
         kept: KeptSessions,
         beginning: Beginning,
@@ -83,6 +84,7 @@ class TokenSession:
     ) -> None:
         self._ends = ends
         self._fleet = fleet
+        self._selector = selector
         self._routing = routing
         self._kept = kept
         self._beginning = beginning
@@ -139,7 +141,7 @@ class TokenSession:
         failed_at = 0.0
         while True:
             try:
-                if self._selection is not None and self._fleet.should_leave(self._selection):
+                if self._selection is not None and self._selector.should_leave(self._selection):
                     await self._close()
                 with recovery_span(failure):
                     if self._pipeline is None:
@@ -175,7 +177,7 @@ class TokenSession:
             stages = {item.peer_id: item for item in selection.stages}
             self._routing.cut(stages[error.unreachable_from], stages[peer_id], str(error))
             return True
-        if self._fleet.failed(error, selection):
+        if self._selector.failed(error, selection):
             return True
         # It answers, and what it answers is an error: the same question may go to somebody else, once.
         has_tried = peer_id in self._avoid
@@ -190,7 +192,7 @@ class TokenSession:
         if self._beginning.kept is not None and await self._go_on():
             return
         timeout = max(deadline - trio.current_time(), 0.0)
-        self._select(await self._fleet.select(timeout=timeout, avoid=self._avoid))
+        self._select(await self._selector.select(timeout=timeout, avoid=self._avoid))
         while True:
             try:
                 await self._open_pipeline()

@@ -27,7 +27,7 @@ from neurogrid.errors import (
     StreamBrokenError,
     TransportError,
 )
-from neurogrid.fleet.pipeline_stage import PipelineStage
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.hidden_states import check_answer, pack, unpack

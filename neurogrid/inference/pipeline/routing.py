@@ -15,8 +15,8 @@ from typing import Final, Literal
 import trio
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.chain import AskedAlone, Chain
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.routes import can_sign, sign_route

@@ -23,11 +23,11 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from neurogrid.fleet.pipeline_stage import PipelineStage
-from neurogrid.fleet.remote_worker import Prior
 from neurogrid.inference.pipeline.chain import Chain
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.prefill import Bounds, MakeHidden, Prefill
 from neurogrid.inference.pipeline.routing import Routing
+from neurogrid.inference.pipeline.session_worker import Prior
 from neurogrid.p2p.wire import ErrorCode
 
 __all__ = ["PipelineSession", "PriorLostError", "open_session"]

@@ -22,8 +22,8 @@ from typing import Final, Protocol
 import trio
 
 from neurogrid.errors import NeuroGridError, NoRouteError, PeerRefusedError
-from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.fleet.progress import FleetProgress
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 
 __all__ = ["Alternatives", "SlowWatch"]
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import Final
+from typing import Final, cast
 
 import torch
 import trio
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.fleet.member import Member
-from neurogrid.fleet.pipeline_stage import PipelineStage
 from neurogrid.fleet.speeds.drift import MIN_STEPS, Steps
 from neurogrid.fleet.speeds.trials import Trials
 from neurogrid.fleet.step_times import NUM_RECENT, StepTimes
+from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import open_session
+from neurogrid.inference.pipeline.session_worker import SessionWorker
 from neurogrid.planner import PlannedStage
 
 __all__ = ["SessionTrials"]
@@ -89,7 +90,8 @@ class SessionTrials(Trials):
     async def _steps_of(self, member: Member) -> Steps | None:
         times, layers = StepTimes(), member.layers
         planned = PlannedStage(member.peer_id, layers.start, layers.stop, 0)
-        stage = PipelineStage(planned, member.worker, times)
+        # As `remote_workers` makes all of a coordinator's.
+        stage = PipelineStage(planned, cast(SessionWorker, member.worker), times)
         routing = Routing(member.worker.protocol, "star")
         # Different ones: a mixture of experts chooses among all of them. As small as embeddings are, so that nothing
         # overflows.

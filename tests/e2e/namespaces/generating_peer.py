@@ -39,7 +39,7 @@ class Watch(Progress):
 
 
 async def worker_of(coordinator: Coordinator, stage: int) -> str:
-    with await coordinator.fleet.select(timeout=DEADLINE) as selection:
+    with await coordinator.selector.select(timeout=DEADLINE) as selection:
         return selection.stages[stage].peer_id
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from neurogrid.errors import NeuroGridError, NoRouteError
-from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.step_times import StepTimes
+from neurogrid.inference.pipeline.session_worker import SessionWorker
 from neurogrid.planner import PlannedStage, name_range
 
 __all__ = ["PipelineStage"]
@@ -22,7 +22,7 @@ class PipelineStage:
     """
 
     stage: PlannedStage
-    worker: RemoteWorker
+    worker: SessionWorker
     times: StepTimes = field(default_factory=StepTimes)
     latency: float = 0.0
 

@@ -1,0 +1,68 @@
+"""A worker that sessions go through, seen from its coordinator, one class a version.
+
+Source: protocol_spec/sessions.md.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from neurogrid.fleet.remote_worker import RemoteWorker
+
+__all__ = ["Prior", "SessionWorker"]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A session whose first tokens a new one begins with.
+
+    Attributes:
+        num_tokens: how many.
+        stays_open: they are copied; otherwise it is over.
+    """
+
+    session_id: int
+    num_tokens: int
+    stays_open: bool
+
+
+class SessionWorker(RemoteWorker):
+    """A worker of a coordinator. Its methods raise TransportError or PeerRefusedError.
+
+    Attributes:
+        takes_priors: whether a session may begin with the tokens of another.
+        takes_chunks: whether a session that has begun takes several tokens at once.
+    """
+
+    takes_priors: ClassVar[bool] = False
+    takes_chunks: ClassVar[bool] = False
+
+    @abstractmethod
+    async def open_session(
+        self,
+        session_id: int,
+        *,
+        start: int,
+        stop: int,
+        max_length: int,
+        route: bytes = b"",
+        wire: str = "",
+        prior: Prior | None = None,
+    ) -> int:
+        """Open a session over layers [start, stop), on a signed route if there is one.
+
+        Its activations travel in `wire`, one of `SESSION_DTYPES`; empty for what the stage computes in.
+
+        Returns:
+            Tokens that it has already: those of the prior, or none.
+        """
+
+    @abstractmethod
+    async def close_session(self, session_id: int) -> None:
+        """Close a session; its cache is freed."""
+
+    @abstractmethod
+    async def session_length(self, session_id: int) -> int:
+        """Tokens that it has taken of a session, told at any time; 0 from one that cannot tell."""
