@@ -27,6 +27,7 @@ from neurogrid.p2p.hosts.dialing import connect_any
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.trust import SILENCE, NotAdmittedError
 from neurogrid.p2p.wire import PROTOCOL_V11, Hello
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["Gathering", "MakeRemoteWorker", "look_for_workers", "open_gathering"]
 
@@ -112,7 +113,7 @@ class Gathering:
         self._named = {parse_peer_address(address)[1]: address for address in self._addresses}
         self._kept = trio.Event()  # set when others dial the workers here again
         self._num_wanted = 0
-        self._came = trio.Event()
+        self._came = RenewedEvent()
         self._nursery: trio.Nursery | None = None
         self._on_worker: Callable[[RemoteWorker], None] = lambda worker: None
         self._on_lost: Callable[[str, str], None] = lambda peer_id, reason: None
@@ -292,5 +293,4 @@ class Gathering:
         if len(self.workers) <= self._num_wanted:
             self._progress.waiting(len(self.workers), self._num_wanted)
         self._came.set()
-        self._came = trio.Event()
         self._on_worker(worker)

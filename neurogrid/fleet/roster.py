@@ -18,6 +18,7 @@ from neurogrid.fleet.member import Member
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import Plan, PlannedStage
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["Roster"]
 
@@ -49,7 +50,7 @@ class Roster:
         self._on_lost = on_lost
         self._on_given_up = on_given_up
         self._members: dict[str, Member] = {}
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
 
     def add(self, member: Member) -> None:
         """Add a member, in place of an earlier one with the same peer id."""
@@ -59,12 +60,11 @@ class Roster:
     def changed(self) -> None:
         """Tell the tasks that wait for it that a member holds, or is, something else than before."""
         self._changed.set()
-        self._changed = trio.Event()
 
     @property
     def change(self) -> trio.Event:
         """Is set when something has changed after now."""
-        return self._changed
+        return self._changed.next
 
     def member(self, peer_id: str) -> Member | None:
         """The member of this peer id, if it is there."""

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
 from neurogrid.p2p.wire import MAX_ADDRESS_CHARS, MAX_SOURCES
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["Choice", "Spread", "choose"]
 
@@ -78,7 +77,7 @@ class Spread:
         self._sent: dict[int, str] = {}
         self._said: dict[str, set[int]] = {}
         self._num_served: Counter[str] = Counter()
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
 
     def said_held(self, peer_id: str, layers: Collection[int]) -> None:
         """A worker says that it has these layers. Whether it has these very bytes, their offers will tell."""
@@ -142,4 +141,3 @@ class Spread:
 
     def _note_change(self) -> None:
         self._changed.set()
-        self._changed = trio.Event()

@@ -12,6 +12,7 @@ import trio
 
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import TransferReports
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["STALLED_AFTER", "StallWatch"]
 
@@ -31,7 +32,7 @@ class StallWatch:
         self._peer_id = peer_id
         self._missing = num_bytes
         self._last_at = math.inf
-        self._moved = trio.Event()
+        self._moved = RenewedEvent()
 
     @property
     def reports(self) -> TransferReports:
@@ -43,7 +44,7 @@ class StallWatch:
     async def run(self) -> None:
         """Watch; runs until cancelled."""
         while True:
-            moved = self._moved
+            moved = self._moved.next
             with trio.move_on_at(self._last_at + STALLED_AFTER) as scope:
                 await moved.wait()
             if not scope.cancelled_caught:
@@ -74,4 +75,3 @@ class StallWatch:
         # With the last byte it is the worker's to load what it has: nothing is to come.
         self._last_at = trio.current_time() if self._missing > 0 else math.inf
         self._moved.set()
-        self._moved = trio.Event()

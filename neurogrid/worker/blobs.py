@@ -19,6 +19,7 @@ import trio
 from neurogrid.node.cache_directory import CacheSettings, open_directory
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BlobSource, StoredBlob
 from neurogrid.p2p.wire import MAX_LAYERS
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["WorkerBlobs"]
 
@@ -59,7 +60,7 @@ class WorkerBlobs:
         self._waiting_bytes = 0
         self._last_came = 0.0
         self._is_hurried = False
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
 
     async def load(self, blob_id: bytes, *, max_bytes: int) -> StoredBlob | None:
         """The blob from the disk, verified; None if it is not there, or no longer good.
@@ -177,7 +178,6 @@ class WorkerBlobs:
 
     def _note_change(self) -> None:
         self._changed.set()
-        self._changed = trio.Event()
 
     # Hints: in threads
 

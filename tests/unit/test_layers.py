@@ -53,7 +53,14 @@ TRANSPORT = frozenset(
 TORCH = frozenset(
     {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
 )
-COMMON = frozenset({"neurogrid.errors", "neurogrid.exception_groups", "neurogrid.temporary"})
+COMMON = frozenset(
+    {
+        "neurogrid.errors",
+        "neurogrid.exception_groups",
+        "neurogrid.renewed_event",
+        "neurogrid.temporary",
+    }
+)
 COMMAND_LINE = frozenset({"argparse", "http", "pickle", "shelve", "marshal", "asyncio"})
 CODEC = frozenset({"msgpack", "blake3"})
 SERVICES = frozenset({"trio", "multiaddr", "torch", "opentelemetry"})
@@ -98,6 +105,7 @@ HOUSE = (
     Room("neurogrid.errors", frozenset()),
     Room("neurogrid.extras", frozenset()),
     Room("neurogrid.temporary", frozenset()),
+    Room("neurogrid.renewed_event", frozenset(), frozenset({"trio"})),
     Room("neurogrid.exception_groups", frozenset({"neurogrid.errors"}), frozenset({"trio"})),
     # It knows nobody.
     Room("neurogrid.planner", frozenset({"neurogrid.errors"})),

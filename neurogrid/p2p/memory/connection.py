@@ -20,6 +20,7 @@ import trio
 
 from neurogrid.errors import PeerUnreachableError, StreamBrokenError
 from neurogrid.p2p.streams.stream import Stream
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["Connection", "ConnectionEnd", "Link", "MemoryStream"]
 
@@ -70,7 +71,7 @@ class _Way:
         self._on_cut = on_cut
         self._frames: deque[tuple[float, bytes, Deliver]] = deque()
         self._is_free_at = -math.inf  # when the last frame had left, seconds of trio's clock
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
         self.bytes_until_cut: int | None = None
 
     def put(self, payload: bytes, deliver: Deliver) -> None:
@@ -80,7 +81,6 @@ class _Way:
     def wake(self) -> None:
         """Look again: there is a frame, or the link has changed."""
         self._changed.set()
-        self._changed = trio.Event()
 
     def drop(self) -> None:
         """Lose what is under way."""
@@ -194,7 +194,7 @@ class Connection:
         self.ways = (_Way(link, cut), _Way(link, cut))
         self.ends: tuple[ConnectionEnd, ConnectionEnd]
         self._link = link
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
         self._scope = trio.CancelScope()
 
     def join(self, dialler: ConnectionEnd, listener: ConnectionEnd) -> None:
@@ -211,7 +211,6 @@ class Connection:
     def wake(self) -> None:
         """The link has changed."""
         self._changed.set()
-        self._changed = trio.Event()
         for way in self.ways:
             way.wake()
 
@@ -263,7 +262,7 @@ class MemoryStream(Stream):
         self._is_closed = False
         self._broken: str | None = None
         self._is_reset_by_peer = False
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
 
     @property
     def is_reset_by_peer(self) -> bool:
@@ -392,4 +391,3 @@ class MemoryStream(Stream):
 
     def _wake(self) -> None:
         self._changed.set()
-        self._changed = trio.Event()

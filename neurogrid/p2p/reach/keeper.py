@@ -33,6 +33,7 @@ from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.circuit import is_relayed_address, parse_any_address
 from neurogrid.p2p.reach.ping import ping
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["KeptPeer", "Keeper", "KeeperLimits", "OnGone", "keep_connections"]
 
@@ -111,11 +112,10 @@ class _Peer:
     last_error: str = ""
     next_attempt: float | None = None
     round_trip: float | None = None
-    news: trio.Event = field(default_factory=trio.Event)
+    news: RenewedEvent = field(default_factory=RenewedEvent)
 
     def wake(self) -> None:
         self.news.set()
-        self.news = trio.Event()
 
     def ordered_addresses(self) -> list[str]:
         """The address of the last success, then direct ones, then those through relays."""
@@ -300,12 +300,11 @@ class Keeper:
 
     async def _pause(self, peer: _Peer) -> None:
         """Wait for the next attempt, for a new address, or for the peer to come to us."""
-        news = peer.news
         delay = self._limits.backoff.delay(max(1, peer.num_failures), self._draw)
         peer.next_attempt = trio.current_time() + delay
         if not self._host.is_connected(peer.peer_id):
             with trio.move_on_after(delay):
-                await news.wait()
+                await peer.news.wait()
         peer.next_attempt = None
 
     # ------------------------------------------------------------------ all of them

@@ -52,6 +52,7 @@ from neurogrid.p2p.reach.own_port import dial_from_own_port
 from neurogrid.p2p.reach.relay_service import HOP_PROTOCOL, STOP_PROTOCOL
 from neurogrid.p2p.reach.relayed import RelayedConnection
 from neurogrid.p2p.streams.stream import Stream
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["RelayClient", "RelayState"]
 
@@ -115,7 +116,7 @@ class RelayClient:
         self._circuits: dict[str, str] = {}  # the address that led to each peer
         self._observed: dict[str, str] = {}  # our address, by the relay that sees it
         self._num_inbound = 0
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
         host.set_stream_handler(STOP_PROTOCOL, self._accept)
         host.on_disconnected(self._lost)
 
@@ -230,7 +231,6 @@ class RelayClient:
 
     def _note_changed(self) -> None:
         self._changed.set()
-        self._changed = trio.Event()
 
     async def _accept(self, stream: Stream) -> None:
         """A STOP stream: a relay brings a peer."""

@@ -49,6 +49,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     TensorMessage,
 )
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["MessageStream"]
 
@@ -106,7 +107,7 @@ class MessageStream:
         self._outbox = Outbox(max_owed=bounds.max_owed)
         self._granted = GrantedCredit(hello.credit)
         self._credit = ReceivedCredit()
-        self._credit_came = trio.Event()
+        self._credit_came = RenewedEvent()
         self._credit_turn = trio.Lock()
         self._hello_received = trio.Event()
         self._reading = trio.CancelScope()
@@ -433,7 +434,6 @@ class MessageStream:
 
     def _wake_credited(self) -> None:
         self._credit_came.set()
-        self._credit_came = trio.Event()
 
     async def _write(self) -> None:
         while (outgoing := await self._outbox.next()) is not None:

@@ -36,6 +36,7 @@ from neurogrid.p2p.wire import (
     TransferOffer,
     WeightsChunk,
 )
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["IncomingTransfer", "IncomingTransfers", "decode_offer"]
 
@@ -64,7 +65,7 @@ class IncomingTransfer:
         self.offered = offered
         self.shared: SharedBlob | None = None
         self._queue: deque[tuple[int, WeightsChunk]] = deque()  # came, and was not looked at yet
-        self._queue_changed = trio.Event()
+        self._queue_changed = RenewedEvent()
         self._began = trio.current_time()
         self._is_closed = False  # no more chunks come
         self._ended = trio.Event()
@@ -120,7 +121,6 @@ class IncomingTransfer:
 
     def _note_change(self) -> None:
         self._queue_changed.set()
-        self._queue_changed = trio.Event()
 
     async def wait(self, silence_timeout: float) -> StoredBlob | None:
         """Wait for the end: the whole blob, or None when the transfer was forgotten.
