@@ -12,7 +12,7 @@ import torch
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.model.files.quantized import dequantize_rows, quantize_rows, quantized_width
 from neurogrid.model.files.tensors import (
-    WIRE_DTYPES,
+    TORCH_DTYPES,
     dtype_name,
     tensor_from_bytes,
     tensor_to_bytes,
@@ -42,8 +42,8 @@ def pack(
     """
     if wire == QUANTIZED:
         hidden_BTD = quantize_rows(hidden_BTD)
-    elif wire and hidden_BTD.dtype is not WIRE_DTYPES[wire]:
-        hidden_BTD = hidden_BTD.to(WIRE_DTYPES[wire])
+    elif wire and hidden_BTD.dtype is not TORCH_DTYPES[wire]:
+        hidden_BTD = hidden_BTD.to(TORCH_DTYPES[wire])
     return TensorEnvelope(
         session_id=session_id,
         position=position,
@@ -59,7 +59,7 @@ def pack(
 
 def unpack(envelope: TensorEnvelope, *, hidden_size: int, dtype: torch.dtype) -> torch.Tensor:
     """[1, T, D] in `dtype`; a view of the envelope's bytes where they are in that already."""
-    tensor = tensor_from_bytes(envelope.data, WIRE_DTYPES[envelope.dtype], envelope.shape)
+    tensor = tensor_from_bytes(envelope.data, TORCH_DTYPES[envelope.dtype], envelope.shape)
     if envelope.dtype == QUANTIZED:
         return dequantize_rows(tensor, hidden_size, dtype)
     return tensor if tensor.dtype is dtype else tensor.to(dtype)

@@ -13,8 +13,9 @@ import logging
 import trio
 
 from neurogrid.model.files.config import config_fingerprint
-from neurogrid.model.files.tensors import WIRE_DTYPES, dtype_name
+from neurogrid.model.files.tensors import TORCH_DTYPES, dtype_name
 from neurogrid.model.stages.device_speed import DeviceSpeed, measure_speed
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import (
     CONFIG_DTYPES,
     DeviceInfo,
@@ -22,7 +23,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     TensorMessage,
 )
-from neurogrid.worker.state import WorkerState, sender_of
+from neurogrid.worker.state import WorkerState
 
 __all__ = ["DeviceService"]
 
@@ -65,7 +66,7 @@ class DeviceService:
                 self._speeds[dtype] = await state.run_torch(
                     measure_speed,
                     state.device,
-                    WIRE_DTYPES[dtype],
+                    TORCH_DTYPES[dtype],
                     free_bytes=state.memory().free_bytes,
                 )
                 logger.debug("measured in %s: %s", dtype, self._speeds[dtype])

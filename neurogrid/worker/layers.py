@@ -21,6 +21,7 @@ from neurogrid.errors import (
 )
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.proof.proof import OWN_SECONDS, PEER_SECONDS
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import (
     Assign,
     AssignAck,
@@ -35,7 +36,7 @@ from neurogrid.p2p.wire import (
 )
 from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
-from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
+from neurogrid.worker.state import Assignment, WorkerState, name_layers
 from neurogrid.worker.transfers import TransferService
 
 __all__ = ["LayerService"]

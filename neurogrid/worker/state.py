@@ -18,6 +18,7 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import DeviceMemory, device_memory
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import ErrorCode, MessageType, ModelConfig, TensorMessage
 from neurogrid.worker.blobs import WorkerBlobs
 from neurogrid.worker.claim import SERVING, Claim
@@ -30,7 +31,6 @@ __all__ = [
     "WeightSource",
     "WorkerState",
     "name_layers",
-    "sender_of",
 ]
 
 P = ParamSpec("P")
@@ -285,12 +285,6 @@ class WorkerState:
             code=ErrorCode.BUSY,
             retry_after=BUSY_RETRY_AFTER,
         )
-
-
-def sender_of(message: TensorMessage) -> str:
-    """The peer that sent a received message."""
-    assert message.from_peer is not None  # set by Protocol for all that is received
-    return message.from_peer
 
 
 def name_layers(layer_ids: Iterable[int]) -> str:

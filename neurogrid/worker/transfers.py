@@ -15,6 +15,7 @@ from functools import partial
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
 from neurogrid.node.roles import require_role
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import (
     DEFAULT_TRANSFER_LIMITS,
     BlobSource,
@@ -42,7 +43,6 @@ from neurogrid.worker.state import (
     Assignment,
     WeightSource,
     WorkerState,
-    sender_of,
 )
 
 __all__ = ["MAX_TRANSFERS", "TransferService", "require_size"]

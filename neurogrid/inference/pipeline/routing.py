@@ -20,21 +20,22 @@ from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.slow_watch import SlowWatch
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.routes import can_sign, sign_route
-from neurogrid.p2p.wire import MAX_ADDRESS_CHARS, MAX_STAGE_ADDRESSES, MAX_STAGES, Route
+from neurogrid.p2p.wire import (
+    CONFIG_DTYPES,
+    MAX_ADDRESS_CHARS,
+    MAX_STAGE_ADDRESSES,
+    MAX_STAGES,
+    Route,
+)
 
-__all__ = ["ROUTINGS", "WIRE_DTYPES", "Routing", "RoutingMode"]
+__all__ = ["ROUTINGS", "ACTIVATION_DTYPES", "Routing", "RoutingMode"]
 
 logger = logging.getLogger(__name__)
 
 RoutingMode = Literal["chain", "star"]
 ROUTINGS: Final[tuple[RoutingMode, ...]] = ("chain", "star")
 
-WIRE_DTYPES: Final[Mapping[str, str]] = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int8": "I8",
-}
+ACTIVATION_DTYPES: Final[Mapping[str, str]] = {**CONFIG_DTYPES, "int8": "I8"}
 """What `--wire-dtype` names, and the name on the wire."""
 
 # Seconds that a route is good for: the longest generation, and more. What ends a session sooner is its close.
@@ -65,11 +66,11 @@ class Routing:
         watch: SlowWatch | None = None,
     ) -> None:
         self.watch = watch
-        if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
+        if wire_dtype is not None and wire_dtype not in ACTIVATION_DTYPES:
             raise ConfigurationError(
-                f"activations do not travel in {wire_dtype!r}: choose {', '.join(WIRE_DTYPES)}"
+                f"activations do not travel in {wire_dtype!r}: choose {', '.join(ACTIVATION_DTYPES)}"
             )
-        self.wire = "" if wire_dtype is None else WIRE_DTYPES[wire_dtype]
+        self.wire = "" if wire_dtype is None else ACTIVATION_DTYPES[wire_dtype]
         if mode not in ROUTINGS:
             raise ConfigurationError(f"no routing {mode!r}: choose {' or '.join(ROUTINGS)}")
         self.protocol = protocol

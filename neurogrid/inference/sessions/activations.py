@@ -21,6 +21,7 @@ from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
 from neurogrid.inference.sessions.step_queue import Extension, WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.node.hidden_states import pack, unpack, width
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import (
     MAX_LAYERS,
     ErrorCode,
@@ -33,7 +34,7 @@ from neurogrid.p2p.wire.limits import MAX_MAP_BYTES
 from neurogrid.p2p.wire.maps import MAX_U64
 from neurogrid.planner import name_range
 from neurogrid.worker.links import WorkerLinks
-from neurogrid.worker.state import WorkerState, sender_of
+from neurogrid.worker.state import WorkerState
 
 __all__ = ["WorkerActivations"]
 

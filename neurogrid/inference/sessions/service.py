@@ -21,6 +21,7 @@ from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session, SessionTable
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.routes import Place, place_in
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import (
     ErrorCode,
     GPUInfo,
@@ -35,7 +36,7 @@ from neurogrid.p2p.wire import (
 from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.links import WorkerLinks
-from neurogrid.worker.state import Assignment, WorkerState, name_layers, sender_of
+from neurogrid.worker.state import Assignment, WorkerState, name_layers
 
 __all__ = ["SessionService"]
 

@@ -20,12 +20,13 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.inference.sessions.step_queue import WorkerSteps
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.tensor.versions import VersionedExchange
 from neurogrid.p2p.transfer import PlainBlob
 from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, MessageType, TensorMessage, WeightsChunk
 from neurogrid.worker.held_model import HeldModel
 from neurogrid.worker.layers import LayerService
-from neurogrid.worker.state import WeightSource, WorkerState, sender_of
+from neurogrid.worker.state import WeightSource, WorkerState
 from neurogrid.worker.transfers import MAX_TRANSFERS, TransferService, require_size
 
 __all__ = ["WorkerV10"]

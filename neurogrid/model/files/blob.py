@@ -19,8 +19,8 @@ import torch
 
 from neurogrid.errors import CheckpointError
 from neurogrid.model.files.safetensors_header import (
+    FILE_DTYPES,
     LENGTH_BYTES,
-    TORCH_DTYPES,
     TensorEntry,
     encode_header,
     header_length,
@@ -163,10 +163,10 @@ def _view(storage: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
     if entry.num_bytes == 0:
         return _empty(entry)
     raw = storage[entry.start : entry.stop]
-    if raw.data_ptr() % TORCH_DTYPES[entry.dtype].itemsize:
+    if raw.data_ptr() % FILE_DTYPES[entry.dtype].itemsize:
         raw = raw.clone()
-    return raw.view(TORCH_DTYPES[entry.dtype]).reshape(entry.shape)
+    return raw.view(FILE_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
 def _empty(entry: TensorEntry) -> torch.Tensor:
-    return torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
+    return torch.empty(entry.shape, dtype=FILE_DTYPES[entry.dtype])

@@ -27,11 +27,12 @@ from transformers import (
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.model.files.foreign import quiet_transformers
 from neurogrid.model.files.sanitize import (
-    DTYPE_NAMES,
     FLOAT_TAG,
     config_fingerprint,
     sanitize_checkpoint_config,
 )
+from neurogrid.model.files.tensors import TORCH_DTYPES
+from neurogrid.p2p.wire import CONFIG_DTYPES
 from neurogrid.p2p.wire.model_config import ModelConfig
 from neurogrid.temporary import temporary_directory
 
@@ -48,7 +49,7 @@ __all__ = [
 
 # What stages compute in; the wire has a name for each.
 COMPUTE_DTYPES: Mapping[str, torch.dtype] = {
-    name: getattr(torch, name) for name in DTYPE_NAMES if name != "float64"
+    name: TORCH_DTYPES[on_wire] for name, on_wire in CONFIG_DTYPES.items()
 }
 
 # What config classes raise on values that they do not like, their own validation included.

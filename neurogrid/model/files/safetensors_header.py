@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import torch
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
+from neurogrid.model.files.tensors import TORCH_DTYPES
 
 __all__ = [
     "ALIGNMENT",
     "MAX_HEADER_BYTES",
     "MAX_NAME_LENGTH",
-    "TORCH_DTYPES",
+    "FILE_DTYPES",
     "TensorEntry",
     "encode_header",
     "header_length",
@@ -44,22 +45,7 @@ MAX_DIMENSIONS = 16
 # The data of one file: above any real shard (tens of GB), and exact in every JSON reader (2^53).
 MAX_OFFSET = 2**53
 
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
+FILE_DTYPES: Mapping[str, torch.dtype] = {**TORCH_DTYPES, "C64": torch.complex64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +53,7 @@ class TensorEntry:
     """One tensor of a header.
 
     Attributes:
-        dtype: the format's name of the dtype, a key of TORCH_DTYPES.
+        dtype: the format's name of the dtype, a key of FILE_DTYPES.
         shape: sizes, none negative; empty for a scalar.
         start, stop: bytes from the end of the header, `start <= stop`.
     """
@@ -187,7 +173,7 @@ def _parse_entry(name: str, value: object, where: str) -> TensorEntry:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str):
         raise CheckpointError(f"{where}: {shown} has a dtype that is not text")
-    if dtype not in TORCH_DTYPES:
+    if dtype not in FILE_DTYPES:
         if dtype.startswith(("F8", "F6", "F4")):
             raise UnsupportedModelError(
                 f"{where}: {shown} is {dtype[:16]}: quantised checkpoints are not supported yet; "
@@ -199,7 +185,7 @@ def _parse_entry(name: str, value: object, where: str) -> TensorEntry:
     if not isinstance(offsets, list) or len(offsets) != 2 or not _are_sizes(offsets):
         raise CheckpointError(f"{where}: {shown} has malformed data_offsets")
     start, stop = offsets
-    num_bytes = math.prod(shape) * TORCH_DTYPES[dtype].itemsize
+    num_bytes = math.prod(shape) * FILE_DTYPES[dtype].itemsize
     if stop - start != num_bytes:
         raise CheckpointError(
             f"{where}: {shown} has {stop - start} bytes where {dtype} {shape} takes {num_bytes}"

@@ -10,29 +10,32 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
 
-__all__ = ["WIRE_DTYPES", "dtype_name", "is_finite", "tensor_from_bytes", "tensor_to_bytes"]
+__all__ = ["TORCH_DTYPES", "dtype_name", "is_finite", "tensor_from_bytes", "tensor_to_bytes"]
 
 if sys.byteorder != "little":
     raise ImportError("NeuroGrid moves tensors as little-endian bytes: big-endian is not supported")
 
-WIRE_DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+    "F32": torch.float32,
+    "F64": torch.float64,
 }
-_NAMES = {dtype: name for name, dtype in WIRE_DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

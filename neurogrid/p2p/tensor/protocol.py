@@ -21,6 +21,7 @@ from neurogrid.p2p.exchange.subscribers import is_async
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.streams.buffers import Tensor, tensor_buffer
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.tensor.handlers import answering, as_async, with_sender
 from neurogrid.p2p.tensor.versions import VersionedExchange
 from neurogrid.p2p.wire import (
@@ -295,7 +296,7 @@ class Protocol(VersionedExchange):
         """
 
         def call(message: TensorMessage) -> Any:
-            return handler(LayerIds.decode(message.data).ids, _sender(message))
+            return handler(LayerIds.decode(message.data).ids, sender_of(message))
 
         def status(message: TensorMessage, layer_ids: Sequence[int]) -> TensorMessage:
             return _answer(message, MessageType.LAYER_STATUS, LayerIds(tuple(layer_ids)).encode())
@@ -357,7 +358,7 @@ class Protocol(VersionedExchange):
         """Call `handler(from_peer)` for each request; the GPUInfo that it returns, if any, is the answer."""
 
         def call(message: TensorMessage) -> Any:
-            return handler(_sender(message))
+            return handler(sender_of(message))
 
         def answer(message: TensorMessage, info: GPUInfo) -> TensorMessage:
             return _answer(message, MessageType.GPU_INFO, info.encode())
@@ -465,8 +466,3 @@ def _tensor_message(
 
 def _answer(message: TensorMessage, msg_type: MessageType, data: bytes) -> TensorMessage:
     return TensorMessage(msg_type=msg_type, request_id=message.request_id, data=data)
-
-
-def _sender(message: TensorMessage) -> str:
-    assert message.from_peer is not None
-    return message.from_peer
