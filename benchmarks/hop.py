@@ -30,7 +30,7 @@ from neurogrid.assembly.worker import WorkerSettings, open_worker
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.inference.pipeline.routing import Routing, RoutingMode
 from neurogrid.inference.pipeline.session import open_session
-from neurogrid.inference.sessions import passes, steps
+from neurogrid.inference.sessions import passes
 from neurogrid.worker.held_model import HeldModel
 
 HIDDEN = 4096  # of float32: 16 KiB a token
@@ -138,7 +138,7 @@ async def _worker() -> None:
         return hidden_BTD
 
     # To remove the computation is the question of this benchmark; nothing in the package offers that, nor should it.
-    passes.forward = steps.forward = give_back
+    passes.forward = give_back
     async with open_worker(WorkerSettings(device="cpu")) as worker:
         print(worker.addresses[0], flush=True)
         await trio.sleep_forever()

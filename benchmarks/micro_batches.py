@@ -30,7 +30,7 @@ from sessions import rate
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.assembly.worker import WorkerSettings, open_worker
 from neurogrid.inference.generation import micro_batches
-from neurogrid.inference.sessions import passes, steps
+from neurogrid.inference.sessions import passes
 from neurogrid.model.stages.stage import Row
 from neurogrid.worker.held_model import HeldModel
 
@@ -124,8 +124,8 @@ async def _worker() -> None:
 
     # To sleep in place of computing is how this benchmark gives each stage a machine of its own; nothing in the package
     # offers that, nor should it.
-    passes.forward = steps.forward = sleep
-    steps.forward_rows = sleep_rows
+    passes.forward = sleep
+    passes.forward_rows = sleep_rows
     async with open_worker(WorkerSettings(device="cpu")) as worker:
         print(worker.addresses[0], flush=True)
         await trio.sleep_forever()

@@ -98,21 +98,6 @@ class WorkerLinks:
             raise TransportError("the route has no address of it")
         await connect_any(self._connect, ways)
 
-    def hand_on_nowait(
-        self, place: Place, message: TensorMessage, direction: Direction = Direction.FORWARD
-    ) -> bool:
-        """Send a tensor to the next worker if nothing has to be waited for; else False, and nothing is sent.
-
-        Raises:
-            RequestRefusedError: it does not get there (PEER_UNREACHABLE).
-        """
-        peer_id = place.target(direction)
-        assert peer_id is not None
-        try:
-            return self._protocol.send_nowait(peer_id, message)
-        except NeuroGridError as exc:
-            raise self.unreachable(peer_id, exc) from exc
-
     async def hand_on(
         self, place: Place, message: TensorMessage, direction: Direction = Direction.FORWARD
     ) -> None:

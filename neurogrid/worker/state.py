@@ -86,6 +86,7 @@ class WorkerState:
         assignment: the stage of the current coordinator, once assigned (1.1.0).
         claimed: who has the worker, and for what.
         received_bytes: weights of the layers that were loaded, by where they came from.
+        torch_thread: where the device is used.
         on_layers_changed: called when a config or an assignment replaces the layers under open sessions.
     """
 
@@ -106,7 +107,7 @@ class WorkerState:
         self.claimed: Claim | None = None
         self.received_bytes = dict.fromkeys(WeightSource, 0)
         self.on_layers_changed: Callable[[], None] = lambda: None
-        self._torch_thread = torch_thread
+        self.torch_thread = torch_thread
         self._model_lock = trio.Lock()
 
     async def run_torch(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -114,13 +115,7 @@ class WorkerState:
 
         Cancellation waits for the call to end: torch cannot be interrupted.
         """
-        return await self._torch_thread.run(lambda: function(*args, **kwargs))
-
-    async def run_torch_briefly(
-        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
-        """As `run_torch`, for a call of a few milliseconds: see `TorchThread.run_briefly`."""
-        return await self._torch_thread.run_briefly(lambda: function(*args, **kwargs))
+        return await self.torch_thread.run(lambda: function(*args, **kwargs))
 
     @property
     def model_lock(self) -> trio.Lock:

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from stage_families import held_model
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.passes import forward
+from neurogrid.inference.sessions.passes import forward, run_steps
 from neurogrid.inference.sessions.steps import (
     BATCH_TIMEOUT,
     Step,
     next_steps,
-    run_steps,
     seconds_until_next,
 )
 from neurogrid.node.batcher import Batcher

@@ -6,6 +6,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -184,13 +185,12 @@ def test_no_next_position_is_no_error() -> None:
 def test_the_end_of_a_session_has_no_next_step_nor_has_one_that_is_here() -> None:
     prepared: list[int] = []
 
-    async def run_torch_briefly(
-        function: Callable[..., None], model: object, **arguments: Any
-    ) -> None:
-        prepared.append(arguments["position"])
+    async def run_briefly(call: partial[None]) -> None:
+        prepared.append(call.keywords["position"])
 
     async def main() -> None:
-        steps = WorkerSteps(cast(WorkerState, SimpleNamespace(run_torch_briefly=run_torch_briefly)))
+        thread = SimpleNamespace(run_briefly=run_briefly)
+        steps = WorkerSteps(cast(WorkerState, SimpleNamespace(torch_thread=thread)))
         for length in (0, 1, 7, 8):
             session = SimpleNamespace(
                 length=length,

@@ -6,6 +6,7 @@ Real stages; the torch thread is a gate that lets one call through when the test
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise, permutations
 from types import SimpleNamespace
 from typing import Any, cast
@@ -49,9 +50,8 @@ class Worker:
         self.calls: list[list[StageCache]] = []
         self.is_running = False
         settings = WorkerSettings(prefill_chunk=CHUNK)
-        state = SimpleNamespace(
-            settings=settings, run_torch=self._run_torch, run_torch_briefly=self._run_torch
-        )
+        thread = SimpleNamespace(run=self._run_torch, run_briefly=self._run_torch)
+        state = SimpleNamespace(settings=settings, torch_thread=thread)
         self.steps = WorkerSteps(cast(WorkerState, state))
         self.table = SessionTable(on_drop=self.steps.withdraw)
         self.guests: list[Guest] = []
@@ -60,14 +60,15 @@ class Worker:
         self.may_go.set()
         nursery.start_soon(self.steps.run)
 
-    async def _run_torch(self, function: Callable[..., Any], argument: Any) -> Any:
-        if isinstance(argument, list):
-            self.calls.append([step.cache for step in argument])
+    async def _run_torch(self, call: partial[Any]) -> Any:
+        steps = call.args[0] if call.args else None
+        if isinstance(steps, list):
+            self.calls.append([step.cache for step in steps])
             with trio.CancelScope(shield=True):  # as torch, which cannot be interrupted
                 self.is_running = True
                 await self.may_run.acquire()
                 self.is_running = False
-        return function(argument)
+        return call()
 
     async def next_call(self) -> None:
         """Let the call that is under way end, and the next one begin."""

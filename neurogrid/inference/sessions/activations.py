@@ -209,12 +209,16 @@ class WorkerActivations:
 
     def _pass_on_nowait(self, session: Session, result: TensorMessage) -> bool:
         """As `_pass_on`, if nothing has to be waited for; else False, and nothing is sent."""
-        if session.place is None or session.place.successor is None:
+        successor = session.successor
+        if successor is None:
             return self._state.protocol.send_nowait(session.owner, result)
-        if not self._links.hand_on_nowait(session.place, result):
-            return False
-        session.handed_on = result.request_id
-        return True
+        try:
+            is_sent = self._state.protocol.send_nowait(successor, result)
+        except NeuroGridError as exc:
+            raise self._links.unreachable(successor, exc) from exc
+        if is_sent:
+            session.handed_on = result.request_id
+        return is_sent
 
     async def _pass_on(self, session: Session, result: TensorMessage) -> None:
         """Send a result to the successor, or as the answer to the coordinator."""

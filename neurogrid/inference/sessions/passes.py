@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from neurogrid.errors import ModelError, RequestRefusedError
+from neurogrid.inference.sessions.steps import Step
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
 from neurogrid.model.stages.stage import Row
@@ -20,9 +21,56 @@ from neurogrid.p2p.wire import ErrorCode
 from neurogrid.planner import name_range
 from neurogrid.worker.held_model import HeldModel
 
-__all__ = ["forward", "forward_rows", "prepare"]
+__all__ = ["forward", "forward_rows", "prepare", "run_steps"]
 
 logger = logging.getLogger(__name__)
+
+
+def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor | Exception | None]:
+    """Compute what `next_steps` chose; in the torch thread.
+
+    Args:
+        chunk: tokens of a prefill that run in one go; None for all of them.
+
+    Returns:
+        For each step its result [1, T, D], its error, or None where more chunks are to come.
+    """
+    first = steps[0]
+    if first.is_decoded:
+        rows = [Row(step.hidden, step.position, step.cache) for step in steps]
+        results = forward_rows(first.model, rows, start=first.start, stop=first.stop)
+        _note_batch(steps, results)
+        return results
+    assert len(steps) == 1
+    size = first.num_tokens if chunk is None or not first.model.traits.takes_chunks else chunk
+    try:
+        result_BTD = forward(
+            first.model,
+            first.hidden[:, :size],
+            start=first.start,
+            stop=first.stop,
+            position=first.position,
+            cache=first.cache,
+        )
+    except RequestRefusedError as exc:
+        return [exc]
+    first.results.append(result_BTD)
+    first.position += result_BTD.shape[1]
+    first.hidden = first.hidden[:, size:]
+    if first.num_tokens:
+        return [None]
+    return [first.results[0] if len(first.results) == 1 else torch.cat(first.results, dim=1)]
+
+
+def _note_batch(steps: Sequence[Step], results: Sequence[object]) -> None:
+    """Say of the steps of a batch how many of it have a result."""
+    done = [
+        step
+        for step, result in zip(steps, results, strict=True)
+        if step.batch and isinstance(result, torch.Tensor)
+    ]
+    for step in done:
+        step.batch = (step.batch[0], len(done)) if len(done) > 1 else ()
 
 
 def forward(

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import trio
 
 from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.passes import prepare
+from neurogrid.inference.sessions.passes import prepare, run_steps
 from neurogrid.inference.sessions.spans import stage_span
 from neurogrid.inference.sessions.statistics import ComputeStatistics
-from neurogrid.inference.sessions.steps import Step, next_steps, run_steps, seconds_until_next
+from neurogrid.inference.sessions.steps import Step, next_steps, seconds_until_next
 from neurogrid.inference.sessions.table import Session
 from neurogrid.model.files.tensors import is_finite
 from neurogrid.node.activity import Activity
@@ -167,13 +168,15 @@ class WorkerSteps:
         except trio.WouldBlock:
             return  # what is to come is here
         try:
-            await self._state.run_torch_briefly(
-                prepare,
-                session.model,
-                start=session.start,
-                stop=session.stop,
-                position=session.length,
-                cache=session.cache,
+            await self._state.torch_thread.run_briefly(
+                partial(
+                    prepare,
+                    session.model,
+                    start=session.start,
+                    stop=session.stop,
+                    position=session.length,
+                    cache=session.cache,
+                )
             )
         finally:
             session.turn.release()
@@ -182,7 +185,7 @@ class WorkerSteps:
         """Look at a token here, which takes some microseconds, and at more of them where torch runs."""
         if hidden_BTD.shape[1] == 1:
             return is_finite(hidden_BTD)
-        return await self._state.run_torch(is_finite, hidden_BTD)
+        return await self._state.torch_thread.run(partial(is_finite, hidden_BTD))
 
     def _linger(self, waiting: Sequence[Step]) -> float:
         return seconds_until_next(waiting, now=self._clock())
@@ -201,12 +204,12 @@ class WorkerSteps:
         compute: Callable[[Sequence[Step]], Sequence[torch.Tensor | Exception | None]],
         steps: Sequence[Step],
     ) -> Sequence[torch.Tensor | Exception | None]:
+        thread, call = self._state.torch_thread, partial(compute, steps)
         if not steps[0].is_decoded:
-            return await self._state.run_torch(compute, steps)
+            return await thread.run(call)
         is_brief = self._activity.is_brief
         started = self._clock()
-        run = self._state.run_torch_briefly if is_brief else self._state.run_torch
-        results = await run(compute, steps)
+        results = await (thread.run_briefly if is_brief else thread.run)(call)
         self._activity.stepped(self._clock() - started)
         return results
 

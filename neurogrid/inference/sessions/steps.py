@@ -20,14 +20,11 @@ from typing import Final
 
 import torch
 
-from neurogrid.errors import RequestRefusedError
-from neurogrid.inference.sessions.passes import forward, forward_rows
 from neurogrid.inference.sessions.statistics import StageCall
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.stages.stage import Row
 from neurogrid.worker.held_model import HeldModel
 
-__all__ = ["Step", "next_steps", "run_steps", "seconds_until_next"]
+__all__ = ["Step", "next_steps", "seconds_until_next"]
 
 # Seconds that a step waits for the rest of its batch: one may have been given up on its way.
 BATCH_TIMEOUT: Final = 0.05
@@ -120,50 +117,3 @@ def _next_decoded(waiting: Sequence[Step], now: float) -> list[Step]:
             has_batch = True
             chosen += [other for other in its if other.shares_forward(step)]
     return chosen
-
-
-def run_steps(steps: Sequence[Step], *, chunk: int | None) -> list[torch.Tensor | Exception | None]:
-    """Compute what `next_steps` chose; in the torch thread.
-
-    Args:
-        chunk: tokens of a prefill that run in one go; None for all of them.
-
-    Returns:
-        For each step its result [1, T, D], its error, or None where more chunks are to come.
-    """
-    first = steps[0]
-    if first.is_decoded:
-        rows = [Row(step.hidden, step.position, step.cache) for step in steps]
-        results = forward_rows(first.model, rows, start=first.start, stop=first.stop)
-        _note_batch(steps, results)
-        return results
-    assert len(steps) == 1
-    size = first.num_tokens if chunk is None or not first.model.traits.takes_chunks else chunk
-    try:
-        result_BTD = forward(
-            first.model,
-            first.hidden[:, :size],
-            start=first.start,
-            stop=first.stop,
-            position=first.position,
-            cache=first.cache,
-        )
-    except RequestRefusedError as exc:
-        return [exc]
-    first.results.append(result_BTD)
-    first.position += result_BTD.shape[1]
-    first.hidden = first.hidden[:, size:]
-    if first.num_tokens:
-        return [None]
-    return [first.results[0] if len(first.results) == 1 else torch.cat(first.results, dim=1)]
-
-
-def _note_batch(steps: Sequence[Step], results: Sequence[object]) -> None:
-    """Say of the steps of a batch how many of it have a result."""
-    done = [
-        step
-        for step, result in zip(steps, results, strict=True)
-        if step.batch and isinstance(result, torch.Tensor)
-    ]
-    for step in done:
-        step.batch = (step.batch[0], len(done)) if len(done) > 1 else ()

@@ -21,7 +21,7 @@ from neurogrid.p2p.wire.limits import (
     MAX_RANK,
     MAX_STAGES,
 )
-from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, decode_map, encode_map
+from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, decode_map
 from neurogrid.p2p.wire.messages import Data, TensorEnvelope
 from neurogrid.p2p.wire.types import DTYPES, ErrorCode
 
@@ -76,7 +76,7 @@ def encode_envelope_parts(envelope: TensorEnvelope) -> tuple[bytes, Data]:
         fields["nanos"] = list(e.stage_nanos)
     if e.batch:
         fields["batch"] = list(e.batch)
-    entries = encode_map(fields)
+    entries: bytes = msgpack.packb(fields)  # nothing in them that could fail: see above
     return entries + bytes(-len(entries) % TENSOR_ALIGNMENT), e.data
 
 
