@@ -88,7 +88,7 @@ class LocalWorker(RemoteWorkerV11, AskedAlone):
     ) -> tuple[torch.Tensor, int | None]:
         owner = self.protocol.host.peer_id
         try:
-            return await self._sessions.extend(
+            return await self._sessions.activations.extend(
                 session_id, owner, hidden_BTD, position=position, batch=batch
             )
         except RequestRefusedError as exc:

@@ -139,7 +139,7 @@ class Worker:
         host = self.protocol.host
         host.start_soon(self._v10.expire, self.forget)
         host.start_soon(self._state.blobs.run)
-        host.start_soon(self._sessions.run)
+        host.start_soon(self._sessions.steps.run)
         host.start_soon(self._sessions.expire)
 
     async def drain(self) -> None:
@@ -171,7 +171,7 @@ class Worker:
         self.forget(peer_id)
 
     def _on_stream_broken(self, peer_id: str, reason: NeuroGridError) -> None:
-        self.protocol.host.start_soon(self._sessions.link_lost, peer_id, reason)
+        self.protocol.host.start_soon(self._sessions.activations.link_lost, peer_id, reason)
 
     def _on_disconnected(self, peer_id: str) -> None:
         self.forget(peer_id)

@@ -51,6 +51,7 @@ class SessionService:
 
     Attributes:
         steps: the queue before the torch thread.
+        activations: what extends the sessions.
         statistics: of what was computed.
     """
 
@@ -61,11 +62,8 @@ class SessionService:
         self._is_leaving = False
         self.steps = WorkerSteps(state)
         self._sessions = SessionTable(on_drop=self.steps.withdraw)
-        self._activations = WorkerActivations(state, links, self._sessions, self.steps)
+        self.activations = WorkerActivations(state, links, self._sessions, self.steps)
         self.statistics = self.steps.statistics
-        self.run = self.steps.run
-        self.extend = self._activations.extend
-        self.link_lost = self._activations.link_lost
 
     def register(self) -> None:
         """Serve the messages of this service on the worker's protocol."""
@@ -74,7 +72,7 @@ class SessionService:
         protocol.on_message(MessageType.SESSION_OPEN, self._on_open)
         protocol.on_message(MessageType.SESSION_CLOSE, self._on_close)
         protocol.on_message(MessageType.SESSION_QUERY, self._on_query)
-        protocol.on_message(MessageType.ACTIVATION, self._activations.serve)
+        protocol.on_message(MessageType.ACTIVATION, self.activations.serve)
 
     @property
     def load(self) -> WorkerLoad:
