@@ -14,6 +14,7 @@ from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session import PipelineSession, open_session
 from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.wire import SessionOpen
 from neurogrid.planner import PlannedStage
 
 # Seconds until the first worker has a link to the second.
@@ -29,9 +30,9 @@ class Worker:
         self._seconds = seconds
         self.num_open = 0
 
-    async def open_session(self, session_id: int, *, route: bytes, **kwargs: Any) -> int:
+    async def open_session(self, wanted: SessionOpen) -> int:
         self.num_open += 1
-        if route:
+        if wanted.route:
             await trio.sleep(self._seconds)
         return 0
 

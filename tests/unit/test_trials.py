@@ -21,6 +21,7 @@ from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.pipeline import trials
 from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.trials import TRIAL_TIMEOUT, SessionTrials
+from neurogrid.p2p.wire import SessionOpen
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
 SIZE = ModelSize(tuple(LayerSize(100) for _ in range(8)))
@@ -82,7 +83,7 @@ class FakeWorker(AskedAlone):
         self.refuses = False
         self.num_opened = self.num_open = 0
 
-    async def open_session(self, session_id: int, **_: object) -> int:
+    async def open_session(self, wanted: SessionOpen) -> int:
         if self.refuses:
             raise PeerRefusedError("refused", code=12, text="full")
         self.num_opened += 1

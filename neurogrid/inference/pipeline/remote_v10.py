@@ -12,10 +12,10 @@ import torch
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.fleet.placing.delivery_v10 import DeliveryV10
 from neurogrid.inference.pipeline.chain import AskedAlone
-from neurogrid.inference.pipeline.session_worker import Prior, SessionWorker
+from neurogrid.inference.pipeline.session_worker import SessionWorker
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.p2p.exchange.exchange import new_request_id
-from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import ErrorCode, MessageType, SessionOpen, TensorMessage
 
 __all__ = ["RemoteWorkerV10"]
 
@@ -23,17 +23,7 @@ __all__ = ["RemoteWorkerV10"]
 class RemoteWorkerV10(DeliveryV10, SessionWorker, AskedAlone):
     """See `SessionWorker`. A 1.0.0 peer has one cache a layer, so one session at a time."""
 
-    async def open_session(
-        self,
-        session_id: int,
-        *,
-        start: int,
-        stop: int,
-        max_length: int,
-        route: bytes = b"",
-        wire: str = "",
-        prior: Prior | None = None,
-    ) -> int:
+    async def open_session(self, wanted: SessionOpen) -> int:
         """Nothing to do: position 0 begins the layer's cache anew."""
         return 0
 

@@ -6,7 +6,7 @@ Source: protocol_spec/sessions.md.
 from __future__ import annotations
 
 from neurogrid.fleet.placing.delivery_v11 import DeliveryV11
-from neurogrid.inference.pipeline.session_worker import Prior, SessionWorker
+from neurogrid.inference.pipeline.session_worker import SessionWorker
 from neurogrid.p2p.wire import MessageType, SessionAck, SessionClose, SessionOpen, SessionQuery
 
 __all__ = ["RemoteWorkerV11"]
@@ -18,31 +18,10 @@ class RemoteWorkerV11(DeliveryV11, SessionWorker):
     takes_priors = True
     takes_chunks = True
 
-    async def open_session(
-        self,
-        session_id: int,
-        *,
-        start: int,
-        stop: int,
-        max_length: int,
-        route: bytes = b"",
-        wire: str = "",
-        prior: Prior | None = None,
-    ) -> int:
-        opened = SessionOpen(
-            session_id=session_id,
-            start_layer=start,
-            stop_layer=stop,
-            max_length=max_length,
-            route=route,
-            wire=wire,
-            prior=prior.session_id if prior else 0,
-            prior_length=prior.num_tokens if prior else 0,
-            keep_prior=prior.stays_open if prior else False,
-        )
+    async def open_session(self, wanted: SessionOpen) -> int:
         reply = await self._request(
             MessageType.SESSION_OPEN,
-            opened.encode(),
+            wanted.encode(),
             MessageType.SESSION_ACK,
             timeout=self.timeouts.describe,
         )

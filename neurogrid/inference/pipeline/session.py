@@ -28,7 +28,7 @@ from neurogrid.inference.pipeline.pipeline_stage import PipelineStage
 from neurogrid.inference.pipeline.prefill import Bounds, MakeHidden, Prefill
 from neurogrid.inference.pipeline.routing import Routing
 from neurogrid.inference.pipeline.session_worker import Prior
-from neurogrid.p2p.wire import ErrorCode
+from neurogrid.p2p.wire import ErrorCode, SessionOpen
 
 __all__ = ["PipelineSession", "PriorLostError", "open_session"]
 
@@ -163,17 +163,20 @@ async def _open(
     cut: list[tuple[PipelineStage, PipelineStage, str]] = []
 
     async def open_on(item: PipelineStage, behind: PipelineStage | None, route: bytes) -> None:
+        wanted = SessionOpen(
+            session_id=session.session_id,
+            start_layer=item.stage.start,
+            stop_layer=item.stage.stop,
+            max_length=max_length,
+            route=route,
+            wire=routing.wire,
+            prior=prior.session_id if prior else 0,
+            prior_length=prior.num_tokens if prior else 0,
+            keep_prior=prior.stays_open if prior else False,
+        )
         try:
             with trio.move_on_after(math.inf if behind is None else link_patience) as scope:
-                length = await item.worker.open_session(
-                    session.session_id,
-                    start=item.stage.start,
-                    stop=item.stage.stop,
-                    max_length=max_length,
-                    route=route,
-                    wire=routing.wire,
-                    prior=prior,
-                )
+                length = await item.worker.open_session(wanted)
             if scope.cancelled_caught and behind is not None:
                 cut.append((item, behind, f"it was not reached within {link_patience:g} s"))
                 return

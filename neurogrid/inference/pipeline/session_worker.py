@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from neurogrid.fleet.remote_worker import RemoteWorker
+from neurogrid.p2p.wire import SessionOpen
 
 __all__ = ["Prior", "SessionWorker"]
 
@@ -40,20 +41,8 @@ class SessionWorker(RemoteWorker):
     takes_chunks: ClassVar[bool] = False
 
     @abstractmethod
-    async def open_session(
-        self,
-        session_id: int,
-        *,
-        start: int,
-        stop: int,
-        max_length: int,
-        route: bytes = b"",
-        wire: str = "",
-        prior: Prior | None = None,
-    ) -> int:
-        """Open a session over layers [start, stop), on a signed route if there is one.
-
-        Its activations travel in `wire`, one of `SESSION_DTYPES`; empty for what the stage computes in.
+    async def open_session(self, wanted: SessionOpen) -> int:
+        """Open a session.
 
         Returns:
             Tokens that it has already: those of the prior, or none.
