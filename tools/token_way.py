@@ -3,8 +3,8 @@
 A coordinator with an HTTP server and two workers run in this process, over TCP on loopback. While ten tokens of one
 stream are generated, each call of a function of ours is noted; what only happens for other tokens (opening, prefill,
 recovery) is not among them. A module is on the way if the token, its hidden state or the message that it travels in is
-handed to it, and comes out of it to the next. Beside the way is what is asked on it, or told: `BESIDE` says of each what
-it does there.
+handed to it, and comes out of it to the next. Beside the way is what is asked on it, or told: `BESIDE` says of each
+what it does there.
 """
 
 from __future__ import annotations
