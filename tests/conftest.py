@@ -30,10 +30,19 @@ settings.load_profile("shared machine")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What is imported stays: looking for garbage among it takes 3 s.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Take what was imported out of the garbage collector's sight: looking at torch takes it 0.4 s each time."""
+    """Take what was imported out of the garbage collector's sight: looking at torch takes it 0.4 s each time.
+
+    From here on it looks by itself less often than usual, since each test ends with a look (below).
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
