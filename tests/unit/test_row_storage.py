@@ -13,7 +13,7 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.row_store import RowStore
 from neurogrid.model.stages.stage import IDLE_ROUNDS, Row, Stage
 
-NUM_LAYERS = 3
+NUM_LAYERS = 2
 # Keys and values of a token: 2 heads of 12 in float32.
 TOKEN_BYTES = NUM_LAYERS * 2 * 2 * 12 * 4
 
@@ -92,7 +92,7 @@ def test_storage_is_bounded_by_who_decodes_however_many_are_kept(stage: Stage) -
     numbers = random.Random(7)
     active: list[StageCache] = []
     kept: list[StageCache] = []
-    for _ in range(30):
+    for _ in range(20):
         active += [begin(stage, numbers.randrange(2, 100)) for _ in range(numbers.randrange(3))]
         while len(active) > 6:
             kept.append(active.pop(numbers.randrange(len(active))))
