@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,7 +24,7 @@ from neurogrid.worker.held_model import HeldModel, proving
 SMALL: dict[str, Any] = {
     "hidden_size": 48,
     "intermediate_size": 80,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 96,
@@ -32,8 +33,7 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-MIXED = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
-MIXED += ["full_attention"]
+MIXED = ["sliding_attention", "full_attention"] * 2
 
 
 def _rope(kind: str, **more: object) -> dict[str, object]:
@@ -87,9 +87,7 @@ MAIN_FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
     ),
     "granite": lambda: tf.GraniteConfig(**SMALL, **GRANITE),
     "deepseek-v3": lambda: tf.DeepseekV3Config(**DEEPSEEK),
-    "lfm2": lambda: tf.Lfm2Config(
-        **SMALL, layer_types=["conv", "full_attention", "conv", "conv", "full_attention"]
-    ),
+    "lfm2": lambda: tf.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"] * 2),
 }
 
 OTHER_FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
@@ -114,7 +112,7 @@ OTHER_FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
         **SMALL, head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2
     ),
     "cohere2": lambda: tf.Cohere2Config(**SMALL, sliding_window=8, layer_types=MIXED),
-    "smollm3": lambda: tf.SmolLM3Config(**SMALL, no_rope_layers=[1, 1, 0, 1, 0]),
+    "smollm3": lambda: tf.SmolLM3Config(**SMALL, no_rope_layers=[1, 0, 1, 0]),
     "qwen2-moe": lambda: tf.Qwen2MoeConfig(
         **SMALL, **EXPERTS, shared_expert_intermediate_size=24, mlp_only_layers=[0, 2]
     ),
@@ -127,18 +125,18 @@ OTHER_FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
         attention_chunk_size=8,
         interleave_moe_layer_step=2,
     ),
-    "gpt2": lambda: tf.GPT2Config(n_embd=48, n_layer=5, n_head=4, vocab_size=96),
+    "gpt2": lambda: tf.GPT2Config(n_embd=48, n_layer=4, n_head=4, vocab_size=96),
     "gpt-neox": lambda: tf.GPTNeoXConfig(
         **{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
     ),
-    "bloom": lambda: tf.BloomConfig(hidden_size=48, n_layer=5, n_head=4, vocab_size=96),
+    "bloom": lambda: tf.BloomConfig(hidden_size=48, n_layer=4, n_head=4, vocab_size=96),
     "falcon": lambda: tf.FalconConfig(
-        hidden_size=48, num_hidden_layers=5, num_attention_heads=4, vocab_size=96
+        hidden_size=48, num_hidden_layers=4, num_attention_heads=4, vocab_size=96
     ),
     "opt": lambda: tf.OPTConfig(
         hidden_size=48,
         ffn_dim=80,
-        num_hidden_layers=5,
+        num_hidden_layers=4,
         num_attention_heads=4,
         vocab_size=96,
         word_embed_proj_dim=32,
@@ -155,10 +153,11 @@ OTHER_FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
 
 FAMILIES = {**MAIN_FAMILIES, **OTHER_FAMILIES}
 
-PHI3_LONGROPE = {
-    **SMALL,
-    "original_max_position_embeddings": 16,
-    "rope_parameters": _longrope(),
+# Whose caches are made anew where the length crosses 16.
+RECOMPUTED: dict[str, Callable[[], tf.PreTrainedConfig]] = {
+    "phi3-longrope": lambda: tf.Phi3Config(
+        **SMALL, original_max_position_embeddings=16, rope_parameters=_longrope()
+    ),
 }
 
 
@@ -225,12 +224,15 @@ class Checkpoint:
 
     def whole_logits(self, token_ids: list[int], sizes: list[int]) -> list[torch.Tensor]:
         """Logits after each chunk of `sizes` tokens, by the whole model's own forward."""
+        whole = self.whole
+        if (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
+            whole = copy.deepcopy(whole)  # it keeps the longest length that it has seen
         cache = tf.DynamicCache(config=self.config)
         logits = []
         position = 0
         for size in sizes:
             with torch.inference_mode():
-                output = self.whole(
+                output = whole(
                     input_ids=torch.tensor([token_ids[position : position + size]]),
                     past_key_values=cache,
                     use_cache=True,
@@ -245,7 +247,7 @@ class Checkpoint:
 def shared(family: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """The checkpoint of a family, the same one for all tests: they change nothing in it."""
     with TemporaryDirectory() as folder:
-        return Checkpoint(FAMILIES[family](), Path(folder), dtype)
+        return Checkpoint({**FAMILIES, **RECOMPUTED}[family](), Path(folder), dtype)
 
 
 def held_model(family: str, num_layers: int) -> HeldModel:

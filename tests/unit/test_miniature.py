@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers as tf
-from stage_families import FAMILIES, PHI3_LONGROPE, Checkpoint, Pipeline
+from stage_families import FAMILIES, Checkpoint, Pipeline, shared
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.proof.miniature import SplitTraits, check_splittable
+from neurogrid.model.proof.miniature import _MAX_PARAMETERS, SplitTraits, check_splittable
 from neurogrid.model.proof.miniature_config import miniatures
 from neurogrid.model.stages import skeleton
+from neurogrid.model.stages.skeleton import build_on_meta
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -23,7 +22,8 @@ LONGROPE = {
     "original_max_position_embeddings": 4096,
 }
 
-# The tiny ones, and some as large as on the hub: the defaults of most config classes are a published model's.
+# The tiny ones, and some as large as on the hub: the defaults of most config classes are a published model's. A layer
+# of each kind comes early, so that the miniatures have few.
 SERVED = {
     **{name: make() for name, make in FAMILIES.items()},
     "llama": tf.LlamaConfig(num_key_value_heads=8),
@@ -32,13 +32,23 @@ SERVED = {
     ),
     "mistral-window": tf.MistralConfig(sliding_window=4096),
     "mixtral": tf.MixtralConfig(),
-    "gemma3": tf.Gemma3TextConfig(),
+    "gemma3": tf.Gemma3TextConfig(layer_types=["sliding_attention", "full_attention"] * 13),
     "granite": tf.GraniteConfig(embedding_multiplier=12.0, logits_scaling=8.0),
-    "deepseek-v3": tf.DeepseekV3Config(),
-    "lfm2": tf.Lfm2Config(layer_types=["conv", "conv", "full_attention", "conv"] * 8),
+    "deepseek-v3": tf.DeepseekV3Config(first_k_dense_replace=1),
+    "lfm2": tf.Lfm2Config(layer_types=["conv", "full_attention"] * 16),
     "gpt2": tf.GPT2Config(),
     # As many layers as its SSM has multipliers, in a list that is no list of layers.
-    "falcon-h1-five-layers": tf.FalconH1Config(num_hidden_layers=5),
+    "falcon-h1-five-layers": tf.FalconH1Config(
+        num_hidden_layers=5,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        mamba_d_ssm=64,
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        mamba_d_state=16,
+    ),
     "one-layer": tf.LlamaConfig(num_hidden_layers=1),
     "two-layers": tf.LlamaConfig(num_hidden_layers=2),
 }
@@ -49,12 +59,16 @@ REFUSED = {
     "t5": (tf.T5Config(), "an encoder and a decoder"),
     "bert": (tf.BertConfig(), "decoder layers"),
     "recurrent-gemma": (
-        tf.RecurrentGemmaConfig(),
+        tf.RecurrentGemmaConfig(num_hidden_layers=3),
         "sessions interleaved|logits of the whole model",
     ),
     "gemma3n": (
-        tf.Gemma3nTextConfig(num_hidden_layers=15, num_kv_shared_layers=5),
-        "not one hidden state|a cache of 10 layers for 15 layers",
+        tf.Gemma3nTextConfig(
+            num_hidden_layers=4,
+            num_kv_shared_layers=2,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        ),
+        "not one hidden state|a cache of 2 layers for 4 layers",
     ),
     "minimax": (tf.MiniMaxConfig(), "a cache|cache of its own"),
 }
@@ -67,9 +81,14 @@ TAKE_NO_CHUNKS = {"jamba", "llama-dynamic", "llama4"}
 
 @pytest.mark.parametrize("name", SERVED)
 def test_families_that_split_are_served(name: str) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
     traits = check_splittable(SERVED[name])
+    assert torch.equal(torch.rand(3), expected)  # the check leaves the random state alone
     assert traits.recompute_at is None
     assert traits.row_bounds == (None if name in ONE_AFTER_ANOTHER else ())
+    assert ("off by" in traits.rows_refused) == (name in ONE_AFTER_ANOTHER)
     assert traits.takes_chunks == (name not in TAKE_NO_CHUNKS)
 
 
@@ -92,10 +111,9 @@ def test_where_generate_drops_its_cache_is_found_by_watching_it() -> None:
     # The same code drops it without long factors too, where it makes no difference: phi3 above.
 
 
-def test_recomputing_there_gives_the_tokens_of_generate(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tf.Phi3Config(**PHI3_LONGROPE), tmp_path)
-    bound = check_splittable(checkpoint.config).recompute_at
-    assert bound == 17
+def test_recomputing_there_gives_the_tokens_of_generate() -> None:
+    checkpoint, bound = shared("phi3-longrope"), 17
+    assert check_splittable(checkpoint.config) == SplitTraits(recompute_at=bound, row_bounds=(16,))
     prompt, total = checkpoint.tokens(6), 30
     expected = checkpoint.whole.generate(
         torch.tensor([prompt]),
@@ -152,14 +170,6 @@ def test_a_fault_in_the_stages_is_caught(
         check_splittable(SERVED[family])
 
 
-def test_the_check_leaves_the_random_state_alone() -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    check_splittable(FAMILIES["llama"]())
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_a_miniature_keeps_ratios_kinds_and_multipliers() -> None:
     small = next(miniatures(tf.Gemma3TextConfig(query_pre_attn_scalar=168))).build()
     assert small.num_attention_heads // small.num_key_value_heads == 2
@@ -168,6 +178,10 @@ def test_a_miniature_keeps_ratios_kinds_and_multipliers() -> None:
     assert small.query_pre_attn_scalar == 168
     assert small.sliding_window == 8
     assert small.tie_word_embeddings
+
+    small = next(miniatures(tf.FalconH1Config())).build()
+    whole = build_on_meta(small, torch.float32)
+    assert sum(parameter.numel() for parameter in whole.parameters()) <= _MAX_PARAMETERS
 
     small = next(miniatures(tf.DeepseekV3Config())).build()
     assert (small.first_k_dense_replace, small.num_hidden_layers) == (3, 5)

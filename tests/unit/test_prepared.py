@@ -50,7 +50,7 @@ def test_prepared_steps_give_the_same_bits(family: str) -> None:
     # Another session in between, whose positions are elsewhere.
     beside = _begun(stage, 1, 3, 30)
     is_prepared = []
-    for position in range(PROMPT, PROMPT + 12):
+    for position in range(PROMPT, PROMPT + 7):
         stage.prepare(start=1, stop=3, position=position, cache=cache)
         is_prepared.append(cache.prepared is not None)
         stage.forward(_hidden(stage, 1, 7), start=1, stop=3, position=position + 19, cache=beside)
