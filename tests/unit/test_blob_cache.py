@@ -15,6 +15,7 @@ import pytest
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.transfer import BlobCache, BlobInfo, BytesSource, StoredBlob
 from neurogrid.p2p.wire import CHUNK_BYTES
+from tests.unit.forked import Forked
 from tests.unit.full_disk import full_disk
 
 SIZE = 2 * CHUNK_BYTES + 77
@@ -88,17 +89,16 @@ def test_what_is_in_use_stays_also_in_another_process(
 ) -> None:
     cache = BlobCache(tmp_path, max_bytes=SIZE)
     cache.store(ONE)
-    program = (
-        "import sys; from pathlib import Path; from neurogrid.p2p.transfer import BlobCache;"
-        f"cache = BlobCache(Path({str(tmp_path)!r})); cache.use(bytes.fromhex({ONE.info.blob_id.hex()!r}));"
-        "print('used', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
+
+    def use() -> None:
+        BlobCache(tmp_path).use(ONE.info.blob_id)
+        print("used", flush=True)
+        sys.stdin.read()
+
+    with Forked(use, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdin is not None
-        assert other.stdout.readline() == b"used\n"
+        assert other.stdout.readline() == "used\n"
         assert not cache.store(TWO)
         assert "is not cached" in caplog.text
         assert ONE.info.blob_id in cache

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.commands import coordinator, worker
+from neurogrid.cli.commands import coordinator, main, worker
 from neurogrid.cli.commands.cluster import manage_cluster
-from neurogrid.cli.commands.main import parse
 from neurogrid.cli.options.cache import cache_of
 from neurogrid.cli.options.trust import Trust, is_checked, take_ticket, trust_of
 from neurogrid.errors import ConfigurationError
@@ -35,6 +34,7 @@ from neurogrid.p2p.trust import (
     read_ticket,
 )
 from neurogrid.p2p.trust.private_files import write_private
+from tests.unit.forked import Forked
 
 PEER = Identity.generate().peer_id
 ADDRESS = f"/ip4/192.0.2.1/tcp/9000/p2p/{PEER}"
@@ -125,11 +125,11 @@ def test_a_file_that_others_read_is_warned_of(cluster: Cluster, tmp_path: Path, 
     (tmp_path / "out").touch(mode=mode)
     (tmp_path / "out").chmod(mode)
     with (tmp_path / "out").open("w") as out:
-        command = ("-m", "neurogrid.cli.commands.main", "ticket", str(cluster.directory))
-        ended = subprocess.run(
-            [sys.executable, *command], stdout=out, stderr=subprocess.PIPE, text=True, check=True
-        )
-    assert ("others can read the file" in ended.stderr) == (mode == 0o644)
+        command = ["ticket", str(cluster.directory)]
+        with Forked(main.main, command, stdout=out, stderr=subprocess.PIPE) as process:
+            _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert ("others can read the file" in said) == (mode == 0o644)
     assert read_ticket(f"@{tmp_path / 'out'}").peer_id == PEER
 
 
@@ -139,7 +139,7 @@ def test_the_environment_stands_for_join(
     text = cluster.ticket(PEER, [ADDRESS]).text()
     for args in ((), ("join",)):
         monkeypatch.setenv("NEUROGRID_TICKET", text)
-        options = parse(args)[2] if args else worker.build_parser().parse_args([])
+        options = main.parse(args)[2] if args else worker.build_parser().parse_args([])
         take_ticket(options)
         assert "NEUROGRID_TICKET" not in os.environ
         assert is_checked(options)
@@ -186,33 +186,20 @@ def test_who_is_a_member_may_keep_a_ticket_that_has_expired(
 # Who runs with it
 
 
-HOLDER = """
-import sys, pathlib
-from neurogrid.p2p.trust import Cluster
-with Cluster.load(pathlib.Path(sys.argv[1])).held():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+def hold(directory: Path) -> None:
+    with Cluster.load(directory).held():
+        print("held", flush=True)
+        sys.stdin.read()
 
 
 @contextmanager
-def holder(cluster: Cluster) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(cluster.directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
+def holder(cluster: Cluster) -> Iterator[Forked]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with Forked(hold, cluster.directory, **pipes) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
-    finally:
         process.kill()
-        process.wait(60)
-        process.stdin.close()
-        process.stdout.close()
 
 
 def test_one_coordinator_at_a_time_runs_with_a_cluster(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -15,70 +16,13 @@ from typing import Any
 
 import pytest
 import torch  # noqa: F401 - with it here, the fork server is a fork, and there at once
+from confined_calls import one_of
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.model.confined import ConfinedProcess, ConfinementError, Limits
+from neurogrid.model.confined import PRELOADED, ConfinedProcess, ConfinementError, Limits
 
 MIB = 1024**2
 SECONDS = 60.0  # for what is to succeed
-
-
-def describe(argument: Any) -> dict[str, Any]:
-    return {
-        "argument": argument,
-        "pid": os.getpid(),
-        "server": os.getppid(),
-        "folder": tempfile.mkdtemp(),
-        "files": [os.readlink(f"/proc/self/fd/{n}") for n in own_descriptors()],
-        "session": os.getsid(0),
-    }
-
-
-def own_descriptors() -> list[int]:
-    held = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            os.fstat(int(name))
-        except OSError:
-            continue  # that of the listing itself
-        held.append(int(name))
-    return held
-
-
-def take_memory(num_bytes: int) -> int:
-    return len(bytearray(num_bytes))
-
-
-def loop_for_ever(argument: None) -> None:
-    while True:
-        pass
-
-
-def sleep_for_ever(argument: None) -> None:
-    signal.pause()
-
-
-def crash(argument: None) -> None:
-    os.abort()
-
-
-def refuse(text: str) -> None:
-    raise ConfigurationError(text)
-
-
-def fail(text: str) -> None:
-    raise KeyError(text)
-
-
-def write_file(num_bytes: int) -> None:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(num_bytes)
-
-
-def one_of(argument: list[Any]) -> Any:
-    """A function by its name, so that one process can be asked for different things."""
-    name, value = argument
-    return globals()[name](value)
 
 
 def is_gone(pid: int) -> bool:
@@ -197,7 +141,16 @@ def test_it_ends_with_whoever_uses_it() -> None:
     wait_until(lambda: is_gone(int(pid)) and is_gone(int(server)) and not Path(folder).exists())
 
 
-def test_another_fork_server_takes_the_place_of_one_that_died(confined: ConfinedProcess) -> None:
+def test_another_fork_server_takes_the_place_of_one_that_died(
+    confined: ConfinedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    # What the other one begins with takes it seconds, and is not asked for here.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import neurogrid.model.confined as confined; confined.PRELOADED = ()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
     told = confined.call(["describe", None], seconds=SECONDS)
     os.kill(told["server"], signal.SIGKILL)
     with closing(ConfinedProcess(one_of, Limits(64 * MIB, cpu_seconds=30))) as another:

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a command before and beside its loop, in processes without libraries."""
+"""What SIGINT and SIGTERM do to a command before and beside its loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.signals import SIGNALS, Watchdog, on_signals, status_of
+from neurogrid.cli.signals import SIGNALS, Watchdog, end_process, on_signals, status_of
+from neurogrid.fleet.local_trust import credentials_of_local_workers
+from tests.unit.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 LOCAL_MODES = 3
@@ -34,13 +36,6 @@ with Watchdog() as watchdog:
     watchdog.arm(1, 3600)
     threading.Event().wait()
 """
-WITH_LOCAL_WORKERS = """
-from neurogrid.cli.signals import end_process
-from neurogrid.fleet.local_trust import credentials_of_local_workers
-with credentials_of_local_workers(2, None, "") as credentials:
-    print(credentials[1][1], flush=True)
-    end_process(130)
-"""
 RAW = """
 import sys, termios
 from neurogrid.cli.signals import ending_at_once, end_process
@@ -52,16 +47,18 @@ with ending_at_once():
 """
 
 
+def end_beside_local_workers() -> None:
+    with credentials_of_local_workers(2, None, "") as credentials:
+        print(credentials[1][1], flush=True)
+        end_process(130)
+
+
 def test_the_keys_of_local_workers_do_not_outlive_a_process_that_ends_on_the_spot() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", WITH_LOCAL_WORKERS],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (130, "")
-    key_file = Path(ended.stdout.strip())
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Forked(end_beside_local_workers, **pipes) as process:
+        told, said = process.communicate()
+    assert (process.returncode, said) == (130, "")
+    key_file = Path(told.strip())
     assert key_file.name == "identity.key"
     assert not key_file.parents[1].exists()
 

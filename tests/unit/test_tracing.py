@@ -9,6 +9,9 @@ import pytest
 import trio
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from neurogrid.p2p import (
     PROTOCOL_V10,
@@ -19,7 +22,9 @@ from neurogrid.p2p import (
     TraceContext,
 )
 from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.streams import tracing
 from neurogrid.p2p.streams.tracing import continued_trace, current_trace_context
+from tests.unit.forked import Forked
 
 REMOTE = TraceContext(bytes(range(1, 17)), bytes(range(0x11, 0x19)), 1)
 
@@ -117,66 +122,55 @@ def test_nothing_is_imported_for_a_program_without_traces() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# With the SDK, in a process of its own: the provider is one for the whole process, and stays.
-RECORDED = """
-import trio
-from opentelemetry import context, trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+def record_spans() -> None:
+    """Ask and answer with the SDK; the provider is one for the whole process, and stays."""
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace.set_tracer_provider(provider)
 
-from neurogrid.p2p import Protocol
-from neurogrid.p2p.memory import open_memory_network
-from neurogrid.p2p.streams.tracing import span, with_details, without_details
+    async def answer(message: TensorMessage) -> bytes:
+        with tracing.span("computed", {"neurogrid.rows": 1}):
+            return bytes(message.data)[::-1]
 
-spans = InMemorySpanExporter()
-provider = TracerProvider()
-provider.add_span_processor(SimpleSpanProcessor(spans))
-trace.set_tracer_provider(provider)
-
-
-async def answer(message):
-    with span("computed", {"neurogrid.rows": 1}):
-        return bytes(message.data)[::-1]
-
-
-async def main():
-    async with open_memory_network() as network, network.open_host() as a, network.open_host() as b:
-        Protocol(b).on_activation_received(answer)
-        asking = Protocol(a)
-        await a.connect(b.addresses[0])
-        with span("of nobody") as nothing:
-            assert nothing is None
-        await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
-        assert spans.get_finished_spans() == ()
-        with trace.get_tracer("test").start_as_current_span("asked"):
-            await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
-            token = context.attach(without_details(context.get_current()))
-            await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
-            with with_details(), span("seen"):
-                pass
-            with span("not seen") as nothing:
+    async def main() -> None:
+        async with (
+            open_memory_network() as network,
+            network.open_host() as a,
+            network.open_host() as b,
+        ):
+            Protocol(b).on_activation_received(answer)
+            asking = Protocol(a)
+            await a.connect(b.addresses[0])
+            with tracing.span("of nobody") as nothing:
                 assert nothing is None
-            context.detach(token)
-    found = {item.context.span_id: item for item in spans.get_finished_spans()}
-    for item in sorted(found.values(), key=lambda item: item.start_time):
-        parent = found[item.parent.span_id].name if item.parent else None
-        told = {k: v for k, v in item.attributes.items() if k != "neurogrid.peer"}
-        here = {a.peer_id: "a", b.peer_id: "b"}.get(item.attributes.get("neurogrid.peer"))
-        print(item.name, "<-", parent, here, told)
-    assert len({item.context.trace_id for item in found.values()}) == 1
+            await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
+            assert spans.get_finished_spans() == ()
+            with trace.get_tracer("test").start_as_current_span("asked"):
+                await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
+                token = otel_context.attach(tracing.without_details(otel_context.get_current()))
+                await asking.request_activation(b.peer_id, 4, 0, b"abc", timeout=60)
+                with tracing.with_details(), tracing.span("seen"):
+                    pass
+                with tracing.span("not seen") as nothing:
+                    assert nothing is None
+                otel_context.detach(token)
+        found = {item.context.span_id: item for item in spans.get_finished_spans()}
+        for item in sorted(found.values(), key=lambda item: item.start_time):
+            parent = found[item.parent.span_id].name if item.parent else None
+            told = {k: v for k, v in item.attributes.items() if k != "neurogrid.peer"}
+            here = {a.peer_id: "a", b.peer_id: "b"}.get(item.attributes.get("neurogrid.peer"))
+            print(item.name, "<-", parent, here, told)
+        assert len({item.context.trace_id for item in found.values()}) == 1
 
-
-trio.run(main)
-"""
+    trio.run(main)
 
 
 def test_spans_of_a_question_and_its_answer() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RECORDED], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    with Forked(record_spans, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        told, said = process.communicate()
+    assert process.returncode == 0, said
+    assert told.splitlines() == [
         "asked <- None None {}",
         "p2p.send <- asked b {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",
         "p2p.receive <- p2p.send a {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",

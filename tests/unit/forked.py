@@ -1,0 +1,60 @@
+"""Functions in processes of their own, forked from this one: libraries need not be imported again.
+
+`subprocess` stays for what is about imports, or about how a command starts.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+__all__ = ["Forked"]
+
+
+class Forked(subprocess.Popen[str]):
+    """A process that calls `function` with `args`, and ends with what that returns for its status, or None for 0.
+
+    Args:
+        options: of `subprocess.Popen`, for stdin, stdout and stderr.
+    """
+
+    def __init__(self, function: Callable[..., int | None], *args: Any, **options: Any) -> None:
+        self._function = partial(function, *args)
+        super().__init__([function.__name__], text=True, **options)
+
+    def _execute_child(self, *args: Any) -> None:
+        ends = args[10:16]
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run(self._function, {0: ends[0], 1: ends[3], 2: ends[5]})
+        self._child_created = True
+        self._close_pipe_fds(*ends)
+
+
+def _run(function: Callable[[], int | None], ends: dict[int, int]) -> NoReturn:
+    """Call `function` with nothing of the process that was forked but its memory."""
+    status = 1
+    try:
+        gc.freeze()  # what is closed below is open to its owners
+        for number, end in ends.items():
+            if end != -1:
+                os.dup2(end, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r") for n in ends)  # noqa: SIM115
+        logging.getLogger().handlers.clear()
+        warnings.simplefilter("default")
+        status = function() or 0
+    except BaseException:  # noqa: BLE001 - as at the end of any program
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
