@@ -32,12 +32,12 @@ def test_what_can_be_cut_is_sent_in_pieces_of_some_bytes(
 def test_a_session_that_cannot_be_cut_is_no_longer_than_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hidden_size = FAMILIES["jamba"]().hidden_size
-    monkeypatch.setattr(loaded_model, "MAX_WHOLE_BYTES", 4 * hidden_size * 30 + 1)
-    model = load("jamba", tmp_path)
+    hidden_size = FAMILIES["llama-dynamic"]().hidden_size
+    monkeypatch.setattr(loaded_model, "MAX_WHOLE_BYTES", 4 * hidden_size * 10 + 1)
+    model = load("llama-dynamic", tmp_path)
     assert model.max_piece is None
-    assert model.max_seq_len == 30
-    assert "sessions have at most 30 tokens, not 100" in caplog.text
-    model.check_prompt([3] * 29)
-    with pytest.raises(ConfigurationError, match="at most 30"):
-        model.check_prompt([3] * 30)
+    assert model.max_seq_len == 10
+    assert "sessions have at most 10 tokens, not 16" in caplog.text
+    model.check_prompt([3] * 9)
+    with pytest.raises(ConfigurationError, match="at most 10"):
+        model.check_prompt([3] * 10)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers as tf
 import trio
+from stage_families import RECOMPUTED, SMALL
 
 from neurogrid.assembly.worker import Worker
 from neurogrid.errors import PeerRefusedError, UnsupportedModelError
@@ -54,47 +55,47 @@ def embedded() -> dict[str, Any]:
     return dict(Checkpoint.open(embedded_model_path()).config)
 
 
+def one_layer() -> dict[str, Any]:
+    """A config that is quickly proven."""
+    return tf.LlamaConfig(**{**SMALL, "num_hidden_layers": 1}).to_dict()
+
+
 def num_processes() -> int:
     """Children of the fork server that run."""
     pid = confined._fork_server()._pid
     return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_what_is_proven_there_is_what_is_proven_here(dtype: str | None) -> None:
-    assert Proving(embedded(), dtype).result(seconds=SECONDS) == prove(embedded(), dtype)
+@pytest.mark.parametrize(
+    ("config", "dtype"), [(embedded, None), (one_layer, "bfloat16")], ids=["embedded", "bfloat16"]
+)
+def test_what_is_proven_there_is_what_is_proven_here(
+    config: Callable[[], dict[str, Any]], dtype: str | None
+) -> None:
+    assert Proving(config(), dtype).result(seconds=SECONDS) == prove(config(), dtype)
 
 
 def test_bounds_of_rows_come_through() -> None:
-    config = tf.Phi3Config(
-        rope_parameters={
-            "rope_type": "longrope",
-            "short_factor": [1.0] * 48,
-            "long_factor": [2.0] * 48,
-            "rope_theta": 10_000.0,
-            "original_max_position_embeddings": 4096,
-        },
-        max_position_embeddings=131_072,
-    )
+    config = RECOMPUTED["phi3-longrope"]()
     there = Proving(config.to_dict(), "float32").result(seconds=SECONDS)
-    assert there.traits.row_bounds == (4096,)
-    assert there.traits.recompute_at == 4097
+    assert there.traits.row_bounds == (16,)
+    assert there.traits.recompute_at == 17
 
 
 def test_what_takes_too_long_is_given_up() -> None:
-    with pytest.raises(ConfinementError, match=r"config is refused, .*longer than 1 s"):
-        Proving(ENDLESS, "float32").result(seconds=1)
+    with pytest.raises(ConfinementError, match=r"config is refused, .*longer than 0\.2 s"):
+        Proving(ENDLESS, "float32").result(seconds=0.2)
 
 
 def test_what_takes_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "MAX_BYTES", 100 * 1024**2)
-    with pytest.raises(ConfinementError, match=r"config is refused, .*100 MiB of memory"):
+    monkeypatch.setattr(proof, "MAX_BYTES", 50 * 1024**2)
+    with pytest.raises(ConfinementError, match=r"config is refused, .*50 MiB of memory"):
         Proving(WIDE, "float32").result(seconds=SECONDS)
 
 
 def test_an_answer_is_kept_and_giving_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = tf.MambaConfig().to_dict()
-    first = Proving(embedded(), None).result(seconds=SECONDS)
+    first = Proving(one_layer(), None).result(seconds=SECONDS)
     with pytest.raises(UnsupportedModelError) as error:
         Proving(refused, "float32").result(seconds=SECONDS)
     with pytest.raises(ConfinementError):
@@ -104,7 +105,7 @@ def test_an_answer_is_kept_and_giving_up_is_none(monkeypatch: pytest.MonkeyPatch
         raise ConfinementError("it was tried again")
 
     monkeypatch.setattr(ConfinedProcess, "call", call)
-    assert Proving(embedded(), None).result(seconds=SECONDS) == first
+    assert Proving(one_layer(), None).result(seconds=SECONDS) == first
     with pytest.raises(UnsupportedModelError) as again:
         Proving(refused, "float32").result(seconds=SECONDS)
     assert str(again.value) == str(error.value)
@@ -151,17 +152,17 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_worker_says_that_it_gave_a_config_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurogrid.worker.layers.PEER_SECONDS", 1.0)
+    monkeypatch.setattr("neurogrid.worker.layers.PEER_SECONDS", 0.2)
 
     async def main() -> None:
         async with open_memory_network() as network, worker_on(network) as address:
-            with pytest.raises(PeerRefusedError, match="longer than 1 s") as error:
+            with pytest.raises(PeerRefusedError, match=r"longer than 0\.2 s") as error:
                 await send_config(network, address, ENDLESS)
             assert error.value.code == ErrorCode.LIMIT_EXCEEDED
             # It is there for the next.
             monkeypatch.undo()
-            await send_config(network, address, embedded())
-            assert num_processes() == 0
+            await send_config(network, address, one_layer())
+            await until(lambda: num_processes() == 0)
 
     trio.run(main)
 
@@ -174,6 +175,6 @@ def test_a_config_is_tried_no_longer_than_its_sender_is_there() -> None:
                 await until(lambda: num_processes() == 1)
                 nursery.cancel_scope.cancel()
             await until(lambda: num_processes() == 0)
-            await send_config(network, address, embedded())
+            await send_config(network, address, one_layer())
 
     trio.run(main)
