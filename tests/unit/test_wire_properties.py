@@ -60,33 +60,24 @@ def encoded(sent: list[wire.TensorMessage]) -> bytes:
 @pytest.mark.parametrize(("decoder_class", "messages"), BOTH)
 @UNHURRIED
 @given(st.data(), STEPS)
-def test_round_trip(
+def test_round_trip_and_trailing_bytes(
     decoder_class: type[Decoder], messages: Messages, data: st.DataObject, steps: list[int]
 ) -> None:
-    sent = data.draw(st.lists(messages, max_size=5))
+    """Also that a part of the next message takes nothing from the ones before; its rest completes it."""
+    sent = data.draw(st.lists(messages, max_size=4))
     stream = encoded(sent)
     bytewise = [1] * len(stream)
     for chopping in ([], steps, bytewise):
         assert outcome(decoder_class(), stream, chopping) == (sent, None)
-
-
-@pytest.mark.parametrize(("decoder_class", "messages"), BOTH)
-@UNHURRIED
-@given(st.data(), STEPS)
-def test_trailing_bytes(
-    decoder_class: type[Decoder], messages: Messages, data: st.DataObject, steps: list[int]
-) -> None:
-    """A part of the next message takes nothing from the ones before; its rest completes it."""
-    sent = data.draw(st.lists(messages, max_size=3))
     last = data.draw(messages)
     trailing = wire.encode_message(last)
     cut = data.draw(st.integers(1, len(trailing) - 1))
-    received, text = outcome(decoder_class(), encoded(sent) + trailing[:cut], steps)
+    received, text = outcome(decoder_class(), stream + trailing[:cut], steps)
     assert received == sent
     assert text is not None
     assert text.startswith("the stream ended after")
     decoder = decoder_class()
-    assert decoder.receive_data(encoded(sent) + trailing[:cut]) == sent
+    assert decoder.receive_data(stream + trailing[:cut]) == sent
     assert decoder.receive_data(trailing[cut:]) == [last]
     decoder.receive_eof()
 
@@ -105,21 +96,15 @@ STREAMS = st.lists(V10_MESSAGES | V11_MESSAGES, min_size=1, max_size=3).map(enco
 
 @pytest.mark.parametrize("decoder_class", DECODERS)
 @UNHURRIED
-@given(mutated(STREAMS), STEPS)
-def test_mutated_bytes(decoder_class: type[Decoder], data: bytes, steps: list[int]) -> None:
-    whole = outcome(decoder_class(), data, [])
-    assert outcome(decoder_class(), data, steps) == whole
-    assert outcome(decoder_class(), data, [1] * len(data)) == whole
-
-
-@pytest.mark.parametrize("decoder_class", DECODERS)
-@UNHURRIED
-@given(mutated(STREAMS), st.binary(max_size=50))
-def test_a_broken_decoder_stays_broken(
-    decoder_class: type[Decoder], data: bytes, more: bytes
+@given(mutated(STREAMS), STEPS, st.binary(max_size=50))
+def test_mutated_bytes_and_that_a_broken_decoder_stays_broken(
+    decoder_class: type[Decoder], data: bytes, steps: list[int], more: bytes
 ) -> None:
     decoder = decoder_class()
-    _, text = outcome(decoder, data, [])
+    whole = outcome(decoder, data, [])
+    assert outcome(decoder_class(), data, steps) == whole
+    assert outcome(decoder_class(), data, [1] * len(data)) == whole
+    _, text = whole
     if text is None:
         return
     assert str(decoder.error) == text
