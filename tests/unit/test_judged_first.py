@@ -32,14 +32,18 @@ print(json.dumps([statuses, sorted({"torch", "transformers", "libp2p"} & set(sys
 """
 
 
-def check(*told: tuple[str, str], status: int = 2, imports: tuple[str, ...] = ()) -> None:
-    """Run command lines; each says its line, the last of all, and what is named is all that was imported for it."""
+def check(*told: tuple[str, str], failing: int = 0, imports: tuple[str, ...] = ()) -> None:
+    """Run command lines; each says its line, the last of all, and what is named is all that was imported for it.
+
+    The last `failing` of them end with 1, the others with 2.
+    """
     commands = [line.split() for line, _ in told]
+    statuses = [2] * (len(told) - failing) + [1] * failing
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(commands)], capture_output=True, text=True
     )
     assert done.stdout, done.stderr
-    assert json.loads(done.stdout) == [[status] * len(told), list(imports)], done.stderr
+    assert json.loads(done.stdout) == [statuses, list(imports)], done.stderr
     lines = done.stderr.splitlines()
     assert len(lines) == len(told), lines
     for line, (command, says) in zip(lines, told, strict=True):
@@ -53,8 +57,13 @@ def taken_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_port_for_http_that_is_taken(taken_port: int) -> None:
+def test_ports_numbers_and_models(taken_port: int, tmp_path: Path) -> None:
     says = f"port {taken_port} of {HOST} is taken: --http-port N chooses another, 0 a free one"
+    model, broken = tmp_path / "model", tmp_path / "broken"
+    for folder, config in ((model, '{"num_hidden_layers": 3}'), (broken, "{")):
+        folder.mkdir()
+        (folder / "config.json").write_text(config)
+    (model / "model.safetensors").touch()
     worker_says = says.replace("--http", "--metrics")
     check(
         (f"neurogrid serve --http-port {taken_port}", says),
@@ -68,13 +77,7 @@ def test_a_port_for_http_that_is_taken(taken_port: int) -> None:
             "neurogrid-worker --metrics-host nobody.invalid --metrics-port 0",
             "--metrics-host nobody",
         ),
-    )
-
-
-def test_numbers_that_no_worker_and_no_model_can_keep_to(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"num_hidden_layers": 3}')
-    (tmp_path / "model.safetensors").touch()
-    check(
+        # Numbers that no worker and no model can keep to.
         ("neurogrid-coordinator --prompt x", "there is no worker to run on: name some with --peer"),
         ("neurogrid plan --stages 9 --min-peers 2", "--stages 9 takes as many workers, and 2 will"),
         (
@@ -84,34 +87,25 @@ def test_numbers_that_no_worker_and_no_model_can_keep_to(tmp_path: Path) -> None
         ("neurogrid run x --stages 9 --min-peers 9", "9 stages (--stages, or one for each local"),
         ("neurogrid serve --http-port 0 --local-workers 9", "more than the 8 layers of embedded"),
         ("neurogrid run x --local-layers 9", "--local-layers 9: embedded has 8 layers"),
-        (f"neurogrid plan {tmp_path} --local-layers 4", f"4: {tmp_path.name} has 3 layers"),
-    )
-
-
-def test_named_workers_are_counted_once() -> None:
-    peer = "/p2p/12D3KooWGRUPGPvcvyhCwDCZ8oMZjXtKL4GmFzq6v8fSZ1T4bXhN"
-    peers = f"--peer /ip4/127.0.0.1/tcp/1{peer} --peer /ip4/127.0.0.1/udp/1/quic-v1{peer}"
-    says = "--stages 2 takes as many workers, and 1 will be waited for"
-    check((f"neurogrid run x {peers} --stages 2", says), imports=("libp2p",))
-
-
-def test_a_workers_own_model_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    check(
+        (f"neurogrid plan {model} --local-layers 4", f"4: {model.name} has 3 layers"),
+        # A worker's own model that is none.
         ("neurogrid-worker --port 0 --model Org/Model-8B", "hf download Org/Model-8B"),
         (
-            f"neurogrid-worker --port 0 --model {tmp_path / 'config.json'}",
+            f"neurogrid-worker --port 0 --model {model / 'config.json'}",
             "is a file, not a directory",
         ),
+        (f"neurogrid-worker --port 0 --model {broken}", "not valid JSON"),
+        failing=1,
     )
-    check((f"neurogrid-worker --port 0 --model {tmp_path}", "not valid JSON"), status=1)
 
 
-def test_an_identity_that_is_none(tmp_path: Path) -> None:
+def test_identities_and_named_workers(tmp_path: Path) -> None:
     key, cluster = tmp_path / "identity.key", tmp_path / "cluster"
     key.write_bytes(b"\x08\x01\x12\x40")
     key.chmod(0o600)
     says = f"{key} is not an identity file"
+    peer = "/p2p/12D3KooWGRUPGPvcvyhCwDCZ8oMZjXtKL4GmFzq6v8fSZ1T4bXhN"
+    peers = f"--peer /ip4/127.0.0.1/tcp/1{peer} --peer /ip4/127.0.0.1/udp/1/quic-v1{peer}"
     listen = "--listen /ip4/127.0.0.1/tcp/0"
     check(
         (f"neurogrid serve --http-port 0 {listen} --min-peers 1 --identity {key}", says),
@@ -123,6 +117,11 @@ def test_an_identity_that_is_none(tmp_path: Path) -> None:
         (f"neurogrid diagnose {listen} --identity {key}", says),
         (f"neurogrid-worker {listen} --identity {key}", says),
         (f"neurogrid-worker {listen} --identity {tmp_path}", "cannot use the identity file"),
+        # It is the same one twice.
+        (
+            f"neurogrid run x {peers} --stages 2",
+            "--stages 2 takes as many workers, and 1 will be waited for",
+        ),
         imports=("libp2p",),
     )
     assert not cluster.exists()
