@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-__all__ = ["Forked"]
+__all__ = ["Forked", "told_by"]
 
 
 class Forked(subprocess.Popen[str]):
@@ -37,6 +37,14 @@ class Forked(subprocess.Popen[str]):
             _run(self._function, {0: ends[0], 1: ends[3], 2: ends[5]})
         self._child_created = True
         self._close_pipe_fds(*ends)
+
+
+def told_by(function: Callable[..., int | None], *args: Any) -> str:
+    """What `function` prints in a process of its own, where it has to succeed."""
+    with Forked(function, *args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        told, said = process.communicate()
+    assert process.returncode == 0, said
+    return told
 
 
 def _run(function: Callable[[], int | None], ends: dict[int, int]) -> NoReturn:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,6 +27,12 @@ INDEX = "model.safetensors.index.json"
 
 
 def save_model(folder: Path, *, max_shard_size: str = "5GB", tied: bool = False) -> None:
+    for name, data in saved_files(max_shard_size, tied).items():
+        (folder / name).write_bytes(data)
+
+
+@functools.cache
+def saved_files(max_shard_size: str, tied: bool) -> dict[str, bytes]:
     torch.manual_seed(5)
     config = LlamaConfig(
         hidden_size=16,
@@ -34,7 +42,9 @@ def save_model(folder: Path, *, max_shard_size: str = "5GB", tied: bool = False)
         vocab_size=40,
         tie_word_embeddings=tied,
     )
-    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size=max_shard_size)
+    with TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).save_pretrained(folder, max_shard_size=max_shard_size)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
 @pytest.fixture

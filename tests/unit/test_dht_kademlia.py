@@ -20,10 +20,10 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
+from neurogrid.p2p.discovery import dht_kademlia
 from neurogrid.p2p.discovery.dht_kademlia import (
     MAX_HEARSAY,
     MAX_PEER_ADDRESSES,
-    MAX_PROVIDER_RECORDS,
     MAX_PROVIDERS_PER_KEY,
     Kademlia,
     KademliaNetwork,
@@ -89,12 +89,15 @@ def test_the_newest_providers_are_kept(make: Make) -> None:
 
 
 @both
-def test_there_is_a_bound_on_all_provider_records(make: Make) -> None:
+def test_there_is_a_bound_on_all_provider_records(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dht_kademlia, "MAX_PROVIDER_RECORDS", 300)
     dht = make(a_host())
-    for number in range(MAX_PROVIDER_RECORDS + 100):
+    for number in range(400):
         dht.provider_store.add_provider(b"key %d" % number, info(number % 7))
-    assert dht.provider_store.size() == MAX_PROVIDER_RECORDS
-    assert len(dht.provider_store.providers) == MAX_PROVIDER_RECORDS
+    assert dht.provider_store.size() == 300
+    assert len(dht.provider_store.providers) == 300
 
 
 @both

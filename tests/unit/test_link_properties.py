@@ -20,7 +20,7 @@ from neurogrid.p2p.link.outflow import Outflow
 from neurogrid.p2p.link.stream_state import Outgoing
 from neurogrid.p2p.link.yamux import Yamux
 
-UNHURRIED = settings(deadline=None, max_examples=200)
+UNHURRIED = settings(deadline=None, max_examples=100)
 LIMITS = LinkLimits(
     max_streams=4, max_owed_frames=8, connection_bytes=600_000, total_bytes=1_000_000
 )

@@ -101,7 +101,7 @@ def check(problem: Problem, plan: Plan) -> None:
 
 
 @given(world=worlds())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_fewest_stages_and_the_fastest_of_those(
     world: tuple[ModelSize, list[PeerCapacity], Links],
 ) -> None:

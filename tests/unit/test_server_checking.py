@@ -28,6 +28,11 @@ VALUES = st.recursive(
 )
 FIELDS = sorted({*CHAT_REQUEST["properties"], *COMPLETION_REQUEST["properties"]})
 
+WHOLE_VALIDATORS = [
+    (schema, jsonschema_rs.validator_for(schema).is_valid)
+    for schema in (CHAT_REQUEST, COMPLETION_REQUEST)
+]
+
 
 def refuses(value: object, schema: object) -> bool:
     try:
@@ -40,8 +45,8 @@ def refuses(value: object, schema: object) -> bool:
 @settings(max_examples=100, deadline=None)
 @given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
 def test_the_verdict_is_that_of_a_whole_validator(body: dict[str, object]) -> None:
-    for schema in (CHAT_REQUEST, COMPLETION_REQUEST):
-        assert refuses(body, schema) is not jsonschema_rs.is_valid(schema, body)
+    for schema, is_valid in WHOLE_VALIDATORS:
+        assert refuses(body, schema) is not is_valid(body)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_byte_level_round_trip(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_ids(kind: str, data: st.DataObject) -> None:
     subject = tokenizer(kind)
@@ -187,7 +187,7 @@ def byte_ids(data: bytes) -> list[int]:
     return ids
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(b"\xf0\x9f\x98" * 40)
 @example(b"\x80" * 200)
 @example(b"\xf0\x90\x80\x80\xe4\xbd" * 30)

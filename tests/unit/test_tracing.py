@@ -24,7 +24,7 @@ from neurogrid.p2p import (
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.streams import tracing
 from neurogrid.p2p.streams.tracing import continued_trace, current_trace_context
-from tests.unit.forked import Forked
+from tests.unit.forked import told_by
 
 REMOTE = TraceContext(bytes(range(1, 17)), bytes(range(0x11, 0x19)), 1)
 
@@ -167,10 +167,7 @@ def record_spans() -> None:
 
 
 def test_spans_of_a_question_and_its_answer() -> None:
-    with Forked(record_spans, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        told, said = process.communicate()
-    assert process.returncode == 0, said
-    assert told.splitlines() == [
+    assert told_by(record_spans).splitlines() == [
         "asked <- None None {}",
         "p2p.send <- asked b {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",
         "p2p.receive <- p2p.send a {'neurogrid.bytes': 3, 'neurogrid.layers': '4', 'neurogrid.position': 0}",

@@ -107,7 +107,7 @@ async def giver_and_taker() -> AsyncIterator[Giver]:
 chunk = st.tuples(st.integers(0, TOTAL - 1), st.sampled_from([True, True, True, True, False]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(attempts=st.lists(st.lists(chunk, max_size=8), min_size=1, max_size=3))
 def test_what_is_kept_is_what_was_right(attempts: list[list[tuple[int, bool]]]) -> None:
     """Each attempt is a transfer that ends with a wrong chunk, with the last one, or with one that shows that
