@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ from hypothesis import strategies as st
 from neurogrid.errors import CheckpointError, ModelError, UnsupportedModelError
 from neurogrid.model.files.blob import CHUNK_BYTES, LayerBlob, parse_blob
 from neurogrid.model.files.safetensors_header import MAX_HEADER_BYTES, TensorEntry, encode_header
+from tests.unit.vectors import in_turn
 
-VECTORS = json.loads(
-    (Path(__file__).parents[2] / "protocol_spec" / "vectors" / "layer_blob.json").read_text()
-)["cases"]
 DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8", torch.int64: "I64"}
 
 
@@ -72,30 +69,30 @@ def test_bytes_do_not_depend_on_the_order_given() -> None:
     assert b"__metadata__" not in header
 
 
-@pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["id"])
-@pytest.mark.parametrize("order", [1, -1], ids=["as given", "backwards"])
-def test_vectors(case: Any, order: int) -> None:
-    table = {}
-    for tensor in case["tensors"][::order]:
-        raw = bytes.fromhex(tensor["data"])
-        entry = TensorEntry(tensor["dtype"], tuple(tensor["shape"]), 0, len(raw))
-        table[tensor["name"]] = (entry, memoryview(raw))
-    blob = LayerBlob(table)
-    assert b"".join(blob.chunks()).hex() == case["bytes"]
-    assert (blob.blob_id().hex(), blob.num_bytes) == (case["blob_id"], case["num_bytes"])
+@in_turn("layer_blob")
+def test_vectors_in_either_order(name: str, case: Any) -> None:
+    for tensors in (case["tensors"], case["tensors"][::-1]):
+        table = {}
+        for tensor in tensors:
+            raw = bytes.fromhex(tensor["data"])
+            entry = TensorEntry(tensor["dtype"], tuple(tensor["shape"]), 0, len(raw))
+            table[tensor["name"]] = (entry, memoryview(raw))
+        blob = LayerBlob(table)
+        assert b"".join(blob.chunks()).hex() == case["bytes"]
+        assert (blob.blob_id().hex(), blob.num_bytes) == (case["blob_id"], case["num_bytes"])
 
 
-@pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["id"])
-def test_vectors_are_safetensors(case: Any) -> None:
+@in_turn("layer_blob")
+def test_vectors_are_safetensors(name: str, case: Any) -> None:
     """As the format's own reader sees them, and ours, whatever wrote them."""
     data = bytes.fromhex(case["bytes"])
     expected = {tensor["name"]: tensor for tensor in case["tensors"]}
     for read in (safetensors.torch.load(data), parse_blob(data)):
         assert read.keys() == expected.keys()
-        for name, tensor in read.items():
-            assert list(tensor.shape) == expected[name]["shape"]
+        for key, tensor in read.items():
+            assert list(tensor.shape) == expected[key]["shape"]
             raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            assert raw.hex() == expected[name]["data"]
+            assert raw.hex() == expected[key]["data"]
 
 
 def test_golden_bytes() -> None:

@@ -50,6 +50,7 @@ from neurogrid.model.files.config import (
 )
 from neurogrid.model.files.sanitize import _DROPPED_KEYS
 from neurogrid.p2p.wire.model_config import deserialize_config, serialize_config
+from tests.unit.vectors import SPECIFICATION, in_turn
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -398,22 +399,14 @@ def test_eos_token_ids(
     assert eos_token_ids(config, generation_config) == expected
 
 
-FINGERPRINTS = json.loads(
-    (
-        Path(__file__).parents[2] / "protocol_spec" / "vectors" / "config_fingerprint.json"
-    ).read_text()
-)["cases"]
-
-
-@pytest.mark.parametrize("case", FINGERPRINTS, ids=lambda case: case["id"])
-def test_fingerprint_vectors(case: Any) -> None:
+@in_turn("config_fingerprint")
+def test_fingerprint_vectors(name: str, case: Any) -> None:
     assert sha256(case["json"].encode("ascii")).hexdigest() == case["fingerprint"]
     assert config_fingerprint(json.loads(case["config"])).hex() == case["fingerprint"]
 
 
 def test_the_specification_names_the_keys_that_are_left_out() -> None:
-    chapter = Path(__file__).parents[2] / "protocol_spec" / "messages.md"
-    text = chapter.read_text(encoding="utf-8")
+    text = (SPECIFICATION / "messages.md").read_text(encoding="utf-8")
     start = text.index("At any depth these keys are left out")
     listed = set(re.findall(r"`([^`]+)`", text[start : text.index("- `torch_dtype`", start)]))
     assert listed == _DROPPED_KEYS | {"_", "_implementation"}

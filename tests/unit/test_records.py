@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +23,9 @@ from neurogrid.p2p.discovery.records import (
 )
 from neurogrid.p2p.discovery.records_book import MAX_LIFETIME, RecordBook
 from neurogrid.p2p.hosts.identity import Identity
+from tests.unit.vectors import in_turn, subject
 
-VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "record.json"
-SUBJECT = json.loads(VECTORS.read_text(encoding="utf-8"))
+SUBJECT = subject("record")
 NOW = 1_800_000_000
 OWN = Identity._of(create_new_key_pair(b"\1" * 32))
 MEMBER = Identity._of(create_new_key_pair(b"\2" * 32))
@@ -52,8 +50,8 @@ def test_the_key_of_a_cluster(case: dict[str, str]) -> None:
     assert cluster_cid(case["namespace"]).hex() == case["cid"]
 
 
-@pytest.mark.parametrize("case", SUBJECT["cases"], ids=lambda case: case["id"])
-def test_a_record_of_the_vectors(case: dict[str, Any]) -> None:
+@in_turn("record")
+def test_a_record_of_the_vectors(name: str, case: Any) -> None:
     data = bytes.fromhex(case["hex"])
     if case["result"] != "valid":
         with pytest.raises(RecordRefusedError) as caught:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +22,8 @@ from neurogrid.p2p.exchange.routes import (
 from neurogrid.p2p.hosts.identity import Identity, signing_key
 from neurogrid.p2p.trust.limits import CLOCK_SKEW
 from neurogrid.p2p.wire import MAX_STAGES, ErrorCode, Route
+from tests.unit.vectors import in_turn, subject
 
-VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "signed_route.json"
 COORDINATOR, STRANGER = Identity.generate(), Identity.generate()
 PEERS = tuple(Identity.generate().peer_id for _ in range(3))
 UNTIL = 1_800_000_000
@@ -122,11 +120,11 @@ def test_other_keys_cannot_sign() -> None:
         open_route(sign_route(ROUTE, rsa), rsa.peer_id)
 
 
-VECTOR = json.loads(VECTORS.read_text(encoding="utf-8"))
+VECTOR = subject("signed_route")
 
 
-@pytest.mark.parametrize("case", VECTOR["cases"], ids=lambda case: case["id"])
-def test_vectors(case: Any) -> None:
+@in_turn("signed_route")
+def test_vectors(name: str, case: Any) -> None:
     data = bytes.fromhex(case["hex"])
     if case["result"] == "invalid":
         with pytest.raises(RemoteProtocolError) as caught:

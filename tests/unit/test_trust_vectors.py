@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,28 +21,14 @@ from neurogrid.p2p.trust import (
 from neurogrid.p2p.trust.messages import Credentials, Verdict
 from neurogrid.p2p.trust.signing import cluster_id_of
 from neurogrid.p2p.wire import ErrorCode
-
-SPECIFICATION = Path(__file__).parents[2] / "protocol_spec"
-VECTORS = SPECIFICATION / "vectors" / "trust"
+from tests.unit.vectors import SPECIFICATION, in_turn, names, subject
 
 SIGNED: dict[str, Any] = {
-    "certificate": Certificate,
-    "join_token": JoinToken,
-    "revocation_list": RevocationList,
+    "trust/certificate": Certificate,
+    "trust/join_token": JoinToken,
+    "trust/revocation_list": RevocationList,
 }
-MESSAGES: dict[str, Any] = {"credentials": Credentials, "verdict": Verdict}
-
-
-def load(name: str) -> Any:
-    return json.loads((VECTORS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def cases(*names: str) -> list[Any]:
-    return [
-        pytest.param(name, case, id=f"{name}-{case['id']}")
-        for name in names
-        for case in load(name)["cases"]
-    ]
+MESSAGES: dict[str, Any] = {"trust/credentials": Credentials, "trust/verdict": Verdict}
 
 
 def plain(value: object) -> object:
@@ -66,10 +50,10 @@ def fields_of(value: object, expected: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("name", "case"), cases(*SIGNED))
+@in_turn(*SIGNED)
 def test_signed_forms(name: str, case: Any) -> None:
     data = bytes.fromhex(case["hex"])
-    public_key = bytes.fromhex(load(name)["public_key"])
+    public_key = bytes.fromhex(subject(name)["public_key"])
     if case["result"] == "invalid":
         with pytest.raises(RefusedError) as caught:
             SIGNED[name].decode(data, public_key)
@@ -78,7 +62,7 @@ def test_signed_forms(name: str, case: Any) -> None:
     assert fields_of(SIGNED[name].decode(data, public_key), case["fields"]) == case["fields"]
 
 
-@pytest.mark.parametrize(("name", "case"), cases(*MESSAGES))
+@in_turn(*MESSAGES)
 def test_messages(name: str, case: Any) -> None:
     data = bytes.fromhex(case["hex"])
     if case["result"] == "invalid":
@@ -92,7 +76,7 @@ def test_messages(name: str, case: Any) -> None:
         assert message.encode() == data
 
 
-@pytest.mark.parametrize(("name", "case"), cases("ticket"))
+@in_turn("trust/ticket")
 def test_tickets(name: str, case: Any) -> None:
     if case["result"] == "invalid":
         with pytest.raises(ConfigurationError, match=case["error"]):
@@ -110,15 +94,15 @@ def test_tickets(name: str, case: Any) -> None:
         assert ticket.text() == case["text"]
 
 
-@pytest.mark.parametrize("path", sorted(VECTORS.glob("*.json")), ids=lambda path: path.stem)
-def test_every_file_is_read_and_names_its_cluster(path: Path) -> None:
-    subject = load(path.stem)
-    assert path.stem in {*SIGNED, *MESSAGES, "ticket"}
-    assert (SPECIFICATION / subject["specification"]).exists()
-    assert cluster_id_of(bytes.fromhex(subject["public_key"])) == subject["cluster"]
-    ids = [case["id"] for case in subject["cases"]]
+@pytest.mark.parametrize("name", names("trust/*"))
+def test_every_file_is_read_and_names_its_cluster(name: str) -> None:
+    file = subject(name)
+    assert name in {*SIGNED, *MESSAGES, "trust/ticket"}
+    assert (SPECIFICATION / file["specification"]).exists()
+    assert cluster_id_of(bytes.fromhex(file["public_key"])) == file["cluster"]
+    ids = [case["id"] for case in file["cases"]]
     assert len(ids) == len(set(ids))
-    assert {case["result"] for case in subject["cases"]} == {"valid", "invalid"}
+    assert {case["result"] for case in file["cases"]} == {"valid", "invalid"}
 
 
 def test_the_chapter_names_every_reason_protocol_and_bound() -> None:

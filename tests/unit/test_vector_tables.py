@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from fnmatch import fnmatch
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
 
 from neurogrid.p2p.trust.refusal import Refusal
 from neurogrid.p2p.wire import ErrorCode
+from tests.unit.vectors import VECTORS, in_turn, names, subject
 
-VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors"
 README = (VECTORS / "README.md").read_text(encoding="utf-8")
-FILES = {
-    path.relative_to(VECTORS).with_suffix("").as_posix(): json.loads(
-        path.read_text(encoding="utf-8")
-    )
-    for path in sorted(VECTORS.rglob("*.json"))
-}
+FILES = {name: subject(name) for name in names()}
 RESULTS = {"record": {"valid", "malformed", "forged"}}
 
 
+@cache
 def rows(heading: str, table: int = 0) -> list[list[str]]:
     """The rows of a table under a heading, without its head; cells as they stand."""
     section = re.split(r"^## ", README, flags=re.MULTILINE)
@@ -78,24 +73,27 @@ def fields_of(name: str) -> dict[str, str]:
     return found
 
 
+@cache
 def members(heading: str) -> set[str]:
     return {member for row in rows(heading) for member in named(row[0])}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_has_what_the_tables_have(name: str) -> None:
-    subject = FILES[name]
-    assert set(subject) <= members("A file")
-    assert {"subject", "specification", "cases"} <= set(subject)
-    for case in subject["cases"]:
-        assert set(case) <= members("A case"), case["id"]
-        assert {"id", "comment", "result"} <= set(case), case["id"]
-        allowed = RESULTS.get(name, {"valid", "invalid"})
-        if name.startswith("framing_"):
-            allowed = allowed | {"incomplete"}
-        assert case["result"] in allowed, case["id"]
-        assert ("error" in case) == (case["result"] == "invalid"), case["id"]
-        assert case.get("canonical", False) is False, case["id"]
+def test_a_file_has_what_the_tables_have() -> None:
+    for name, file in FILES.items():
+        assert set(file) <= members("A file"), name
+        assert {"subject", "specification", "cases"} <= set(file), name
+
+
+@in_turn(*FILES)
+def test_a_case_has_what_the_tables_have(name: str, case: Any) -> None:
+    assert set(case) <= members("A case")
+    assert {"id", "comment", "result"} <= set(case)
+    allowed = RESULTS.get(name, {"valid", "invalid"})
+    if name.startswith("framing_"):
+        allowed = allowed | {"incomplete"}
+    assert case["result"] in allowed
+    assert ("error" in case) == (case["result"] == "invalid")
+    assert case.get("canonical", False) is False
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -113,14 +111,12 @@ def test_fields_have_the_names_and_forms_of_the_table(name: str) -> None:
     assert used == set(fields)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_errors_have_names(name: str) -> None:
-    errors = {case["error"] for case in FILES[name]["cases"] if "error" in case}
-    reasons = {"trust/certificate", "trust/join_token", "trust/revocation_list"}
-    if name in reasons:
-        assert errors <= set(Refusal.__members__)
+@in_turn(*FILES, where=lambda case: "error" in case)
+def test_errors_have_names(name: str, case: Any) -> None:
+    if name in {"trust/certificate", "trust/join_token", "trust/revocation_list"}:
+        assert case["error"] in Refusal.__members__
     elif name != "trust/ticket":
-        assert errors <= set(ErrorCode.__members__)
+        assert case["error"] in ErrorCode.__members__
 
 
 def test_steps_and_results_and_forms_are_those_of_the_tables() -> None:

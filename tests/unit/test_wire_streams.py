@@ -5,11 +5,8 @@ The stream underneath is a list of bytes: what the vector holds comes in, what g
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 
@@ -28,9 +25,8 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     v11_table,
 )
+from tests.unit.vectors import in_turn
 
-VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "stream_v11.json"
-CASES = json.loads(VECTORS.read_text(encoding="utf-8"))["cases"]
 DEADLINE = 60.0
 
 
@@ -85,9 +81,13 @@ def read(case: Any, step: int) -> tuple[list[TensorMessage], Recording, MessageS
     return taken, stream, reader
 
 
-@pytest.mark.parametrize("step", [1_000_000, 7], ids=["whole", "pieces"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_stream(case: Any, step: int) -> None:
+@in_turn("stream_v11")
+def test_stream(name: str, case: Any) -> None:
+    for step in (1_000_000, 7):
+        check(case, step)
+
+
+def check(case: Any, step: int) -> None:
     taken, stream, reader = read(case, step)
     assert [m.msg_type for m in taken] == [MessageType[name] for name in case["messages"]]
     hello, *rest = StreamDecoder().receive_data(stream.sent)

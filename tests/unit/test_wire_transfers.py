@@ -4,11 +4,8 @@ offered, and has the blob of one zero byte. The network is in memory; the other 
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 from blake3 import blake3
@@ -36,9 +33,8 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     encode_message,
 )
+from tests.unit.vectors import in_turn
 
-VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors" / "transfer_v11.json"
-CASES = json.loads(VECTORS.read_text(encoding="utf-8"))["cases"]
 ZERO_BYTE = b"\0"
 ZERO_BYTE_ID = blake3(blake3(ZERO_BYTE).digest()).digest()
 HELLO = Hello("peer", "vectors", (PROTOCOL_V11,), 2**28, 2**30)
@@ -95,8 +91,8 @@ async def follow(stream: Stream, steps: list[Any]) -> None:
         assert ErrorPayload.decode(message.data).code in allowed
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_transfer(case: Any) -> None:
+@in_turn("transfer_v11")
+def test_transfer(name: str, case: Any) -> None:
     async def main() -> None:
         with trio.fail_after(DEADLINE):
             async with (
@@ -115,7 +111,7 @@ def test_transfer(case: Any) -> None:
     trio.run(main)
 
 
-def test_what_is_invalid_ends_in_its_error() -> None:
-    for case in CASES:
-        told = {step["expect_error"] for step in case["steps"] if "expect_error" in step}
-        assert told == ({case["error"]} if case["result"] == "invalid" else set()), case["id"]
+@in_turn("transfer_v11")
+def test_what_is_invalid_ends_in_its_error(name: str, case: Any) -> None:
+    told = {step["expect_error"] for step in case["steps"] if "expect_error" in step}
+    assert told == ({case["error"]} if case["result"] == "invalid" else set())

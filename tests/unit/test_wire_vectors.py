@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from blake3 import blake3
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p import wire
 from neurogrid.p2p.wire.decoder import Decoder
+from tests.unit.vectors import SPECIFICATION, in_turn, names, subject
 
-VECTORS = Path(__file__).parents[2] / "protocol_spec" / "vectors"
 DECODERS: dict[str, type[Decoder]] = {
     wire.PROTOCOL_V10: wire.MessageDecoder,
     wire.PROTOCOL_V11: wire.StreamDecoder,
@@ -24,17 +22,12 @@ DECODERS: dict[str, type[Decoder]] = {
 TRAILING = wire.TensorMessage(wire.MessageType.WEIGHTS_ACK, layer_id=3)
 
 
-def cases(names: str) -> list[Any]:
-    return [
-        pytest.param(subject, case, id=f"{path.stem}:{case['id']}")
-        for path in sorted(VECTORS.glob(names))
-        for subject in [json.loads(path.read_text(encoding="utf-8"))]
-        for case in subject["cases"]
-    ]
+FRAMING = names("framing_*")
+PAYLOADS = [name for name in names("*") if "payload" in subject(name)]
 
 
-FRAMING = cases("framing_*.json")
-PAYLOADS = [p for p in cases("*.json") if "payload" in p.values[0]]
+def is_valid(case: Any) -> bool:
+    return bool(case["result"] == "valid")
 
 
 def as_message(fields: Mapping[str, Any]) -> wire.TensorMessage:
@@ -71,41 +64,35 @@ def run(
     return messages, None, False
 
 
-@pytest.mark.parametrize("chop", [len, lambda _: 1], ids=["whole", "bytewise"])
-@pytest.mark.parametrize(("subject", "case"), FRAMING)
-def test_framing(subject: Any, case: Any, chop: Callable[[bytes], int]) -> None:
+@in_turn(*FRAMING)
+def test_framing(name: str, case: Any) -> None:
     data = bytes.fromhex(case["hex"])
-    step = max(1, chop(data))
-    pieces = [data[i : i + step] for i in range(0, len(data), step)]
-    messages, error, at_eof = run(DECODERS[subject["protocol"]](), pieces)
-    assert messages == [as_message(fields) for fields in case["messages"]]
-    if case["result"] == "valid":
-        assert error is None
-    else:
-        assert error is not None
-        assert at_eof == (case["result"] == "incomplete")
-        assert error.code == wire.ErrorCode[case.get("error", "PROTOCOL_VIOLATION")]
+    for step in (max(1, len(data)), 1):
+        pieces = [data[i : i + step] for i in range(0, len(data), step)]
+        messages, error, at_eof = run(DECODERS[subject(name)["protocol"]](), pieces)
+        assert messages == [as_message(fields) for fields in case["messages"]]
+        if is_valid(case):
+            assert error is None
+        else:
+            assert error is not None
+            assert at_eof == (case["result"] == "incomplete")
+            assert error.code == wire.ErrorCode[case.get("error", "PROTOCOL_VIOLATION")]
 
 
-@pytest.mark.parametrize(
-    ("subject", "case"), [p for p in FRAMING if p.values[1]["result"] == "valid"]
-)
-def test_framing_with_trailing_bytes(subject: Any, case: Any) -> None:
+@in_turn(*FRAMING, where=is_valid)
+def test_framing_with_trailing_bytes(name: str, case: Any) -> None:
     trailing = wire.encode_message(TRAILING)
     data = bytes.fromhex(case["hex"])
     expected = [as_message(fields) for fields in case["messages"]]
-    decoder = DECODERS[subject["protocol"]]()
+    decoder = DECODERS[subject(name)["protocol"]]()
     assert decoder.receive_data(data + trailing) == [*expected, TRAILING]
     assert decoder.receive_data(data + trailing[:7]) == expected
     assert decoder.receive_data(trailing[7:]) == [TRAILING]
     decoder.receive_eof()
 
 
-@pytest.mark.parametrize(
-    ("subject", "case"),
-    [p for p in FRAMING if p.values[1]["result"] == "valid" and p.values[1].get("canonical", True)],
-)
-def test_framing_encodes(subject: Any, case: Any) -> None:
+@in_turn(*FRAMING, where=lambda case: is_valid(case) and case.get("canonical", True))
+def test_framing_encodes(name: str, case: Any) -> None:
     messages = [as_message(fields) for fields in case["messages"]]
     assert b"".join(map(wire.encode_message, messages)).hex() == case["hex"]
     parts = [part for message in messages for part in wire.encode_message_parts(message)]
@@ -155,10 +142,10 @@ def decoder_of(name: str) -> Callable[[wire.Data], Any]:
     return special.get(name) or getattr(wire, name).decode
 
 
-@pytest.mark.parametrize(("subject", "case"), PAYLOADS)
-def test_payload(subject: Any, case: Any) -> None:
+@in_turn(*PAYLOADS)
+def test_payload(name: str, case: Any) -> None:
     data = bytes.fromhex(case["hex"])
-    decode = decoder_of(subject["payload"])
+    decode = decoder_of(subject(name)["payload"])
     if case["result"] == "invalid":
         with pytest.raises(RemoteProtocolError) as caught:
             decode(data)
@@ -173,8 +160,8 @@ def test_payload(subject: Any, case: Any) -> None:
         assert encode(payload).hex() == case["hex"]
 
 
-@pytest.mark.parametrize(("subject", "case"), cases("blob_id.json"))
-def test_blob_id(subject: Any, case: Any) -> None:
+@in_turn("blob_id")
+def test_blob_id(name: str, case: Any) -> None:
     size = case["num_bytes"]
     content = (bytes(range(251)) * (size // 251 + 1))[:size]
     chunks = list(wire.iter_weights_chunks(content))
@@ -191,8 +178,8 @@ def test_blob_id(subject: Any, case: Any) -> None:
         assert hasher.digests().hex() == "".join(case["chunk_digests"])
 
 
-@pytest.mark.parametrize(("subject", "case"), cases("bitmap.json"))
-def test_bitmap(subject: Any, case: Any) -> None:
+@in_turn("bitmap")
+def test_bitmap(name: str, case: Any) -> None:
     bitmap = bytes.fromhex(case["hex"])
     if case["result"] == "invalid":
         with pytest.raises(RemoteProtocolError) as caught:
@@ -209,7 +196,7 @@ def test_every_type_has_valid_incomplete_and_invalid_frames() -> None:
         ("framing_v10", wire.v10_table().by_number.values()),
         ("framing_v11", wire.v11_table().by_number.values()),
     ):
-        ids = {case["id"] for case in json.loads((VECTORS / f"{name}.json").read_text())["cases"]}
+        ids = {case["id"] for case in subject(name)["cases"]}
         for msg_type in types:
             stem = msg_type.name.lower().replace("_", "-")
             assert {f"{stem}-header-cut", f"{stem}-over-limit"} <= ids
@@ -217,7 +204,7 @@ def test_every_type_has_valid_incomplete_and_invalid_frames() -> None:
 
 
 def test_every_payload_has_vectors() -> None:
-    named = {p.values[0]["payload"] for p in PAYLOADS}
+    named = {subject(name)["payload"] for name in PAYLOADS}
     # Records and certificates have protocols, and vectors, of their own.
     classes = {
         c.__name__
@@ -231,9 +218,8 @@ def test_every_payload_has_vectors() -> None:
 def test_every_error_code_has_a_vector() -> None:
     """Those that bytes alone provoke as the outcome of a case, the others in an Error message."""
     provoked: set[str] = set()
-    for path in VECTORS.glob("*.json"):
-        for case in json.loads(path.read_text(encoding="utf-8"))["cases"]:
-            assert ("error" in case) == (case["result"] == "invalid"), (path.stem, case["id"])
+    for name in names("*"):
+        for case in subject(name)["cases"]:
             provoked |= {case["error"]} if "error" in case else set()
     assert provoked >= {
         "PROTOCOL_VIOLATION",
@@ -243,26 +229,17 @@ def test_every_error_code_has_a_vector() -> None:
         "TRANSFER_INVALID",
     }
     assert provoked <= set(wire.ErrorCode.__members__)
-    told = {
-        case["fields"]["code"]
-        for _, case in (p.values for p in cases("error.json"))
-        if "fields" in case
-    }
+    told = {case["fields"]["code"] for case in subject("error")["cases"] if "fields" in case}
     assert told >= set(wire.ErrorCode)
 
 
-def test_every_vector_is_read_by_a_test() -> None:
+def test_every_file_is_read_by_a_test_and_has_an_id_for_each_case() -> None:
     here = {"blob_id", "bitmap", "framing_v10", "framing_v11", "stream_v11", "transfer_v11"}
     here |= {"record", "signed_route"}  # by test_records.py, test_routes.py
     here |= {"layer_blob", "config_fingerprint"}  # by test_blob.py, test_config.py
-    for path in VECTORS.glob("*.json"):
-        subject = json.loads(path.read_text(encoding="utf-8"))
-        assert (path.stem in here) != ("payload" in subject), path.stem
-        assert (VECTORS.parent / subject["specification"]).exists(), path.stem
-        assert subject["subject"]
-
-
-@pytest.mark.parametrize("path", sorted(VECTORS.glob("*.json")), ids=lambda p: p.stem)
-def test_every_case_has_its_own_id(path: Path) -> None:
-    ids = [case["id"] for case in json.loads(path.read_text(encoding="utf-8"))["cases"]]
-    assert len(ids) == len(set(ids))
+    for name in names("*"):
+        assert (name in here) != ("payload" in subject(name)), name
+        assert (SPECIFICATION / subject(name)["specification"]).exists(), name
+        assert subject(name)["subject"]
+        ids = [case["id"] for case in subject(name)["cases"]]
+        assert len(ids) == len(set(ids)), name
