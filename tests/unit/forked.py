@@ -31,12 +31,14 @@ class Forked(subprocess.Popen[str]):
         super().__init__([function.__name__], text=True, **options)
 
     def _execute_child(self, *args: Any) -> None:
-        ends = args[10:16]
+        stdin, other_in, other_out, stdout, other_err, stderr = args[10:16]
         self.pid = os.fork()
         if self.pid == 0:
-            _run(self._function, {0: ends[0], 1: ends[3], 2: ends[5]})
+            for other in {other_in, other_out, other_err} - {-1}:
+                os.close(other)
+            _run(self._function, {0: stdin, 1: stdout, 2: stderr})
         self._child_created = True
-        self._close_pipe_fds(*ends)
+        self._close_pipe_fds(stdin, other_in, other_out, stdout, other_err, stderr)
 
 
 def told_by(function: Callable[..., int | None], *args: Any) -> str:
@@ -48,14 +50,13 @@ def told_by(function: Callable[..., int | None], *args: Any) -> str:
 
 
 def _run(function: Callable[[], int | None], ends: dict[int, int]) -> NoReturn:
-    """Call `function` with nothing of the process that was forked but its memory."""
+    """Call `function` with these standard streams, and end before anything else of this process goes on."""
     status = 1
     try:
-        gc.freeze()  # what is closed below is open to its owners
+        gc.freeze()  # garbage of before is none of its concern
         for number, end in ends.items():
             if end != -1:
                 os.dup2(end, number)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r") for n in ends)  # noqa: SIM115
         logging.getLogger().handlers.clear()
         warnings.simplefilter("default")
