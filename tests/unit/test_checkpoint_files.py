@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,20 +56,3 @@ def test_what_is_no_directory(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError) as told:
             judge_checkpoint(path)
         assert says in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (("chat", "Org/Model-8B"), "the model directory Org/Model-8B does not exist"),
-        (("run", "x", "--temperature", "-1"), "--temperature must be a number from 0"),
-    ],
-)
-def test_the_command_says_so_without_torch(argv: tuple[str, ...], says: str) -> None:
-    program = (
-        "import sys\nfrom neurogrid.cli.commands.main import main\n"
-        f"status = main({argv!r})\nprint(status, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "2 False\n"
-    assert done.stderr.startswith(f"neurogrid {argv[0]}: {says}")

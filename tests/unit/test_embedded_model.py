@@ -164,7 +164,11 @@ def test_rows_hold_documents_that_begin_and_end(tokenizer: PreTrainedTokenizerFa
     assert set(text.split("<s>")[1:-1]) == known
 
 
-def test_the_same_seed_trains_the_same_weights(tmp_path: Path) -> None:
+def test_the_same_seed_trains_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections = python_prose()[:40]
+    monkeypatch.setattr("tools.embedded.train.python_prose", lambda: sections)
     recipe = Recipe(steps=2, batch_rows=1, row_tokens=32, vocab_size=300)
     weights = []
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):

@@ -20,28 +20,28 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 64, 65])
 @pytest.mark.parametrize("width", [64, 225, 900, 3000])
-def test_rows_give_what_they_gave(bias: bool, rows: int, width: int) -> None:
+def test_rows_give_what_they_gave(bias: bool, width: int) -> None:
     plain, fast = nn.Linear(width, 48, bias=bias), nn.Linear(width, 48, bias=bias)
     fast.load_state_dict(plain.state_dict())
     speed_up_few_rows(nn.Sequential(fast))
     assert isinstance(fast, nn.Linear)
     assert type(fast) is not nn.Linear
-    x = torch.randn(rows, 1, width)
-    with torch.inference_mode():
-        got, expected = fast(x), plain(x)
-        assert got.shape == expected.shape
-        assert got.is_contiguous()
-        assert torch.allclose(got, expected, atol=1e-4)
-        prompt = x.transpose(0, 1)
-        got, expected = fast(prompt), plain(prompt)
-        assert got.shape == expected.shape
-        assert torch.allclose(got, expected, atol=1e-4)
-        # A long prompt keeps its bits, and what is no sequence.
-        if rows > 64:
-            assert torch.equal(got, expected)
-        assert torch.equal(fast(x[:, 0]), plain(x[:, 0]))
+    for rows in (1, 2, 3, 4, 5, 8, 64, 65):
+        x = torch.randn(rows, 1, width)
+        with torch.inference_mode():
+            got, expected = fast(x), plain(x)
+            assert got.shape == expected.shape, rows
+            assert got.is_contiguous(), rows
+            assert torch.allclose(got, expected, atol=1e-4), rows
+            prompt = x.transpose(0, 1)
+            got, expected = fast(prompt), plain(prompt)
+            assert got.shape == expected.shape, rows
+            assert torch.allclose(got, expected, atol=1e-4), rows
+            # A long prompt keeps its bits, and what is no sequence.
+            if rows > 64:
+                assert torch.equal(got, expected), rows
+            assert torch.equal(fast(x[:, 0]), plain(x[:, 0])), rows
 
 
 @pytest.mark.usefixtures("way")

@@ -286,10 +286,10 @@ def test_a_mixture_reads_less_than_it_holds() -> None:
     assert [(s.start, s.stop) for s in plan.stages] == [(0, 2), (2, 4)]
 
 
-def test_a_hundred_peers_and_two_hundred_layers() -> None:
-    layers = tuple(LayerSize(90 + index % 7) for index in range(200))
+def test_fifty_peers_and_a_hundred_layers() -> None:
+    layers = tuple(LayerSize(90 + index % 7) for index in range(100))
     peers = [
-        PeerCapacity(f"peer{i}", 300 + 7 * (i % 20), PeerSpeed(50.0 + i % 13)) for i in range(100)
+        PeerCapacity(f"peer{i}", 300 + 7 * (i % 20), PeerSpeed(50.0 + i % 13)) for i in range(50)
     ]
     links = Links({peer.peer_id: Link(0.01 + 0.001 * (i % 9)) for i, peer in enumerate(peers)})
     problem = Problem(ModelSize(layers), peers, links)
