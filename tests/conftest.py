@@ -10,9 +10,14 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from inspect import iscoroutinefunction
 
 import pytest
+import trio
 from hypothesis import HealthCheck, settings
+from trio.abc import Clock
+from trio.testing import MockClock
 
 # Before torch is imported by anybody.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,6 +48,36 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    """For tests that are coroutines: time passes when everybody waits for it, and at once."""
+    return MockClock(autojump_threshold=0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that are coroutines, by the clock among their fixtures if there is one.
+
+    What a fixture gives is entered first if it is an asynchronous context manager.
+    """
+    test = pyfuncitem.obj
+    if not iscoroutinefunction(test):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    clocks = [value for value in pyfuncitem.funcargs.values() if isinstance(value, Clock)]
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            for name, value in arguments.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    arguments[name] = await stack.enter_async_context(value)
+            await test(**arguments)
+
+    trio.run(main, clock=clocks[0] if clocks else None)
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-import trio
 from blocking_pair import DEADLINE, open_lonely_host
 
 from neurogrid.errors import LocalProtocolError
@@ -124,14 +123,10 @@ def test_a_handler_may_close_the_host() -> None:
         assert was_closed.wait(DEADLINE)
 
 
-def test_no_handler_begins_after_the_end() -> None:
+async def test_no_handler_begins_after_the_end() -> None:
     begun = []
-
-    async def main() -> None:
-        threads = HandlerThreads()
-        assert threads.stop(DEADLINE) == []
-        with pytest.raises(LocalProtocolError, match="before this handler began"):
-            await threads.at_once(begun.append)(1)
-
-    trio.run(main)
+    threads = HandlerThreads()
+    assert threads.stop(DEADLINE) == []
+    with pytest.raises(LocalProtocolError, match="before this handler began"):
+        await threads.at_once(begun.append)(1)
     assert begun == []

@@ -267,43 +267,35 @@ def test_activations_are_served_side_by_side_under_either_name(msg_type: Message
         assert all(have_met.acquire(timeout=DEADLINE) for _ in range(2))
 
 
-def test_a_turn_that_is_dropped_lets_the_next_one_go() -> None:
+async def test_a_turn_that_is_dropped_lets_the_next_one_go() -> None:
     come: list[int] = []
+    serve = HandlerThreads().in_order(come.append)
+    first, second, third = (serve(number) for number in range(3))
+    second.close()  # from the middle of the row: the third still waits for the first
 
-    async def main() -> None:
-        serve = HandlerThreads().in_order(come.append)
-        first, second, third = (serve(number) for number in range(3))
-        second.close()  # from the middle of the row: the third still waits for the first
+    async def wait_for_the_third() -> None:
+        await third
 
-        async def wait_for_the_third() -> None:
-            await third
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for_the_third)
+        await wait_all_tasks_blocked()
+        assert come == []
+        await first
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_for_the_third)
-            await wait_all_tasks_blocked()
-            assert come == []
-            await first
-
-        fourth, fifth = serve(3), serve(4)
-        fourth.close()  # from the head of the row
-        await fifth
-
-    trio.run(main)
+    fourth, fifth = serve(3), serve(4)
+    fourth.close()  # from the head of the row
+    await fifth
     assert come == [0, 2, 4]
 
 
-def test_a_turn_that_is_cancelled_lets_the_next_one_go() -> None:
+async def test_a_turn_that_is_cancelled_lets_the_next_one_go() -> None:
     come: list[int] = []
-
-    async def main() -> None:
-        serve = HandlerThreads().in_order(come.append)
-        first, second, third = (serve(number) for number in range(3))
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await second
-        assert scope.cancelled_caught
-        await first
-        await third
-
-    trio.run(main)
+    serve = HandlerThreads().in_order(come.append)
+    first, second, third = (serve(number) for number in range(3))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await second
+    assert scope.cancelled_caught
+    await first
+    await third
     assert come == [0, 2]

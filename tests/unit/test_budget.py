@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.streams.budget import ByteBudget
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 Test = Callable[[], Awaitable[None]]
 
 
@@ -21,71 +23,59 @@ def run(test: Test) -> None:
     trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_there_is_room() -> None:
-    async def test() -> None:
-        budget = ByteBudget(per_peer=100, total=200)
-        assert await budget.wait_room("a", 100, timeout=0)
-        budget.add("a", 100)
-        assert await budget.wait_room("b", 50, timeout=0)
-        assert not await budget.wait_room("b", 51, timeout=5)
-        assert not await budget.wait_room("a", 1, timeout=5)
-        assert trio.current_time() > 9
-
-    run(test)
+async def test_there_is_room() -> None:
+    budget = ByteBudget(per_peer=100, total=200)
+    assert await budget.wait_room("a", 100, timeout=0)
+    budget.add("a", 100)
+    assert await budget.wait_room("b", 50, timeout=0)
+    assert not await budget.wait_room("b", 51, timeout=5)
+    assert not await budget.wait_room("a", 1, timeout=5)
+    assert trio.current_time() > 9
 
 
-def test_what_is_larger_than_all_is_alone() -> None:
-    async def test() -> None:
-        budget = ByteBudget(per_peer=100, total=150)
-        assert await budget.wait_room("a", 1000, timeout=0)
-        budget.add("a", 1000)
-        assert not await budget.wait_room("a", 1, timeout=1)
-        assert not await budget.wait_room("b", 1, timeout=1)
-        budget.remove("a", 1000)
-        budget.add("b", 1)
-        assert not await budget.wait_room("a", 1000, timeout=1)
-
-    run(test)
+async def test_what_is_larger_than_all_is_alone() -> None:
+    budget = ByteBudget(per_peer=100, total=150)
+    assert await budget.wait_room("a", 1000, timeout=0)
+    budget.add("a", 1000)
+    assert not await budget.wait_room("a", 1, timeout=1)
+    assert not await budget.wait_room("b", 1, timeout=1)
+    budget.remove("a", 1000)
+    budget.add("b", 1)
+    assert not await budget.wait_room("a", 1000, timeout=1)
 
 
-def test_who_waits_goes_on_when_there_is_room() -> None:
-    async def test() -> None:
-        budget = ByteBudget(per_peer=100, total=150)
-        budget.add("a", 100)
-        got: list[tuple[str, float]] = []
+async def test_who_waits_goes_on_when_there_is_room() -> None:
+    budget = ByteBudget(per_peer=100, total=150)
+    budget.add("a", 100)
+    got: list[tuple[str, float]] = []
 
-        async def wait(peer_id: str) -> None:
-            assert await budget.wait_room(peer_id, 60, timeout=60)
-            budget.add(peer_id, 60)
-            got.append((peer_id, trio.current_time()))
+    async def wait(peer_id: str) -> None:
+        assert await budget.wait_room(peer_id, 60, timeout=60)
+        budget.add(peer_id, 60)
+        got.append((peer_id, trio.current_time()))
 
-        async with trio.open_nursery() as nursery:
-            start = trio.current_time()
-            nursery.start_soon(wait, "b")
-            nursery.start_soon(wait, "c")
-            await trio.sleep(5)
-            budget.remove("a", 100)
-            await trio.sleep(5)
-            # Two of 60 do not fit: whoever looked first has it.
-            assert [round(at - start) for _, at in got] == [5]
-            budget.remove(got[0][0], 60)
-        assert {peer for peer, _ in got} == {"b", "c"}
-
-    run(test)
-
-
-def test_whoever_gives_up_holds_nothing() -> None:
-    async def test() -> None:
-        budget = ByteBudget(per_peer=100, total=100)
-        budget.add("a", 100)
-        with trio.move_on_after(1):
-            await budget.wait_room("b", 10, timeout=60)
-        assert budget.held_bytes == 100
+    async with trio.open_nursery() as nursery:
+        start = trio.current_time()
+        nursery.start_soon(wait, "b")
+        nursery.start_soon(wait, "c")
+        await trio.sleep(5)
         budget.remove("a", 100)
-        assert budget.held_bytes == 0
-        assert not budget._held  # not even a zero
+        await trio.sleep(5)
+        # Two of 60 do not fit: whoever looked first has it.
+        assert [round(at - start) for _, at in got] == [5]
+        budget.remove(got[0][0], 60)
+    assert {peer for peer, _ in got} == {"b", "c"}
 
-    run(test)
+
+async def test_whoever_gives_up_holds_nothing() -> None:
+    budget = ByteBudget(per_peer=100, total=100)
+    budget.add("a", 100)
+    with trio.move_on_after(1):
+        await budget.wait_room("b", 10, timeout=60)
+    assert budget.held_bytes == 100
+    budget.remove("a", 100)
+    assert budget.held_bytes == 0
+    assert not budget._held  # not even a zero
 
 
 def test_hold_gives_back_also_after_an_error() -> None:

@@ -45,49 +45,40 @@ async def _leave(guests: Guests, *names: str) -> None:
     await trio.testing.wait_all_tasks_blocked()
 
 
-def test_short_sessions_take_less_and_nobody_is_overtaken() -> None:
-    async def main() -> None:
-        guests = Guests(CacheRoom([[FULL, FULL], [FULL]], max_sessions=2, max_length=100))
-        async with trio.open_nursery() as nursery:
-            await _enter(nursery, guests, ("a", 100), ("b", 50), ("c", 50), ("d", 100), ("e", 1))
-            assert guests.inside == ["a", "b", "c"]
-            assert guests.room.num_waiting == 2
-            await _leave(guests, "b")
-            assert guests.inside == ["a", "c"]  # "e" would fit, and waits its turn
-            await _leave(guests, "d")  # gave up waiting: the next one's turn
-            assert guests.inside == ["a", "c", "e"]
-            await _leave(guests, "a", "c", "e")
-            await _enter(nursery, guests, ("f", 100), ("g", 100))
-            assert guests.inside == ["f", "g"]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+async def test_short_sessions_take_less_and_nobody_is_overtaken() -> None:
+    guests = Guests(CacheRoom([[FULL, FULL], [FULL]], max_sessions=2, max_length=100))
+    async with trio.open_nursery() as nursery:
+        await _enter(nursery, guests, ("a", 100), ("b", 50), ("c", 50), ("d", 100), ("e", 1))
+        assert guests.inside == ["a", "b", "c"]
+        assert guests.room.num_waiting == 2
+        await _leave(guests, "b")
+        assert guests.inside == ["a", "c"]  # "e" would fit, and waits its turn
+        await _leave(guests, "d")  # gave up waiting: the next one's turn
+        assert guests.inside == ["a", "c", "e"]
+        await _leave(guests, "a", "c", "e")
+        await _enter(nursery, guests, ("f", 100), ("g", 100))
+        assert guests.inside == ["f", "g"]
+        nursery.cancel_scope.cancel()
 
 
-def test_so_many_wait_and_the_next_is_refused() -> None:
-    async def main() -> None:
-        room = CacheRoom([[FULL]], max_sessions=1, max_length=100, max_waiting=2)
-        guests = Guests(room)
-        async with trio.open_nursery() as nursery:
-            await _enter(nursery, guests, ("a", 100), ("b", 100), ("c", 100))
-            with pytest.raises(CapacityError, match="2 sessions wait for room"):
-                async with room.session(1):
-                    pass
-            await _leave(guests, "a")
-            await _enter(nursery, guests, ("d", 100))
-            assert room.num_waiting == 2
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+async def test_so_many_wait_and_the_next_is_refused() -> None:
+    room = CacheRoom([[FULL]], max_sessions=1, max_length=100, max_waiting=2)
+    guests = Guests(room)
+    async with trio.open_nursery() as nursery:
+        await _enter(nursery, guests, ("a", 100), ("b", 100), ("c", 100))
+        with pytest.raises(CapacityError, match="2 sessions wait for room"):
+            async with room.session(1):
+                pass
+        await _leave(guests, "a")
+        await _enter(nursery, guests, ("d", 100))
+        assert room.num_waiting == 2
+        nursery.cancel_scope.cancel()
 
 
-def test_every_stage_counts_as_its_worker_does() -> None:
-    async def main() -> None:
-        # Short sessions take as much of a window's memory as long ones.
-        guests = Guests(CacheRoom([[FULL], [WINDOW]], max_sessions=2, max_length=1000))
-        async with trio.open_nursery() as nursery:
-            await _enter(nursery, guests, ("a", 20), ("b", 20), ("c", 20))
-            assert guests.inside == ["a", "b"]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+async def test_every_stage_counts_as_its_worker_does() -> None:
+    # Short sessions take as much of a window's memory as long ones.
+    guests = Guests(CacheRoom([[FULL], [WINDOW]], max_sessions=2, max_length=1000))
+    async with trio.open_nursery() as nursery:
+        await _enter(nursery, guests, ("a", 20), ("b", 20), ("c", 20))
+        assert guests.inside == ["a", "b"]
+        nursery.cancel_scope.cancel()

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from neurogrid.p2p.exchange.deadlines import MAX_SLEEP, Deadlines
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 
 class Sleeper:
     """Notes what becomes of its deadline."""
@@ -62,55 +64,46 @@ def test_each_expires_when_it_is_due_unless_it_is_cleared(
     run(test)
 
 
-def test_one_task_serves_all_and_ends_when_none_is_left() -> None:
-    async def test() -> None:
-        started = 0
+async def test_one_task_serves_all_and_ends_when_none_is_left() -> None:
+    started = 0
 
-        def spawn(function: Callable[[], Awaitable[None]]) -> None:
-            nonlocal started
-            started += 1
-            nursery.start_soon(function)
+    def spawn(function: Callable[[], Awaitable[None]]) -> None:
+        nonlocal started
+        started += 1
+        nursery.start_soon(function)
 
-        async with trio.open_nursery() as nursery:
-            deadlines = Deadlines(spawn)
-            for _ in range(3):
-                sleeper = Sleeper()
-                for delay in (30, 20, 10):
-                    deadlines.set(sleeper, trio.current_time() + delay)
-                    deadlines.clear(sleeper)
-                assert len(nursery.child_tasks) == 1
-                await trio.sleep(MAX_SLEEP)
-                await trio.testing.wait_all_tasks_blocked()
-                assert not nursery.child_tasks
-                assert sleeper.expired_at is None
-        assert started == 3
-
-    run(test)
-
-
-def test_nothing_has_two_deadlines() -> None:
-    async def test() -> None:
-        async with trio.open_nursery() as nursery:
-            deadlines, sleeper = Deadlines(nursery.start_soon), Sleeper()
-            deadlines.set(sleeper, trio.current_time() + 1)
-            with pytest.raises(trio.BusyResourceError):
-                deadlines.set(sleeper, trio.current_time() + 2)
-            deadlines.clear(sleeper)
-
-    run(test)
-
-
-def test_when_its_task_is_cancelled_those_that_wait_are_told_and_later_ones_too() -> None:
-    async def test() -> None:
-        early, late = Sleeper(), Sleeper()
-        async with trio.open_nursery() as nursery:
-            deadlines = Deadlines(nursery.start_soon)
-            deadlines.set(early, trio.current_time() + 1)
+    async with trio.open_nursery() as nursery:
+        deadlines = Deadlines(spawn)
+        for _ in range(3):
+            sleeper = Sleeper()
+            for delay in (30, 20, 10):
+                deadlines.set(sleeper, trio.current_time() + delay)
+                deadlines.clear(sleeper)
+            assert len(nursery.child_tasks) == 1
+            await trio.sleep(MAX_SLEEP)
             await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        assert early.is_abandoned
-        deadlines.set(late, trio.current_time() + 1)
-        assert late.is_abandoned
-        assert len(deadlines) == 0
+            assert not nursery.child_tasks
+            assert sleeper.expired_at is None
+    assert started == 3
 
-    run(test)
+
+async def test_nothing_has_two_deadlines() -> None:
+    async with trio.open_nursery() as nursery:
+        deadlines, sleeper = Deadlines(nursery.start_soon), Sleeper()
+        deadlines.set(sleeper, trio.current_time() + 1)
+        with pytest.raises(trio.BusyResourceError):
+            deadlines.set(sleeper, trio.current_time() + 2)
+        deadlines.clear(sleeper)
+
+
+async def test_when_its_task_is_cancelled_those_that_wait_are_told_and_later_ones_too() -> None:
+    early, late = Sleeper(), Sleeper()
+    async with trio.open_nursery() as nursery:
+        deadlines = Deadlines(nursery.start_soon)
+        deadlines.set(early, trio.current_time() + 1)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert early.is_abandoned
+    deadlines.set(late, trio.current_time() + 1)
+    assert late.is_abandoned
+    assert len(deadlines) == 0

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import cast
 
 import pytest
-import trio
 from libp2p import new_host
 from libp2p.abc import IHost
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -101,72 +100,57 @@ def test_there_is_a_bound_on_all_provider_records(
 
 
 @both
-def test_many_servers_of_one_subnet_are_known(make: Make) -> None:
-    async def main() -> None:
-        dht = make(a_host())
-        for number in range(15):
-            await add(dht, number, f"/ip4/8.8.8.{number}/tcp/4001")
-        assert dht.routing_table.size() == 15
-
-    trio.run(main)
+async def test_many_servers_of_one_subnet_are_known(make: Make) -> None:
+    dht = make(a_host())
+    for number in range(15):
+        await add(dht, number, f"/ip4/8.8.8.{number}/tcp/4001")
+    assert dht.routing_table.size() == 15
 
 
 @both
-def test_a_server_that_has_moved_is_known_where_it_is(make: Make) -> None:
-    async def main() -> None:
-        dht = make(a_host())
-        for port in (4001, 4002):
-            await add(dht, 1, f"/ip4/127.0.0.1/tcp/{port}")
-        known = dht.routing_table.get_peer_info(peer(1))
-        assert known is not None
-        assert str(known.addrs[0]) == "/ip4/127.0.0.1/tcp/4002"
-
-    trio.run(main)
+async def test_a_server_that_has_moved_is_known_where_it_is(make: Make) -> None:
+    dht = make(a_host())
+    for port in (4001, 4002):
+        await add(dht, 1, f"/ip4/127.0.0.1/tcp/{port}")
+    known = dht.routing_table.get_peer_info(peer(1))
+    assert known is not None
+    assert str(known.addrs[0]) == "/ip4/127.0.0.1/tcp/4002"
 
 
-def test_what_others_say_takes_the_place_of_nothing_that_is_known() -> None:
-    async def main() -> None:
-        dht = ours(a_host())
-        book = cast(KademliaNetwork, dht.host).get_peerstore()
-        await add(dht, 1, "/ip4/127.0.0.1/tcp/4001")
-        # A hostile server names two thousand peers that are not there, and where the known one is not.
-        for number in range(2, 2002):
-            book.hear(peer(number), [Multiaddr("/ip4/192.0.2.1/tcp/80")])
-        book.hear(peer(1), [Multiaddr(f"/ip4/192.0.2.1/tcp/{port}") for port in range(1, 40)])
-        assert len(book.peer_ids()) == MAX_HEARSAY + 1
-        assert str(book.addrs(peer(1))[0]) == "/ip4/127.0.0.1/tcp/4001"
-        assert len(book.addrs(peer(1))) == MAX_PEER_ADDRESSES
-        # Who answers is there, and stays.
-        await add(dht, 2001, "/ip4/127.0.0.1/tcp/4002")
-        for number in range(2002, 4002):
-            book.hear(peer(number), [Multiaddr("/ip4/192.0.2.1/tcp/80")])
-        assert str(book.addrs(peer(2001))[0]) == "/ip4/127.0.0.1/tcp/4002"
-
-    trio.run(main)
+async def test_what_others_say_takes_the_place_of_nothing_that_is_known() -> None:
+    dht = ours(a_host())
+    book = cast(KademliaNetwork, dht.host).get_peerstore()
+    await add(dht, 1, "/ip4/127.0.0.1/tcp/4001")
+    # A hostile server names two thousand peers that are not there, and where the known one is not.
+    for number in range(2, 2002):
+        book.hear(peer(number), [Multiaddr("/ip4/192.0.2.1/tcp/80")])
+    book.hear(peer(1), [Multiaddr(f"/ip4/192.0.2.1/tcp/{port}") for port in range(1, 40)])
+    assert len(book.peer_ids()) == MAX_HEARSAY + 1
+    assert str(book.addrs(peer(1))[0]) == "/ip4/127.0.0.1/tcp/4001"
+    assert len(book.addrs(peer(1))) == MAX_PEER_ADDRESSES
+    # Who answers is there, and stays.
+    await add(dht, 2001, "/ip4/127.0.0.1/tcp/4002")
+    for number in range(2002, 4002):
+        book.hear(peer(number), [Multiaddr("/ip4/192.0.2.1/tcp/80")])
+    assert str(book.addrs(peer(2001))[0]) == "/ip4/127.0.0.1/tcp/4002"
 
 
 @both
-def test_a_server_that_becomes_a_client_still_knows_the_others(make: Make) -> None:
-    async def main() -> None:
-        dht = make(a_host())
-        await dht.switch_mode(DHTMode.SERVER)
-        await add(dht, 1, "/ip4/127.0.0.1/tcp/4001")
-        await dht.switch_mode(DHTMode.CLIENT)
-        assert dht.routing_table.size() == 1
-
-    trio.run(main)
+async def test_a_server_that_becomes_a_client_still_knows_the_others(make: Make) -> None:
+    dht = make(a_host())
+    await dht.switch_mode(DHTMode.SERVER)
+    await add(dht, 1, "/ip4/127.0.0.1/tcp/4001")
+    await dht.switch_mode(DHTMode.CLIENT)
+    assert dht.routing_table.size() == 1
 
 
 @both
-def test_another_prefix_is_another_protocol(make: Make) -> None:
-    async def main() -> None:
-        host = a_host()
-        await make(host).switch_mode(DHTMode.SERVER)
-        served = host.get_mux().get_protocols()
-        assert LAB in served
-        assert "/ipfs/kad/1.0.0" not in served
-
-    trio.run(main)
+async def test_another_prefix_is_another_protocol(make: Make) -> None:
+    host = a_host()
+    await make(host).switch_mode(DHTMode.SERVER)
+    served = host.get_mux().get_protocols()
+    assert LAB in served
+    assert "/ipfs/kad/1.0.0" not in served
 
 
 @both

@@ -60,23 +60,19 @@ def test_every_reader_has_what_is_known_and_then_what_changes() -> None:
     play(scene)
 
 
-def test_a_stream_ends_with_its_discovery() -> None:
+async def test_a_stream_ends_with_its_discovery() -> None:
     changes: list[PeerChange] = []
+    async with open_memory_network() as network, network.open_host() as host:
+        async with trio.open_nursery() as nursery, Discovery(host) as discovery:
 
-    async def main() -> None:
-        async with open_memory_network() as network, network.open_host() as host:
-            async with trio.open_nursery() as nursery, Discovery(host) as discovery:
+            async def read() -> None:
+                async for change in discovery.peers():
+                    changes.append(change)
 
-                async def read() -> None:
-                    async for change in discovery.peers():
-                        changes.append(change)
-
-                nursery.start_soon(read)
-                await wait_all_tasks_blocked()
-                discovery.report(Sighting("a", ("/1",), "dht"))
-            assert [change async for change in discovery.peers()] == changes
-
-    trio.run(main)
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            discovery.report(Sighting("a", ("/1",), "dht"))
+        assert [change async for change in discovery.peers()] == changes
     assert [change.peer_id for change in changes] == ["a"]
 
 
@@ -142,20 +138,17 @@ def test_why_a_dial_failed_is_named(error: NeuroGridError, kind: str) -> None:
     assert dial_outcome(error) == f"{kind}: {error}"
 
 
-def test_a_source_runs_once_and_within_the_block() -> None:
-    async def main() -> None:
-        async with open_memory_network() as network, network.open_host() as host:
-            discovery = Discovery(host)
-            with pytest.raises(LocalProtocolError, match="async with"):
+async def test_a_source_runs_once_and_within_the_block() -> None:
+    async with open_memory_network() as network, network.open_host() as host:
+        discovery = Discovery(host)
+        with pytest.raises(LocalProtocolError, match="async with"):
+            await discovery.setup_mdns()
+        async with discovery:
+            # A host in memory is on no network, so nothing is sent anywhere.
+            await discovery.setup_mdns()
+            assert "loopback alone" in str(discovery.explain())
+            with pytest.raises(LocalProtocolError, match="runs already"):
                 await discovery.setup_mdns()
-            async with discovery:
-                # A host in memory is on no network, so nothing is sent anywhere.
-                await discovery.setup_mdns()
-                assert "loopback alone" in str(discovery.explain())
-                with pytest.raises(LocalProtocolError, match="runs already"):
-                    await discovery.setup_mdns()
-
-    trio.run(main)
 
 
 @pytest.mark.parametrize("options", [{"expiry": 0.1}, {"expiry": 1e9}, {"interfaces": ["eth99"]}])

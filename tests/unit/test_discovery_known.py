@@ -105,27 +105,21 @@ def test_a_reader_ends_with_what_is_known(steps: list[Sighting | str]) -> None:
     trio.run(main)
 
 
-def test_a_reader_that_is_cancelled_loses_nothing() -> None:
-    async def main() -> None:
-        reader = PeerChanges(())
-        with trio.move_on_after(0):
-            await reader.__anext__()
-        reader.put(found("a", "/1"))
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await reader.__anext__()
-        assert await reader.__anext__() == found("a", "/1")
-
-    trio.run(main)
+async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
+    reader = PeerChanges(())
+    with trio.move_on_after(0):
+        await reader.__anext__()
+    reader.put(found("a", "/1"))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await reader.__anext__()
+    assert await reader.__anext__() == found("a", "/1")
 
 
-def test_the_stream_ends_after_what_waits() -> None:
-    async def main() -> None:
-        reader = PeerChanges([found("a", "/1")])
-        reader.put(found("b", "/2"))
-        reader.close()
-        assert [change.peer_id async for change in reader] == ["a", "b"]
-        with pytest.raises(StopAsyncIteration):
-            await reader.__anext__()
-
-    trio.run(main)
+async def test_the_stream_ends_after_what_waits() -> None:
+    reader = PeerChanges([found("a", "/1")])
+    reader.put(found("b", "/2"))
+    reader.close()
+    assert [change.peer_id async for change in reader] == ["a", "b"]
+    with pytest.raises(StopAsyncIteration):
+        await reader.__anext__()

@@ -44,22 +44,19 @@ def test_a_bug_beside_an_error_is_not_hidden() -> None:
     assert caught.value.split(ZeroDivisionError)[0] is not None
 
 
-def test_an_error_while_the_caller_is_cancelled_is_cancellation() -> None:
+async def test_an_error_while_the_caller_is_cancelled_is_cancellation() -> None:
     async def fail_when_cancelled() -> None:
         try:
             await trio.sleep_forever()
         finally:
             raise StreamBrokenError("closed meanwhile")
 
-    async def main() -> None:
-        with trio.CancelScope() as scope:
-            with unwrap_errors():
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(fail_when_cancelled)
-                    nursery.start_soon(trio.sleep_forever)
-                    await trio.testing.wait_all_tasks_blocked()
-                    scope.cancel()
-            pytest.fail("the caller went on")
-        assert scope.cancelled_caught
-
-    trio.run(main)
+    with trio.CancelScope() as scope:
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fail_when_cancelled)
+                nursery.start_soon(trio.sleep_forever)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+        pytest.fail("the caller went on")
+    assert scope.cancelled_caught

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import trio
 
 from neurogrid.assembly.plan_request import PlanRequest
 from neurogrid.errors import ConfigurationError
@@ -137,19 +136,16 @@ def test_an_identity_that_is_read_is_not_made(tmp_path: Path) -> None:
     assert Identity.read(key) == made
 
 
-def test_a_port_is_tried_as_it_is_opened(taken_port: int) -> None:
-    async def main() -> None:
-        (listener,) = await open_listeners(HOST, 0)
-        port = listener.socket.getsockname()[1]
-        for taken in (port, taken_port):
-            for attempt in (check_port, open_listeners):
-                with pytest.raises(ConfigurationError, match=f"port {taken} of {HOST} is taken"):
-                    await attempt(HOST, taken)
-        await listener.aclose()
-        await check_port(HOST, port)
-        await check_port(HOST, 0)
-
-    trio.run(main)
+async def test_a_port_is_tried_as_it_is_opened(taken_port: int) -> None:
+    (listener,) = await open_listeners(HOST, 0)
+    port = listener.socket.getsockname()[1]
+    for taken in (port, taken_port):
+        for attempt in (check_port, open_listeners):
+            with pytest.raises(ConfigurationError, match=f"port {taken} of {HOST} is taken"):
+                await attempt(HOST, taken)
+    await listener.aclose()
+    await check_port(HOST, port)
+    await check_port(HOST, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import trio
@@ -13,6 +13,8 @@ from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.streams.message_writer import write_message
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire import PROTOCOL_V11
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 MIB = 1024**2
 BOUNDS = Bounds(silence_timeout=10.0, min_rate=1.0 * MIB)
@@ -48,54 +50,34 @@ class Slow(Stream):
         self.was_reset = True
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
 @pytest.mark.parametrize(
     ("size", "num_writes"), [(0, 1), (1000, 1), (100_000, 1), (MIB, 1), (5 * MIB // 2, 3)]
 )
-def test_small_ones_at_once_large_ones_in_pieces(size: int, num_writes: int) -> None:
-    async def test() -> None:
-        stream = Slow()
-        data = memoryview(bytes(range(256)) * (size // 256 + 1))[:size]
-        assert await write_message(stream, (HEADER, data), bounds=BOUNDS) == 25 + size
-        assert b"".join(stream.written) == HEADER + data
-        assert len(stream.written) == num_writes
-
-    run(test)
+async def test_small_ones_at_once_large_ones_in_pieces(size: int, num_writes: int) -> None:
+    stream = Slow()
+    data = memoryview(bytes(range(256)) * (size // 256 + 1))[:size]
+    assert await write_message(stream, (HEADER, data), bounds=BOUNDS) == 25 + size
+    assert b"".join(stream.written) == HEADER + data
+    assert len(stream.written) == num_writes
 
 
-def test_slow_is_not_too_slow() -> None:
-    async def test() -> None:
-        stream = Slow(seconds=9.0)
+async def test_slow_is_not_too_slow() -> None:
+    stream = Slow(seconds=9.0)
+    await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
+    assert trio.current_time() == pytest.approx(20 * 9)
+    assert not stream.was_reset
+
+
+async def test_a_peer_that_takes_nothing_loses_the_stream() -> None:
+    stream = Slow(seconds=1000.0)
+    start = trio.current_time()
+    with pytest.raises(DataWriteError, match="took less than"):
         await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
-        assert trio.current_time() == pytest.approx(20 * 9)
-        assert not stream.was_reset
-
-    run(test)
-
-
-def test_a_peer_that_takes_nothing_loses_the_stream() -> None:
-    async def test() -> None:
-        stream = Slow(seconds=1000.0)
-        start = trio.current_time()
-        with pytest.raises(DataWriteError, match="took less than"):
-            await write_message(stream, (HEADER, bytes(20 * MIB)), bounds=BOUNDS)
-        assert trio.current_time() - start == pytest.approx(
-            11.0, abs=0.1
-        )  # a MiB, at the least rate
-        assert stream.was_reset
-
-    run(test)
+    assert trio.current_time() - start == pytest.approx(11.0, abs=0.1)  # a MiB, at the least rate
+    assert stream.was_reset
 
 
 @pytest.mark.parametrize(("size", "breaks_after"), [(10, 0), (MIB, 0), (3 * MIB, 1)])
-def test_how_much_of_it_went_out_nobody_knows(size: int, breaks_after: int) -> None:
-    async def test() -> None:
-        with pytest.raises(DataWriteError):
-            await write_message(
-                Slow(breaks_after=breaks_after), (HEADER, bytes(size)), bounds=BOUNDS
-            )
-
-    run(test)
+async def test_how_much_of_it_went_out_nobody_knows(size: int, breaks_after: int) -> None:
+    with pytest.raises(DataWriteError):
+        await write_message(Slow(breaks_after=breaks_after), (HEADER, bytes(size)), bounds=BOUNDS)

@@ -69,16 +69,13 @@ def test_nothing_to_propose() -> None:
         select(Peer(NAME), [])
 
 
-def test_every_negotiation_of_a_host_is_prompt() -> None:
-    async def main() -> None:
-        async with open_host() as host:
-            libp2p: Any = cast(Libp2pHost, host).libp2p
-            upgrader = libp2p.get_network().upgrader
-            for client in (
-                libp2p.multiselect_client,
-                upgrader.security_multistream.multiselect_client,
-                upgrader.muxer_multistream.multiselect_client,
-            ):
-                assert isinstance(client, _PromptClient)
-
-    trio.run(main)
+async def test_every_negotiation_of_a_host_is_prompt() -> None:
+    async with open_host() as host:
+        libp2p: Any = cast(Libp2pHost, host).libp2p
+        upgrader = libp2p.get_network().upgrader
+        for client in (
+            libp2p.multiselect_client,
+            upgrader.security_multistream.multiselect_client,
+            upgrader.muxer_multistream.multiselect_client,
+        ):
+            assert isinstance(client, _PromptClient)

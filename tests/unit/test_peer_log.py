@@ -71,26 +71,22 @@ def test_not_every_peer_is_remembered(clock: Clock) -> None:
     assert len(log._windows) == MAX_REMEMBERED
 
 
-def test_a_peer_that_sends_1025_errors(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_peer_that_sends_1025_errors(caplog: pytest.LogCaptureFixture) -> None:
     hello = Hello("peer", "test", (PROTOCOL_V11,), 2**20, 2**20)
     error = ErrorPayload(ErrorCode.SESSION_LIMIT, "no room").encode()
-
-    async def main() -> None:
-        with trio.fail_after(DEADLINE):
-            async with open_two() as (client, server):
-                Protocol(server)
-                await client.connect(server.addresses[0])
-                stream = await client.open_stream(server.peer_id, [PROTOCOL_V11])
-                await stream.send_all(
-                    encode_message(TensorMessage(MessageType.HELLO, data=hello.encode()))
-                )
-                for number in range(1, 1026):
-                    message = TensorMessage(MessageType.ERROR, request_id=number, data=error)
-                    await stream.send_all(encode_message(message))
-                while await stream.receive_some():
-                    pass  # until it has had enough
-
-    trio.run(main)
+    with trio.fail_after(DEADLINE):
+        async with open_two() as (client, server):
+            Protocol(server)
+            await client.connect(server.addresses[0])
+            stream = await client.open_stream(server.peer_id, [PROTOCOL_V11])
+            await stream.send_all(
+                encode_message(TensorMessage(MessageType.HELLO, data=hello.encode()))
+            )
+            for number in range(1, 1026):
+                message = TensorMessage(MessageType.ERROR, request_id=number, data=error)
+                await stream.send_all(encode_message(message))
+            while await stream.receive_some():
+                pass  # until it has had enough
     lines = [
         r.getMessage() for r in caplog.records if r.name == "neurogrid.p2p.exchange.dispatcher"
     ]

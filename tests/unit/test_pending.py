@@ -15,6 +15,8 @@ from neurogrid.p2p.exchange.pending import MAX_GONE_PEERS, PendingRequests
 from neurogrid.p2p.streams.bounds import Bounds
 from neurogrid.p2p.wire import MessageType, TensorMessage
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 RESPONSE, ACK, STATUS = (
     MessageType.RESPONSE,
     MessageType.WEIGHTS_ACK,
@@ -101,16 +103,13 @@ def test_answers_without_a_request_id() -> None:
         assert not pending.resolve(answer("b", STATUS))
 
 
-def test_no_answer_in_time() -> None:
-    async def test() -> None:
-        pending = PendingRequests()
-        with pending.expect("a", RESPONSE, 1) as waiter, pytest.raises(ResponseTimeout):
-            await waiter.wait(timeout=5)
-        # Too late: nobody is there any more.
-        assert not pending.resolve(answer("a", RESPONSE, 1))
-        assert not pending.keep(answer("a", RESPONSE, 1))
-
-    run(test)
+async def test_no_answer_in_time() -> None:
+    pending = PendingRequests()
+    with pending.expect("a", RESPONSE, 1) as waiter, pytest.raises(ResponseTimeout):
+        await waiter.wait(timeout=5)
+    # Too late: nobody is there any more.
+    assert not pending.resolve(answer("a", RESPONSE, 1))
+    assert not pending.keep(answer("a", RESPONSE, 1))
 
 
 def test_an_error_fails_one_request_or_all_of_a_peer() -> None:
@@ -145,19 +144,16 @@ def test_as_many_as_may_be() -> None:
     assert not pending._peers
 
 
-def test_an_announced_answer_is_kept_and_no_other() -> None:
-    async def test() -> None:
-        pending = PendingRequests()
-        pending.announce("a", RESPONSE, 1)
-        assert not pending.keep(answer("a", RESPONSE, 2))
-        assert not pending.keep(answer("b", RESPONSE, 1))
-        assert pending.keep(answer("a", RESPONSE, 1, data=b"first"))
-        assert not pending.keep(answer("a", RESPONSE, 1, data=b"second"))
-        with pending.expect("a", RESPONSE, 1) as waiter:
-            assert (await waiter.wait(timeout=0)).data == b"first"
-        assert not pending._peers
-
-    run(test)
+async def test_an_announced_answer_is_kept_and_no_other() -> None:
+    pending = PendingRequests()
+    pending.announce("a", RESPONSE, 1)
+    assert not pending.keep(answer("a", RESPONSE, 2))
+    assert not pending.keep(answer("b", RESPONSE, 1))
+    assert pending.keep(answer("a", RESPONSE, 1, data=b"first"))
+    assert not pending.keep(answer("a", RESPONSE, 1, data=b"second"))
+    with pending.expect("a", RESPONSE, 1) as waiter:
+        assert (await waiter.wait(timeout=0)).data == b"first"
+    assert not pending._peers
 
 
 def test_what_is_kept_is_bounded_by_number() -> None:
@@ -220,25 +216,22 @@ def test_a_peer_that_came_back_is_not_forgotten_with_those_that_went() -> None:
     assert pending.keep(answer("back", RESPONSE, 2))
 
 
-def test_an_error_of_any_ends_what_goes_through_several() -> None:
-    async def test() -> None:
-        pending = PendingRequests()
-        lost = StreamBrokenError("gone")
+async def test_an_error_of_any_ends_what_goes_through_several() -> None:
+    pending = PendingRequests()
+    lost = StreamBrokenError("gone")
+    with pending.expect_through(["a", "b", "c"], RESPONSE, 7) as waiter:
+        assert not pending.resolve(answer("a", RESPONSE, 7))  # it is the last that answers
+        assert not pending.resolve(answer("b", RESPONSE, 7))
+        assert pending.resolve(answer("c", RESPONSE, 7))
+        assert pending.fail("a", lost)  # too late
+        assert (await waiter.wait(timeout=1)).from_peer == "c"
+        assert waiter.ended_by == "c"
+    for correlation in (7, None):
         with pending.expect_through(["a", "b", "c"], RESPONSE, 7) as waiter:
-            assert not pending.resolve(answer("a", RESPONSE, 7))  # it is the last that answers
-            assert not pending.resolve(answer("b", RESPONSE, 7))
-            assert pending.resolve(answer("c", RESPONSE, 7))
-            assert pending.fail("a", lost)  # too late
-            assert (await waiter.wait(timeout=1)).from_peer == "c"
-            assert waiter.ended_by == "c"
-        for correlation in (7, None):
-            with pending.expect_through(["a", "b", "c"], RESPONSE, 7) as waiter:
-                assert not pending.fail("b", lost, correlation=8)
-                assert pending.fail("b", lost, correlation=correlation)
-                with pytest.raises(StreamBrokenError):
-                    await waiter.wait(timeout=1)
-                assert waiter.ended_by == "b"
-        assert len(pending) == 0
-        assert not pending._peers
-
-    run(test)
+            assert not pending.fail("b", lost, correlation=8)
+            assert pending.fail("b", lost, correlation=correlation)
+            with pytest.raises(StreamBrokenError):
+                await waiter.wait(timeout=1)
+            assert waiter.ended_by == "b"
+    assert len(pending) == 0
+    assert not pending._peers

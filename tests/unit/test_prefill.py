@@ -119,69 +119,55 @@ async def started(nursery: trio.Nursery, *chains: GatedChain) -> list[torch.Tens
     return results
 
 
-def test_each_stage_has_a_chunk_and_one_more_is_on_its_way() -> None:
-    async def main() -> None:
-        chain = GatedChain(3)
-        async with trio.open_nursery() as nursery:
-            results = await started(nursery, chain)
-            assert chain.entered == [0, 10, 20, 30]
+async def test_each_stage_has_a_chunk_and_one_more_is_on_its_way() -> None:
+    chain = GatedChain(3)
+    async with trio.open_nursery() as nursery:
+        results = await started(nursery, chain)
+        assert chain.entered == [0, 10, 20, 30]
+        for position in range(0, 80, 10):
+            chain.let_go(position)
+            await trio.testing.wait_all_tasks_blocked()
+            assert chain.entered == [*range(0, min(position + 50, 80), 10)]
+    assert results[0].flatten().tolist() == [*range(71, 81)]
+
+
+async def test_what_is_not_sent_yet_is_not_overtaken() -> None:
+    chain = GatedChain(3)
+    chain.sends_at_once = False
+    async with trio.open_nursery() as nursery:
+        await started(nursery, chain)
+        for position in range(0, 80, 10):
+            assert chain.entered == [*range(0, position + 10, 10)]
+            chain.let_go(position)
+            await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_one_stage_after_the_other_where_all_goes_through_the_coordinator() -> None:
+    chains = GatedChain(1), GatedChain(1)
+    async with trio.open_nursery() as nursery:
+        results = await started(nursery, *chains)
+        assert (chains[0].entered, chains[1].entered) == ([0], [])
+        chains[0].let_go(0)
+        await trio.testing.wait_all_tasks_blocked()
+        # Both have one to compute, and no more.
+        assert (chains[0].entered, chains[1].entered) == ([0, 10], [0])
+        chains[0].let_go(10)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (chains[0].entered, chains[1].entered) == ([0, 10, 20], [0])
+        for chain in (*chains, *chains):
             for position in range(0, 80, 10):
-                chain.let_go(position)
-                await trio.testing.wait_all_tasks_blocked()
-                assert chain.entered == [*range(0, min(position + 50, 80), 10)]
-        assert results[0].flatten().tolist() == [*range(71, 81)]
-
-    trio.run(main)
+                chain.gates.setdefault(position, trio.Event()).set()
+    assert chains[1].left == [*range(0, 80, 10)]
+    assert results[0].flatten().tolist() == [*range(72, 82)]
 
 
-def test_what_is_not_sent_yet_is_not_overtaken() -> None:
-    async def main() -> None:
-        chain = GatedChain(3)
-        chain.sends_at_once = False
+async def test_the_first_failure_is_raised_as_itself_and_the_others_are_given_up() -> None:
+    chain = GatedChain(3)
+    chain.error = NoRouteError("lost layers 1 to 2", layers=range(1, 3), peer_id="somebody")
+    with trio.testing.RaisesGroup(trio.testing.Matcher(NoRouteError, match="lost layers 1 to 2")):
         async with trio.open_nursery() as nursery:
             await started(nursery, chain)
-            for position in range(0, 80, 10):
-                assert chain.entered == [*range(0, position + 10, 10)]
+            # As where a stream is lost: all that wait for it learn of it at once.
+            for position in (0, 10):
                 chain.let_go(position)
-                await trio.testing.wait_all_tasks_blocked()
-
-    trio.run(main)
-
-
-def test_one_stage_after_the_other_where_all_goes_through_the_coordinator() -> None:
-    async def main() -> None:
-        chains = GatedChain(1), GatedChain(1)
-        async with trio.open_nursery() as nursery:
-            results = await started(nursery, *chains)
-            assert (chains[0].entered, chains[1].entered) == ([0], [])
-            chains[0].let_go(0)
-            await trio.testing.wait_all_tasks_blocked()
-            # Both have one to compute, and no more.
-            assert (chains[0].entered, chains[1].entered) == ([0, 10], [0])
-            chains[0].let_go(10)
-            await trio.testing.wait_all_tasks_blocked()
-            assert (chains[0].entered, chains[1].entered) == ([0, 10, 20], [0])
-            for chain in (*chains, *chains):
-                for position in range(0, 80, 10):
-                    chain.gates.setdefault(position, trio.Event()).set()
-        assert chains[1].left == [*range(0, 80, 10)]
-        assert results[0].flatten().tolist() == [*range(72, 82)]
-
-    trio.run(main)
-
-
-def test_the_first_failure_is_raised_as_itself_and_the_others_are_given_up() -> None:
-    async def main() -> None:
-        chain = GatedChain(3)
-        chain.error = NoRouteError("lost layers 1 to 2", layers=range(1, 3), peer_id="somebody")
-        with trio.testing.RaisesGroup(
-            trio.testing.Matcher(NoRouteError, match="lost layers 1 to 2")
-        ):
-            async with trio.open_nursery() as nursery:
-                await started(nursery, chain)
-                # As where a stream is lost: all that wait for it learn of it at once.
-                for position in (0, 10):
-                    chain.let_go(position)
-        assert chain.left == []
-
-    trio.run(main)
+    assert chain.left == []

@@ -182,31 +182,28 @@ def test_no_next_position_is_no_error() -> None:
     assert cache.prepared is None
 
 
-def test_the_end_of_a_session_has_no_next_step_nor_has_one_that_is_here() -> None:
+async def test_the_end_of_a_session_has_no_next_step_nor_has_one_that_is_here() -> None:
     prepared: list[int] = []
 
     async def run_briefly(call: partial[None]) -> None:
         prepared.append(call.keywords["position"])
 
-    async def main() -> None:
-        thread = SimpleNamespace(run_briefly=run_briefly)
-        steps = WorkerSteps(cast(WorkerState, SimpleNamespace(torch_thread=thread)))
-        for length in (0, 1, 7, 8):
-            session = SimpleNamespace(
-                length=length,
-                max_length=8,
-                start=0,
-                stop=1,
-                cache=None,
-                model=None,
-                turn=trio.Condition(),
-            )
-            await steps.prepare(cast(Session, session))
-            # Somebody computes for it: what is there then may be at another position when its turn comes.
-            async with session.turn, trio.open_nursery() as nursery:
-                nursery.start_soon(steps.prepare, cast(Session, session))
-
-    trio.run(main)
+    thread = SimpleNamespace(run_briefly=run_briefly)
+    steps = WorkerSteps(cast(WorkerState, SimpleNamespace(torch_thread=thread)))
+    for length in (0, 1, 7, 8):
+        session = SimpleNamespace(
+            length=length,
+            max_length=8,
+            start=0,
+            stop=1,
+            cache=None,
+            model=None,
+            turn=trio.Condition(),
+        )
+        await steps.prepare(cast(Session, session))
+        # Somebody computes for it: what is there then may be at another position when its turn comes.
+        async with session.turn, trio.open_nursery() as nursery:
+            nursery.start_soon(steps.prepare, cast(Session, session))
     assert prepared == [1, 7]
 
 

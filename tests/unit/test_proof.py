@@ -151,30 +151,23 @@ async def until(holds: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-def test_a_worker_says_that_it_gave_a_config_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_says_that_it_gave_a_config_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurogrid.worker.layers.PEER_SECONDS", 0.2)
-
-    async def main() -> None:
-        async with open_memory_network() as network, worker_on(network) as address:
-            with pytest.raises(PeerRefusedError, match=r"longer than 0\.2 s") as error:
-                await send_config(network, address, ENDLESS)
-            assert error.value.code == ErrorCode.LIMIT_EXCEEDED
-            # It is there for the next.
-            monkeypatch.undo()
-            await send_config(network, address, one_layer())
-            await until(lambda: num_processes() == 0)
-
-    trio.run(main)
+    async with open_memory_network() as network, worker_on(network) as address:
+        with pytest.raises(PeerRefusedError, match=r"longer than 0\.2 s") as error:
+            await send_config(network, address, ENDLESS)
+        assert error.value.code == ErrorCode.LIMIT_EXCEEDED
+        # It is there for the next.
+        monkeypatch.undo()
+        await send_config(network, address, one_layer())
+        await until(lambda: num_processes() == 0)
 
 
-def test_a_config_is_tried_no_longer_than_its_sender_is_there() -> None:
-    async def main() -> None:
-        async with open_memory_network() as network, worker_on(network) as address:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(send_config, network, address, ENDLESS)
-                await until(lambda: num_processes() == 1)
-                nursery.cancel_scope.cancel()
-            await until(lambda: num_processes() == 0)
-            await send_config(network, address, one_layer())
-
-    trio.run(main)
+async def test_a_config_is_tried_no_longer_than_its_sender_is_there() -> None:
+    async with open_memory_network() as network, worker_on(network) as address:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_config, network, address, ENDLESS)
+            await until(lambda: num_processes() == 1)
+            nursery.cancel_scope.cancel()
+        await until(lambda: num_processes() == 0)
+        await send_config(network, address, one_layer())

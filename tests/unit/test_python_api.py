@@ -116,16 +116,13 @@ class Recited(TextGeneration):
 TEXT = " is 12 €, naïve: 日本語 and 🙂 on."
 
 
-def test_the_pieces_together_are_the_text_and_none_is_empty() -> None:
-    async def main() -> None:
-        recited = Recited(TEXT)
-        pieces = [piece async for piece in recited.stream("The price", max_tokens=1000)]
-        assert "".join(pieces) == TEXT
-        assert len(pieces) > 5
-        assert all(pieces)
-        assert await recited.complete("The price", max_tokens=1000) == TEXT
-
-    trio.run(main)
+async def test_the_pieces_together_are_the_text_and_none_is_empty() -> None:
+    recited = Recited(TEXT)
+    pieces = [piece async for piece in recited.stream("The price", max_tokens=1000)]
+    assert "".join(pieces) == TEXT
+    assert len(pieces) > 5
+    assert all(pieces)
+    assert await recited.complete("The price", max_tokens=1000) == TEXT
 
 
 def test_a_conversation_is_put_by_the_models_own_template() -> None:
@@ -150,23 +147,17 @@ def test_a_conversation_is_put_by_the_models_own_template() -> None:
     assert len(asked[0]) > len(Model.tokenizer.encode("Why?"))
 
 
-def test_who_stops_reading_leaves_the_generation() -> None:
-    async def main() -> None:
-        recited = Recited(TEXT)
-        async with aclosing(recited.stream("The price")) as pieces:
-            async for _ in pieces:
-                break
-        assert recited.is_left
-
-    trio.run(main)
+async def test_who_stops_reading_leaves_the_generation() -> None:
+    recited = Recited(TEXT)
+    async with aclosing(recited.stream("The price")) as pieces:
+        async for _ in pieces:
+            break
+    assert recited.is_left
 
 
-def test_a_cancelled_completion_leaves_the_generation() -> None:
-    async def main() -> None:
-        recited = Recited(TEXT * 1000)
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await recited.complete("The price", max_tokens=10**6)
-        assert scope.cancelled_caught
-
-    trio.run(main)
+async def test_a_cancelled_completion_leaves_the_generation() -> None:
+    recited = Recited(TEXT * 1000)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await recited.complete("The price", max_tokens=10**6)
+    assert scope.cancelled_caught

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import trio
 from libp2p.abc import IMultiselectCommunicator, INetStream
 from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID, Multiselect
 
@@ -37,17 +36,14 @@ class Asker(IMultiselectCommunicator):
         pytest.param(dict, id="stock", marks=pytest.mark.xfail(raises=KeyError, strict=True)),
     ],
 )
-def test_a_protocol_may_end_while_a_peer_asks_for_it(handlers: Callable[[], Any]) -> None:
+async def test_a_protocol_may_end_while_a_peer_asks_for_it(handlers: Callable[[], Any]) -> None:
     async def serve(stream: INetStream) -> None:
         raise AssertionError("not reached")
 
-    async def main() -> None:
-        multiselect = Multiselect()
-        multiselect.handlers = handlers()
-        multiselect.add_handler(PROTOCOL, serve)  # type: ignore[arg-type]
-        asker = Asker(lambda: multiselect.remove_handler(PROTOCOL))  # type: ignore[arg-type]
-        granted, handler = await multiselect.negotiate(asker)
-        assert granted == PROTOCOL
-        assert handler is INetStream.reset
-
-    trio.run(main)
+    multiselect = Multiselect()
+    multiselect.handlers = handlers()
+    multiselect.add_handler(PROTOCOL, serve)  # type: ignore[arg-type]
+    asker = Asker(lambda: multiselect.remove_handler(PROTOCOL))  # type: ignore[arg-type]
+    granted, handler = await multiselect.negotiate(asker)
+    assert granted == PROTOCOL
+    assert handler is INetStream.reset

@@ -204,11 +204,8 @@ def test_no_two_messages_have_one_number() -> None:
         MessageTable(TOY, (*Toy, MessageType.ACTIVATION), ToyLimits())
 
 
-def test_a_host_has_one_exchange_for_each_protocol() -> None:
-    async def main() -> None:
-        async with open_memory_network() as network, network.open_host() as host:
+async def test_a_host_has_one_exchange_for_each_protocol() -> None:
+    async with open_memory_network() as network, network.open_host() as host:
+        Exchange(host, toy_table())
+        with pytest.raises(LocalProtocolError, match=TOY):
             Exchange(host, toy_table())
-            with pytest.raises(LocalProtocolError, match=TOY):
-                Exchange(host, toy_table())
-
-    trio.run(main)

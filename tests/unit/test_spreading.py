@@ -105,51 +105,42 @@ def test_everybody_gets_all_and_no_layer_is_sent_twice(
     assert len(swarm.sent) == len(set(swarm.sent))
 
 
-def test_who_waits_for_a_worker_that_is_lost_gets_the_layer_from_the_coordinator() -> None:
-    async def main() -> None:
-        spread = Spread(lambda peer_id: ())
-        spread.said_held("a", {0})
-        with spread.giving("a", Choice(1)):
+async def test_who_waits_for_a_worker_that_is_lost_gets_the_layer_from_the_coordinator() -> None:
+    spread = Spread(lambda peer_id: ())
+    spread.said_held("a", {0})
+    with spread.giving("a", Choice(1)):
+        pass
+    async with trio.open_nursery() as nursery:
+
+        async def wait() -> None:
+            assert await spread.next("b", {0}) == Choice(0)
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await spread.next("b", {0, 1}) == Choice(1, ("a",))
+        spread.lost("a")
+    assert await spread.next("b", {1}) == Choice(1)
+
+
+async def test_a_layer_that_failed_is_nobodys() -> None:
+    spread = Spread(lambda peer_id: ())
+    with pytest.raises(ValueError, match="cut"), spread.giving("a", Choice(0)):
+        raise ValueError("cut")
+    assert await spread.next("b", {0}) == Choice(0)
+
+
+async def test_the_least_asked_holder_is_named_first_and_not_all_of_many() -> None:
+    spread = Spread(lambda peer_id: ())
+    for peer_id in "abcde":
+        with spread.giving(peer_id, Choice(0)):
             pass
-        async with trio.open_nursery() as nursery:
-
-            async def wait() -> None:
-                assert await spread.next("b", {0}) == Choice(0)
-
-            nursery.start_soon(wait)
-            await trio.testing.wait_all_tasks_blocked()
-            assert await spread.next("b", {0, 1}) == Choice(1, ("a",))
-            spread.lost("a")
-        assert await spread.next("b", {1}) == Choice(1)
-
-    trio.run(main)
-
-
-def test_a_layer_that_failed_is_nobodys() -> None:
-    async def main() -> None:
-        spread = Spread(lambda peer_id: ())
-        with pytest.raises(ValueError, match="cut"), spread.giving("a", Choice(0)):
-            raise ValueError("cut")
-        assert await spread.next("b", {0}) == Choice(0)
-
-    trio.run(main)
-
-
-def test_the_least_asked_holder_is_named_first_and_not_all_of_many() -> None:
-    async def main() -> None:
-        spread = Spread(lambda peer_id: ())
-        for peer_id in "abcde":
-            with spread.giving(peer_id, Choice(0)):
-                pass
-        choice = await spread.next("x", {0})
-        assert choice is not None
-        assert len(choice.holders) == MAX_HOLDERS
-        with spread.giving("x", choice):
-            other = await spread.next("y", {0})
-            assert other is not None
-            assert other.holders[0] != choice.holders[0]
-
-    trio.run(main)
+    choice = await spread.next("x", {0})
+    assert choice is not None
+    assert len(choice.holders) == MAX_HOLDERS
+    with spread.giving("x", choice):
+        other = await spread.next("y", {0})
+        assert other is not None
+        assert other.holders[0] != choice.holders[0]
 
 
 def test_addresses_are_mixed_and_bounded() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,12 +13,10 @@ from neurogrid.errors import RequestRefusedError
 from neurogrid.p2p.exchange.subscribers import Subscribers
 from neurogrid.p2p.wire import ErrorCode, MessageType, TensorMessage
 
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
 ACTIVATION = MessageType.ACTIVATION
 MESSAGE = TensorMessage(msg_type=ACTIVATION, request_id=1)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def refuse() -> RequestRefusedError:
@@ -60,20 +58,17 @@ class Called:
         self.subscribers.add(ACTIVATION, handler, None)
 
 
-def test_sync_at_once_the_rest_in_order() -> None:
-    async def test() -> None:
-        called = Called()
-        called.later("first")
-        called.sync("second")
-        called.sync_and_later("third")
-        called.later("fourth")
-        job = called.subscribers.call(MESSAGE)
-        assert called.names == ["second", "third"]
-        assert job is not None
-        await job.run()
-        assert called.names == ["second", "third", "first", "rest of third", "fourth"]
-
-    run(test)
+async def test_sync_at_once_the_rest_in_order() -> None:
+    called = Called()
+    called.later("first")
+    called.sync("second")
+    called.sync_and_later("third")
+    called.later("fourth")
+    job = called.subscribers.call(MESSAGE)
+    assert called.names == ["second", "third"]
+    assert job is not None
+    await job.run()
+    assert called.names == ["second", "third", "first", "rest of third", "fourth"]
 
 
 def test_nothing_is_left_where_all_is_sync() -> None:
@@ -117,20 +112,17 @@ def test_a_condition_selects() -> None:
     assert not subscribers.has(TensorMessage(msg_type=ACTIVATION, request_id=3))
 
 
-def test_one_refusal_does_not_keep_the_others_from_it() -> None:
-    async def test() -> None:
-        called = Called()
-        called.sync("refuses", fails=refuse())
-        called.sync("second")
-        called.later("third", fails=refuse())
-        called.later("fourth")
-        job = called.subscribers.call(MESSAGE)
-        assert job is not None
-        with pytest.raises(RequestRefusedError):
-            await job.run()
-        assert called.names == ["refuses", "second", "third", "fourth"]
-
-    run(test)
+async def test_one_refusal_does_not_keep_the_others_from_it() -> None:
+    called = Called()
+    called.sync("refuses", fails=refuse())
+    called.sync("second")
+    called.later("third", fails=refuse())
+    called.later("fourth")
+    job = called.subscribers.call(MESSAGE)
+    assert job is not None
+    with pytest.raises(RequestRefusedError):
+        await job.run()
+    assert called.names == ["refuses", "second", "third", "fourth"]
 
 
 def test_a_refusal_with_nothing_left_is_raised_at_once() -> None:
@@ -142,25 +134,21 @@ def test_a_refusal_with_nothing_left_is_raised_at_once() -> None:
     assert called.names == ["refuses", "second"]
 
 
-def test_an_error_ends_the_rest_and_leaves_no_coroutine() -> None:
+async def test_an_error_ends_the_rest_and_leaves_no_coroutine() -> None:
     """Else Python would warn of what was never awaited, and tests take warnings for errors."""
-
-    async def test() -> None:
-        called = Called()
-        called.sync_and_later("first")
-        called.sync("fails", fails=ValueError("a bug"))
-        with pytest.raises(ValueError, match="a bug"):
-            called.subscribers.call(MESSAGE)
-        called = Called()
-        called.later("fails", fails=ValueError("a bug"))
-        called.sync_and_later("second")
-        job = called.subscribers.call(MESSAGE)
-        assert job is not None
-        with pytest.raises(ValueError, match="a bug"):
-            await job.run()
-        assert called.names == ["second", "fails"]
-
-    run(test)
+    called = Called()
+    called.sync_and_later("first")
+    called.sync("fails", fails=ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        called.subscribers.call(MESSAGE)
+    called = Called()
+    called.later("fails", fails=ValueError("a bug"))
+    called.sync_and_later("second")
+    job = called.subscribers.call(MESSAGE)
+    assert job is not None
+    with pytest.raises(ValueError, match="a bug"):
+        await job.run()
+    assert called.names == ["second", "fails"]
 
 
 def test_a_job_that_is_dropped_leaves_no_coroutine() -> None:
@@ -174,34 +162,28 @@ def test_a_job_that_is_dropped_leaves_no_coroutine() -> None:
     assert called.names == ["dropped"]
 
 
-def test_a_job_that_is_cancelled_leaves_no_coroutine() -> None:
-    async def test() -> None:
-        called = Called()
-        called.later("cancelled")
-        called.sync_and_later("never")
-        job = called.subscribers.call(MESSAGE)
-        assert job is not None
-        with trio.move_on_after(0.5):
-            await job.run()
-        assert called.names == ["never"]
-
-    run(test)
-
-
-def test_an_object_with_an_async_call_is_async() -> None:
-    async def test() -> None:
-        seen: list[int] = []
-
-        class Handler:
-            async def __call__(self, message: TensorMessage) -> None:
-                seen.append(message.request_id)
-
-        subscribers = Subscribers()
-        subscribers.add(ACTIVATION, Handler(), None)
-        job = subscribers.call(MESSAGE)
-        assert seen == []
-        assert job is not None
+async def test_a_job_that_is_cancelled_leaves_no_coroutine() -> None:
+    called = Called()
+    called.later("cancelled")
+    called.sync_and_later("never")
+    job = called.subscribers.call(MESSAGE)
+    assert job is not None
+    with trio.move_on_after(0.5):
         await job.run()
-        assert seen == [1]
+    assert called.names == ["never"]
 
-    run(test)
+
+async def test_an_object_with_an_async_call_is_async() -> None:
+    seen: list[int] = []
+
+    class Handler:
+        async def __call__(self, message: TensorMessage) -> None:
+            seen.append(message.request_id)
+
+    subscribers = Subscribers()
+    subscribers.add(ACTIVATION, Handler(), None)
+    job = subscribers.call(MESSAGE)
+    assert seen == []
+    assert job is not None
+    await job.run()
+    assert seen == [1]

@@ -81,29 +81,28 @@ def test_a_message_without_a_trace_is_served_in_none() -> None:
 
 
 @pytest.mark.parametrize("version", [PROTOCOL_V11, PROTOCOL_V10])
-def test_the_trace_in_which_a_peer_was_opened_is_not_that_of_its_messages(version: str) -> None:
+async def test_the_trace_in_which_a_peer_was_opened_is_not_that_of_its_messages(
+    version: str,
+) -> None:
     seen: list[TraceContext | None] = []
 
     async def answer(message: TensorMessage) -> bytes:
         seen.append(current_trace_context())
         return b""
 
-    async def main() -> None:
-        async with (
-            open_memory_network() as network,
-            network.open_host() as host,
-            network.open_host() as peer_host,
-        ):
-            protocol = Protocol(host, versions=[version])
-            peer = Protocol(peer_host, versions=[version])
-            protocol.on_activation_received(answer)
-            with trace.use_span(span()):
-                await host.connect(peer_host.addresses[0])
-                await protocol.open(peer_host.peer_id)
-            reply = await peer.request_activation(host.peer_id, 0, 0, b"", timeout=60)
-            assert (reply.msg_type, reply.trace_context) == (MessageType.RESPONSE, None)
-
-    trio.run(main)
+    async with (
+        open_memory_network() as network,
+        network.open_host() as host,
+        network.open_host() as peer_host,
+    ):
+        protocol = Protocol(host, versions=[version])
+        peer = Protocol(peer_host, versions=[version])
+        protocol.on_activation_received(answer)
+        with trace.use_span(span()):
+            await host.connect(peer_host.addresses[0])
+            await protocol.open(peer_host.peer_id)
+        reply = await peer.request_activation(host.peer_id, 0, 0, b"", timeout=60)
+        assert (reply.msg_type, reply.trace_context) == (MessageType.RESPONSE, None)
     assert seen == [None]
 
 

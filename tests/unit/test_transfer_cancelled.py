@@ -106,45 +106,39 @@ async def idle(peers: Peers) -> None:
             await trio.sleep(0)
 
 
-def test_sending() -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE):
-            async with two_peers() as peers:
-                number = 0
+async def test_sending() -> None:
+    with trio.fail_after(DEADLINE):
+        async with two_peers() as peers:
+            number = 0
 
-                async def send() -> None:
-                    nonlocal number
-                    number += 1
-                    blob = BLOB[:-2] + number.to_bytes(2, "big")
-                    await send_blob(peers.giver, peers.taker.host.peer_id, blob)
+            async def send() -> None:
+                nonlocal number
+                number += 1
+                blob = BLOB[:-2] + number.to_bytes(2, "big")
+                await send_blob(peers.giver, peers.taker.host.peer_id, blob)
 
-                async def check() -> None:
-                    await idle(peers)
+            async def check() -> None:
+                await idle(peers)
 
-                num_steps = await cancelled_at_every_step(peers, send, check)
-                assert num_steps > 10
-                await send_blob(peers.giver, peers.taker.host.peer_id, BLOB)
-                assert peers.policy.taken[-1] == BLOB
-
-    trio.run(main)
+            num_steps = await cancelled_at_every_step(peers, send, check)
+            assert num_steps > 10
+            await send_blob(peers.giver, peers.taker.host.peer_id, BLOB)
+            assert peers.policy.taken[-1] == BLOB
 
 
-def test_fetching() -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE):
-            async with two_peers() as peers:
+async def test_fetching() -> None:
+    with trio.fail_after(DEADLINE):
+        async with two_peers() as peers:
 
-                async def fetch() -> None:
-                    fetched = await peers.taking.fetch_blob(peers.giver.host.peer_id, INFO.blob_id)
-                    assert fetched.blob.data == BLOB
+            async def fetch() -> None:
+                fetched = await peers.taking.fetch_blob(peers.giver.host.peer_id, INFO.blob_id)
+                assert fetched.blob.data == BLOB
 
-                async def check() -> None:
-                    await idle(peers)
+            async def check() -> None:
+                await idle(peers)
 
-                num_steps = await cancelled_at_every_step(peers, fetch, check)
-                assert num_steps > 10
-                await fetch()
-                assert peers.policy.taken == []
-                assert peers.taking.idle_bytes == 0
-
-    trio.run(main)
+            num_steps = await cancelled_at_every_step(peers, fetch, check)
+            assert num_steps > 10
+            await fetch()
+            assert peers.policy.taken == []
+            assert peers.taking.idle_bytes == 0

@@ -163,124 +163,103 @@ async def over(peer: Giver) -> None:
 
 
 @pytest.mark.parametrize("how", ["error", "end of the stream"])
-def test_a_chunk_that_came_before_the_end_is_kept(how: str) -> None:
-    async def main() -> None:
-        async with giver_and_taker() as peer:
-            await peer.offer(1)
-            await peer.send(1, encoded(0))
-            await peer.send(1, encoded(2))
-            if how == "error":
-                error = RequestRefusedError("going", code=ErrorCode.SHUTTING_DOWN)
-                asked = TensorMessage(
-                    msg_type=MessageType.TRANSFER_OFFER, request_id=1, from_peer=peer.taker
-                )
-                await peer.protocol.refuse(asked, error)
-            else:
-                await peer.protocol.close_peer(peer.taker)
-            await over(peer)
-            assert peer.transfers.idle_bytes == 2 * CHUNK_BYTES
-            if how == "error":
-                assert await peer.offer(2) == {0, 2}
-
-    trio.run(main)
-
-
-def test_a_last_chunk_that_is_wrong_is_not_kept() -> None:
-    async def main() -> None:
-        async with giver_and_taker() as peer:
-            await peer.offer(1)
-            await peer.send(1, encoded(0))
-            await peer.send(1, encoded(1, is_right=False))
+async def test_a_chunk_that_came_before_the_end_is_kept(how: str) -> None:
+    async with giver_and_taker() as peer:
+        await peer.offer(1)
+        await peer.send(1, encoded(0))
+        await peer.send(1, encoded(2))
+        if how == "error":
+            error = RequestRefusedError("going", code=ErrorCode.SHUTTING_DOWN)
+            asked = TensorMessage(
+                msg_type=MessageType.TRANSFER_OFFER, request_id=1, from_peer=peer.taker
+            )
+            await peer.protocol.refuse(asked, error)
+        else:
             await peer.protocol.close_peer(peer.taker)
-            await over(peer)
-            assert peer.transfers.idle_bytes == CHUNK_BYTES
+        await over(peer)
+        assert peer.transfers.idle_bytes == 2 * CHUNK_BYTES
+        if how == "error":
+            assert await peer.offer(2) == {0, 2}
 
-    trio.run(main)
+
+async def test_a_last_chunk_that_is_wrong_is_not_kept() -> None:
+    async with giver_and_taker() as peer:
+        await peer.offer(1)
+        await peer.send(1, encoded(0))
+        await peer.send(1, encoded(1, is_right=False))
+        await peer.protocol.close_peer(peer.taker)
+        await over(peer)
+        assert peer.transfers.idle_bytes == CHUNK_BYTES
 
 
 @pytest.mark.parametrize("num_chunks", [0, 2])
-def test_a_second_offer_under_one_id_ends_both(num_chunks: int) -> None:
-    async def main() -> None:
-        async with giver_and_taker() as peer:
+async def test_a_second_offer_under_one_id_ends_both(num_chunks: int) -> None:
+    async with giver_and_taker() as peer:
+        await peer.offer(1)
+        for index in range(num_chunks):
+            await peer.send(1, encoded(index))
+        with pytest.raises(PeerRefusedError, match="ends with this") as refused:
             await peer.offer(1)
-            for index in range(num_chunks):
-                await peer.send(1, encoded(index))
-            with pytest.raises(PeerRefusedError, match="ends with this") as refused:
-                await peer.offer(1)
-            assert refused.value.code == ErrorCode.TRANSFER_INVALID
-            await over(peer)
-            sent = await send_blob(peer.protocol, peer.taker, BLOB)
-            assert sent.num_bytes == len(BLOB)
-            assert [stored.data for stored in peer.policy.taken] == [BLOB]
-
-    trio.run(main)
+        assert refused.value.code == ErrorCode.TRANSFER_INVALID
+        await over(peer)
+        sent = await send_blob(peer.protocol, peer.taker, BLOB)
+        assert sent.num_bytes == len(BLOB)
+        assert [stored.data for stored in peer.policy.taken] == [BLOB]
 
 
-def test_two_offers_under_one_id_at_once_end_both() -> None:
-    async def main() -> None:
-        async with giver_and_taker() as peer:
+async def test_two_offers_under_one_id_at_once_end_both() -> None:
+    async with giver_and_taker() as peer:
+        data = TransferOffer(0, INFO.num_bytes, INFO.blob_id, INFO.digests).encode()
+        offer = TensorMessage(msg_type=MessageType.TRANSFER_OFFER, request_id=1, data=data)
+        with peer.protocol.expect(peer.taker, MessageType.WEIGHTS_ACK, request_id=1) as told:
+            await peer.protocol.send(peer.taker, offer)
+            await peer.protocol.send(peer.taker, offer)
+            with pytest.raises(PeerRefusedError) as refused:
+                await told.wait(timeout=DEADLINE)
+        assert refused.value.code == ErrorCode.TRANSFER_INVALID
+        await over(peer)
+        assert (await send_blob(peer.protocol, peer.taker, BLOB)).sent_bytes == len(BLOB)
+
+
+async def test_a_second_offer_in_answer_to_one_request_ends_the_fetch() -> None:
+    async with giver_and_taker() as peer:
+        refused = trio.Event()
+
+        async def give(message: TensorMessage) -> None:
             data = TransferOffer(0, INFO.num_bytes, INFO.blob_id, INFO.digests).encode()
-            offer = TensorMessage(msg_type=MessageType.TRANSFER_OFFER, request_id=1, data=data)
-            with peer.protocol.expect(peer.taker, MessageType.WEIGHTS_ACK, request_id=1) as told:
-                await peer.protocol.send(peer.taker, offer)
-                await peer.protocol.send(peer.taker, offer)
-                with pytest.raises(PeerRefusedError) as refused:
-                    await told.wait(timeout=DEADLINE)
-            assert refused.value.code == ErrorCode.TRANSFER_INVALID
-            await over(peer)
-            assert (await send_blob(peer.protocol, peer.taker, BLOB)).sent_bytes == len(BLOB)
-
-    trio.run(main)
-
-
-def test_a_second_offer_in_answer_to_one_request_ends_the_fetch() -> None:
-    async def main() -> None:
-        async with giver_and_taker() as peer:
-            refused = trio.Event()
-
-            async def give(message: TensorMessage) -> None:
-                data = TransferOffer(0, INFO.num_bytes, INFO.blob_id, INFO.digests).encode()
-                offer = TensorMessage(
-                    msg_type=MessageType.TRANSFER_OFFER, request_id=message.request_id, data=data
-                )
+            offer = TensorMessage(
+                msg_type=MessageType.TRANSFER_OFFER, request_id=message.request_id, data=data
+            )
+            await peer.protocol.request(
+                peer.taker, offer, MessageType.TRANSFER_ACCEPT, timeout=DEADLINE
+            )
+            with pytest.raises(PeerRefusedError):
                 await peer.protocol.request(
                     peer.taker, offer, MessageType.TRANSFER_ACCEPT, timeout=DEADLINE
                 )
-                with pytest.raises(PeerRefusedError):
-                    await peer.protocol.request(
-                        peer.taker, offer, MessageType.TRANSFER_ACCEPT, timeout=DEADLINE
-                    )
-                refused.set()
+            refused.set()
 
-            peer.protocol.on_message(MessageType.TRANSFER_REQUEST, give)
-            with pytest.raises(RemoteProtocolError, match="ends with this"):
-                await peer.transfers.fetch_blob(peer.protocol.host.peer_id, INFO.blob_id)
-            await refused.wait()
-
-    trio.run(main)
+        peer.protocol.on_message(MessageType.TRANSFER_REQUEST, give)
+        with pytest.raises(RemoteProtocolError, match="ends with this"):
+            await peer.transfers.fetch_blob(peer.protocol.host.peer_id, INFO.blob_id)
+        await refused.wait()
 
 
-def test_a_host_can_send_to_itself() -> None:
-    async def main() -> None:
-        async with giver_and_taker() as peer:
-            taker = peer.protocol.host.peer_id
-            policy = Take()
-            transfers = Transfers(peer.protocol, policy)
-            sent = await send_blob(peer.protocol, taker, BLOB)
-            assert sent.sent_bytes == len(BLOB)
-            assert [stored.data for stored in policy.taken] == [BLOB]
-            with pytest.raises(PeerRefusedError) as caught:
-                await transfers.fetch_blob(taker, INFO.blob_id)
-            assert caught.value.code == ErrorCode.BLOB_UNKNOWN
-
-    trio.run(main)
+async def test_a_host_can_send_to_itself() -> None:
+    async with giver_and_taker() as peer:
+        taker = peer.protocol.host.peer_id
+        policy = Take()
+        transfers = Transfers(peer.protocol, policy)
+        sent = await send_blob(peer.protocol, taker, BLOB)
+        assert sent.sent_bytes == len(BLOB)
+        assert [stored.data for stored in policy.taken] == [BLOB]
+        with pytest.raises(PeerRefusedError) as caught:
+            await transfers.fetch_blob(taker, INFO.blob_id)
+        assert caught.value.code == ErrorCode.BLOB_UNKNOWN
 
 
-def test_a_protocol_has_transfers_once() -> None:
-    async def main() -> None:
-        async with giver_and_taker() as peer:
-            Transfers(peer.protocol)
-            with pytest.raises(LocalProtocolError, match="has transfers already"):
-                Transfers(peer.protocol, Take())
-
-    trio.run(main)
+async def test_a_protocol_has_transfers_once() -> None:
+    async with giver_and_taker() as peer:
+        Transfers(peer.protocol)
+        with pytest.raises(LocalProtocolError, match="has transfers already"):
+            Transfers(peer.protocol, Take())

@@ -92,62 +92,49 @@ async def sender() -> AsyncIterator[tuple[Send, list[int]]]:
                 yield send, went
 
 
-def test_one_is_sent_whole_before_the_next() -> None:
-    async def main() -> None:
-        async with sender() as (send, went):
-            for layer in range(3):
-                send(layer, BytesSource(blob(layer)))
-        order = [went[at] for at in range(0, len(went), NUM_CHUNKS)]
-        assert sorted(order) == [0, 1, 2]
-        assert went == [layer for layer in order for _ in range(NUM_CHUNKS)]
-
-    trio.run(main)
+async def test_one_is_sent_whole_before_the_next() -> None:
+    async with sender() as (send, went):
+        for layer in range(3):
+            send(layer, BytesSource(blob(layer)))
+    order = [went[at] for at in range(0, len(went), NUM_CHUNKS)]
+    assert sorted(order) == [0, 1, 2]
+    assert went == [layer for layer in order for _ in range(NUM_CHUNKS)]
 
 
-def test_one_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "SIGN_OF_LIFE", 0.05)
-
-    async def main() -> None:
-        slow = Slow(blob(0))
-        async with sender() as (send, went):
-            try:
-                send(0, slow)
-                await trio.sleep(0.2)  # it has its turn, and nothing to send
-                send(1, BytesSource(blob(1)))
-                while went.count(1) < 2:
-                    await trio.sleep(0.01)
-                assert went.count(0) == 0
-            finally:
-                slow.may_go.set()
-        assert sorted(went) == [0] * NUM_CHUNKS + [1] * NUM_CHUNKS
-
-    trio.run(main)
-
-
-def test_one_that_is_given_up_makes_room() -> None:
-    async def main() -> None:
-        slow = Slow(blob(0))
-        async with sender() as (send, went):
-            scope = send(0, slow)
-            await trio.sleep(0.2)
+    slow = Slow(blob(0))
+    async with sender() as (send, went):
+        try:
+            send(0, slow)
+            await trio.sleep(0.2)  # it has its turn, and nothing to send
             send(1, BytesSource(blob(1)))
-            await trio.sleep(0.1)
-            assert went == []
-            scope.cancel()
-            slow.may_go.set()  # the thread that reads it is waited for
-        assert went == [1] * NUM_CHUNKS
+            while went.count(1) < 2:
+                await trio.sleep(0.01)
+            assert went.count(0) == 0
+        finally:
+            slow.may_go.set()
+    assert sorted(went) == [0] * NUM_CHUNKS + [1] * NUM_CHUNKS
 
-    trio.run(main)
+
+async def test_one_that_is_given_up_makes_room() -> None:
+    slow = Slow(blob(0))
+    async with sender() as (send, went):
+        scope = send(0, slow)
+        await trio.sleep(0.2)
+        send(1, BytesSource(blob(1)))
+        await trio.sleep(0.1)
+        assert went == []
+        scope.cancel()
+        slow.may_go.set()  # the thread that reads it is waited for
+    assert went == [1] * NUM_CHUNKS
 
 
-def test_what_a_source_gives_is_sent_as_bytes_whatever_its_elements() -> None:
+async def test_what_a_source_gives_is_sent_as_bytes_whatever_its_elements() -> None:
     class Floats(BytesSource):
         def chunk(self, index: int) -> memoryview:
             return super().chunk(index).cast("f")
 
-    async def main() -> None:
-        async with sender() as (send, went):
-            send(0, Floats(blob(0)))
-        assert went == [0] * NUM_CHUNKS
-
-    trio.run(main)
+    async with sender() as (send, went):
+        send(0, Floats(blob(0)))
+    assert went == [0] * NUM_CHUNKS
