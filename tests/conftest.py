@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def autojump_clock() -> MockClock:
-    """For tests that are coroutines: time passes when everybody waits for it, and at once."""
+    """A clock for tests that are coroutines: when everybody waits for time to pass, it has."""
     return MockClock(autojump_threshold=0)
 
 

@@ -3,14 +3,17 @@ and two peers."""
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from trio.abc import Clock
+from trio.testing import MockClock
 
 from neurogrid.p2p import Identity
 from neurogrid.p2p.trust import Cluster
 from tests.conformance.admission import Scene
-from tests.conformance.networks import Runner
+from tests.conformance.networks import Network, open_network
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,8 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=["memory", "libp2p", "libp2p-quic"])
-def over(request: pytest.FixtureRequest) -> Runner:
-    return Runner(request.param)
+def over(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def clock(over: str) -> Clock | None:
+    return MockClock(autojump_threshold=0) if over == "memory" else None
+
+
+@pytest.fixture
+def network(over: str, clock: Clock | None) -> AbstractAsyncContextManager[Network]:
+    return open_network(over)
 
 
 @pytest.fixture(params=["v11", "v10"])

@@ -10,13 +10,11 @@ from __future__ import annotations
 import socket
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from functools import partial
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from neurogrid.p2p import Host, Identity, open_host
 from neurogrid.p2p.memory import MemoryNetwork, open_memory_network
@@ -193,40 +191,23 @@ class _Relay:
         self._until_cut[to_listener] = num_bytes
 
 
-Scenario = Callable[[Network], Awaitable[None]]
-
-
-class Runner:
-    """Runs a test's main function over one kind of network."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def run(self, scenario: Scenario) -> None:
-        if self.name == "memory":
-            trio.run(partial(_in_memory, scenario), clock=MockClock(autojump_threshold=0))
-        elif self.name == "libp2p-quic":
-            trio.run(partial(_over_quic, scenario))
+@asynccontextmanager
+async def open_network(name: str) -> AsyncIterator[Network]:
+    """A network of one of the three kinds, for as long as a test may take."""
+    with trio.fail_after(DEADLINE):
+        if name == "memory":
+            async with open_memory_network() as network:
+                yield InMemory(network)
+        elif name == "libp2p":
+            async with trio.open_nursery() as nursery:
+                yield OverLibp2p(nursery)
+                nursery.cancel_scope.cancel()
         else:
-            trio.run(partial(_over_libp2p, scenario))
+            yield OverQuic()
 
 
-async def _in_memory(scenario: Scenario) -> None:
-    with trio.fail_after(DEADLINE):
-        async with open_memory_network() as network:
-            await scenario(InMemory(network))
-
-
-async def _over_libp2p(scenario: Scenario) -> None:
-    with trio.fail_after(DEADLINE):
-        async with trio.open_nursery() as nursery:
-            await scenario(OverLibp2p(nursery))
-            nursery.cancel_scope.cancel()
-
-
-async def _over_quic(scenario: Scenario) -> None:
-    with trio.fail_after(DEADLINE):
-        await scenario(OverQuic())
+# For tests that know nothing of the network below, or more of it than others can do.
+in_memory = pytest.mark.parametrize("over", ["memory"], indirect=True)
 
 
 async def until(condition: Callable[[], bool]) -> None:

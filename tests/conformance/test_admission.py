@@ -26,7 +26,7 @@ from neurogrid.p2p.trust import (
     Refusal,
 )
 from tests.conformance.admission import DAY, Scene, check_refused, open_host, pair, refusal_of
-from tests.conformance.networks import Network, Runner, until
+from tests.conformance.networks import Network, until
 from tests.conformance.streams import ECHO, check_echo, echo, serve_echo
 
 REFUSALS = [
@@ -41,25 +41,24 @@ REFUSALS = [
 ]
 
 
-def test_members_are_served(over: Runner, scene: Scene, ours: Identity, theirs: Identity) -> None:
-    async def scenario(network: Network) -> None:
-        coordinator = (ours, scene.member(ours, COORDINATOR))
-        worker = (theirs, scene.member(theirs, WORKER))
-        async with pair(network, coordinator, worker) as (one, other):
-            told: list[tuple[str, str | None]] = []
-            one.on_connected(lambda peer_id: told.append((peer_id, one.role_of(peer_id))))
-            other.on_connected(lambda peer_id: told.append((peer_id, other.role_of(peer_id))))
-            assert one.role_of(other.peer_id) is None
-            await network.connect(one, other)
-            await until(lambda: len(told) == 2)
-            assert set(told) == {(other.peer_id, WORKER), (one.peer_id, COORDINATOR)}
-            await check_echo(one, other)
-            await check_echo(other, one)
-            await one.disconnect(other.peer_id)
-            await other.wait_disconnected(one.peer_id)
-            assert (one.role_of(other.peer_id), other.role_of(one.peer_id)) == (None, None)
-
-    over.run(scenario)
+async def test_members_are_served(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity
+) -> None:
+    coordinator = (ours, scene.member(ours, COORDINATOR))
+    worker = (theirs, scene.member(theirs, WORKER))
+    async with pair(network, coordinator, worker) as (one, other):
+        told: list[tuple[str, str | None]] = []
+        one.on_connected(lambda peer_id: told.append((peer_id, one.role_of(peer_id))))
+        other.on_connected(lambda peer_id: told.append((peer_id, other.role_of(peer_id))))
+        assert one.role_of(other.peer_id) is None
+        await network.connect(one, other)
+        await until(lambda: len(told) == 2)
+        assert set(told) == {(other.peer_id, WORKER), (one.peer_id, COORDINATOR)}
+        await check_echo(one, other)
+        await check_echo(other, one)
+        await one.disconnect(other.peer_id)
+        await other.wait_disconnected(one.peer_id)
+        assert (one.role_of(other.peer_id), other.role_of(one.peer_id)) == (None, None)
 
 
 def stranger(scene: Scene, identity: Identity, reason: Refusal, tmp_path: Path) -> Admission:
@@ -89,8 +88,8 @@ def stranger(scene: Scene, identity: Identity, reason: Refusal, tmp_path: Path) 
 
 @pytest.mark.parametrize("is_dialler", [True, False], ids=["dials", "is_dialled"])
 @pytest.mark.parametrize("reason", REFUSALS, ids=lambda reason: reason.name.lower())
-def test_each_refusal_has_its_name(
-    over: Runner,
+async def test_each_refusal_has_its_name(
+    network: Network,
     scene: Scene,
     ours: Identity,
     theirs: Identity,
@@ -101,116 +100,105 @@ def test_each_refusal_has_its_name(
 ) -> None:
     is_mutual = reason is Refusal.WRONG_CLUSTER  # then who is dialled is the first to say no
 
-    async def scenario(network: Network) -> None:
-        refused = (theirs, stranger(scene, theirs, reason, tmp_path))
-        refuser = (ours, scene.issuer(ours))
-        first, second = (refused, refuser) if is_dialler else (refuser, refused)
-        async with pair(network, first, second) as (one, other):
-            error = await refusal_of(network, one, other)
-            assert error.reason == reason
-            assert error.refused_by_peer == (is_dialler or is_mutual)
-            with pytest.raises(PeerUnreachableError):
-                await one.open_stream(other.peer_id, [ECHO])
-
-    with caplog.at_level(logging.WARNING, "neurogrid"):
-        over.run(scenario)
+    caplog.set_level(logging.WARNING, "neurogrid")
+    refused = (theirs, stranger(scene, theirs, reason, tmp_path))
+    refuser = (ours, scene.issuer(ours))
+    first, second = (refused, refuser) if is_dialler else (refuser, refused)
+    async with pair(network, first, second) as (one, other):
+        error = await refusal_of(network, one, other)
+        assert error.reason == reason
+        assert error.refused_by_peer == (is_dialler or is_mutual)
+        with pytest.raises(PeerUnreachableError):
+            await one.open_stream(other.peer_id, [ECHO])
     lines = [record.getMessage() for record in caplog.records if record.name.endswith("gate")]
     assert len(lines) == 1
     named = ours if is_mutual and not is_dialler else theirs
     assert lines[0].startswith(f"refused {named.peer_id}: ")
 
 
-def test_a_worker_cannot_pose_as_a_coordinator(
-    over: Runner, scene: Scene, ours: Identity, theirs: Identity, caplog: pytest.LogCaptureFixture
+async def test_a_worker_cannot_pose_as_a_coordinator(
+    network: Network,
+    scene: Scene,
+    ours: Identity,
+    theirs: Identity,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whatever its Hello would say, and whoever it admits itself."""
 
-    async def scenario(network: Network) -> None:
-        poser = (theirs, scene.member(theirs, WORKER, admits=WORKER))
-        async with pair(network, poser, (ours, scene.member(ours, WORKER))) as (one, other):
-            Protocol(one, role="coordinator")
-            Protocol(other, role="worker")
-            error = await refusal_of(network, one, other)
-            assert error.reason == Refusal.ROLE_NOT_ADMITTED
-            assert error.refused_by_peer
-
-    with caplog.at_level(logging.WARNING, "neurogrid"):
-        over.run(scenario)
+    caplog.set_level(logging.WARNING, "neurogrid")
+    poser = (theirs, scene.member(theirs, WORKER, admits=WORKER))
+    async with pair(network, poser, (ours, scene.member(ours, WORKER))) as (one, other):
+        Protocol(one, role="coordinator")
+        Protocol(other, role="worker")
+        error = await refusal_of(network, one, other)
+        assert error.reason == Refusal.ROLE_NOT_ADMITTED
+        assert error.refused_by_peer
     assert f"refused {theirs.peer_id}: its role is worker" in caplog.text
 
 
-def test_who_is_not_on_the_list_is_refused(
-    over: Runner, ours: Identity, theirs: Identity, caplog: pytest.LogCaptureFixture
+async def test_who_is_not_on_the_list_is_refused(
+    network: Network, ours: Identity, theirs: Identity, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(network: Network) -> None:
-        listed = (ours, AllowList({ours.peer_id: WORKER}))
-        async with pair(network, (theirs, Insecure()), listed) as (one, other):
-            error = await refusal_of(network, one, other)
-            assert error.reason == Refusal.NOT_ON_LIST
-            error = await refusal_of(network, one, other)
-
-    with caplog.at_level(logging.WARNING, "neurogrid"):
-        over.run(scenario)
+    caplog.set_level(logging.WARNING, "neurogrid")
+    listed = (ours, AllowList({ours.peer_id: WORKER}))
+    async with pair(network, (theirs, Insecure()), listed) as (one, other):
+        error = await refusal_of(network, one, other)
+        assert error.reason == Refusal.NOT_ON_LIST
+        error = await refusal_of(network, one, other)
     (line,) = [record.getMessage() for record in caplog.records if record.name.endswith("gate")]
     assert theirs.peer_id in line
     assert "--allow" in line
 
 
-def test_who_is_on_the_list_has_its_role(over: Runner, ours: Identity, theirs: Identity) -> None:
-    async def scenario(network: Network) -> None:
-        coordinator = (ours, AllowList({theirs.peer_id: WORKER}, admits=[WORKER]))
-        worker = (theirs, AllowList.parse([f"{ours.peer_id}=coordinator"], admits=[COORDINATOR]))
-        async with pair(network, coordinator, worker) as (one, other):
-            await network.connect(one, other)
-            assert one.role_of(other.peer_id) == WORKER
-            assert other.role_of(one.peer_id) == COORDINATOR
-            await check_echo(other, one)
-        wrong = (ours, AllowList({theirs.peer_id: WORKER}, admits=[COORDINATOR]))
-        async with pair(network, worker_again(theirs, ours), wrong) as (one, other):
-            error = await refusal_of(network, one, other)
-            assert error.reason == Refusal.ROLE_NOT_ADMITTED
-
+async def test_who_is_on_the_list_has_its_role(
+    network: Network, ours: Identity, theirs: Identity
+) -> None:
     def worker_again(identity: Identity, peer: Identity) -> tuple[Identity, Admission]:
         return identity, AllowList({peer.peer_id: COORDINATOR})
 
-    over.run(scenario)
+    coordinator = (ours, AllowList({theirs.peer_id: WORKER}, admits=[WORKER]))
+    worker = (theirs, AllowList.parse([f"{ours.peer_id}=coordinator"], admits=[COORDINATOR]))
+    async with pair(network, coordinator, worker) as (one, other):
+        await network.connect(one, other)
+        assert one.role_of(other.peer_id) == WORKER
+        assert other.role_of(one.peer_id) == COORDINATOR
+        await check_echo(other, one)
+    wrong = (ours, AllowList({theirs.peer_id: WORKER}, admits=[COORDINATOR]))
+    async with pair(network, worker_again(theirs, ours), wrong) as (one, other):
+        error = await refusal_of(network, one, other)
+        assert error.reason == Refusal.ROLE_NOT_ADMITTED
 
 
-def test_a_listed_peer_need_not_know_the_protocol(
-    over: Runner, ours: Identity, theirs: Identity
+async def test_a_listed_peer_need_not_know_the_protocol(
+    network: Network, ours: Identity, theirs: Identity
 ) -> None:
-    async def scenario(network: Network) -> None:
-        listed = (ours, AllowList({theirs.peer_id: WORKER}))
-        async with pair(network, (theirs, None), listed) as (one, other):
-            await network.connect(one, other)
-            await check_echo(one, other)
-        async with pair(network, (ours, AllowList({theirs.peer_id: WORKER})), (theirs, None)) as (
-            one,
-            other,
-        ):
-            await network.connect(one, other)
-            assert one.role_of(theirs.peer_id) == WORKER
-            await check_echo(one, other)
-
-    over.run(scenario)
+    listed = (ours, AllowList({theirs.peer_id: WORKER}))
+    async with pair(network, (theirs, None), listed) as (one, other):
+        await network.connect(one, other)
+        await check_echo(one, other)
+    async with pair(network, (ours, AllowList({theirs.peer_id: WORKER})), (theirs, None)) as (
+        one,
+        other,
+    ):
+        await network.connect(one, other)
+        assert one.role_of(theirs.peer_id) == WORKER
+        await check_echo(one, other)
 
 
-def test_a_member_refuses_who_does_not_know_the_protocol(
-    over: Runner, scene: Scene, ours: Identity, theirs: Identity
+async def test_a_member_refuses_who_does_not_know_the_protocol(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity
 ) -> None:
-    async def scenario(network: Network) -> None:
-        member = (ours, scene.member(ours, COORDINATOR))
-        async with pair(network, member, (theirs, None)) as (one, other):
-            with pytest.raises(NotAdmittedError, match=TRUST_PROTOCOL) as caught:
-                await one.connect(await network.address_of(other))
-            assert caught.value.reason == Refusal.NOT_SPOKEN
-            await other.wait_disconnected(one.peer_id)
-
-    over.run(scenario)
+    member = (ours, scene.member(ours, COORDINATOR))
+    async with pair(network, member, (theirs, None)) as (one, other):
+        with pytest.raises(NotAdmittedError, match=TRUST_PROTOCOL) as caught:
+            await one.connect(await network.address_of(other))
+        assert caught.value.reason == Refusal.NOT_SPOKEN
+        await other.wait_disconnected(one.peer_id)
 
 
-def test_nothing_is_served_before(
-    over: Runner,
+async def test_nothing_is_served_before(
+    network: Network,
+    over: str,
     scene: Scene,
     ours: Identity,
     theirs: Identity,
@@ -219,79 +207,67 @@ def test_nothing_is_served_before(
 ) -> None:
     """A peer that never shows anything: its streams are refused, and in the end its connection."""
 
-    if over.name != "memory":
+    if over != "memory":
         monkeypatch.setattr("neurogrid.p2p.trust.gate.ADMISSION_TIMEOUT", 3.0)
 
-    async def scenario(network: Network) -> None:
-        member = (ours, scene.member(ours, COORDINATOR))
-        async with pair(network, (theirs, None), member) as (one, other):
-            served: list[str] = []
-            Protocol(other).on_message(None, lambda message: served.append("message"))
-            other.on_connected(served.append)
-            await one.connect(await network.address_of(other))
-            await until(lambda: one.peer_id in other.unadmitted_peers)
-            for protocol_id in (PROTOCOL_V11, ECHO):
-                await check_refused(one, other, protocol_id)
-            assert other.connected_peers == frozenset()
-            with pytest.raises(PeerUnreachableError):
-                await other.open_stream(one.peer_id, [ECHO])
-            await one.wait_disconnected(other.peer_id)
-            assert not served
-
-    with caplog.at_level(logging.WARNING, "neurogrid"):
-        over.run(scenario)
+    caplog.set_level(logging.WARNING, "neurogrid")
+    member = (ours, scene.member(ours, COORDINATOR))
+    async with pair(network, (theirs, None), member) as (one, other):
+        served: list[str] = []
+        Protocol(other).on_message(None, lambda message: served.append("message"))
+        other.on_connected(served.append)
+        await one.connect(await network.address_of(other))
+        await until(lambda: one.peer_id in other.unadmitted_peers)
+        for protocol_id in (PROTOCOL_V11, ECHO):
+            await check_refused(one, other, protocol_id)
+        assert other.connected_peers == frozenset()
+        with pytest.raises(PeerUnreachableError):
+            await other.open_stream(one.peer_id, [ECHO])
+        await one.wait_disconnected(other.peer_id)
+        assert not served
     assert any(
         f"refused {theirs.peer_id}: it showed no credentials" in record.getMessage()
         for record in caplog.records
     )
 
 
-def test_a_flood_of_peers_that_show_nothing_is_bounded(
-    over: Runner, scene: Scene, ours: Identity, monkeypatch: pytest.MonkeyPatch
+async def test_a_flood_of_peers_that_show_nothing_is_bounded(
+    network: Network, scene: Scene, ours: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurogrid.p2p.trust.gate.MAX_UNADMITTED", 4)
-
-    async def scenario(network: Network) -> None:
-        async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(
-                open_host(network, ours, scene.member(ours, COORDINATOR))
-            )
-            serve_echo(server)
-            address = await network.address_of(server)
-            for _ in range(8):
-                idle = await stack.enter_async_context(
-                    open_host(network, Identity.generate(), None)
-                )
-                with suppress(PeerUnreachableError):
-                    await idle.connect(address)
-            await until(lambda: len(server.unadmitted_peers) <= 4)
-            late = Identity.generate()
-            member = await stack.enter_async_context(
-                open_host(network, late, scene.member(late, WORKER))
-            )
-            await member.connect(address)
-            await until(lambda: server.connected_peers == {late.peer_id})
-            await check_echo(member, server)
-
-    over.run(scenario)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            open_host(network, ours, scene.member(ours, COORDINATOR))
+        )
+        serve_echo(server)
+        address = await network.address_of(server)
+        for _ in range(8):
+            idle = await stack.enter_async_context(open_host(network, Identity.generate(), None))
+            with suppress(PeerUnreachableError):
+                await idle.connect(address)
+        await until(lambda: len(server.unadmitted_peers) <= 4)
+        late = Identity.generate()
+        member = await stack.enter_async_context(
+            open_host(network, late, scene.member(late, WORKER))
+        )
+        await member.connect(address)
+        await until(lambda: server.connected_peers == {late.peer_id})
+        await check_echo(member, server)
 
 
-def test_a_tolerated_peer_is_kept_and_not_served(
-    over: Runner, scene: Scene, ours: Identity, theirs: Identity
+async def test_a_tolerated_peer_is_kept_and_not_served(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity
 ) -> None:
-    async def scenario(network: Network) -> None:
-        member = (ours, scene.member(ours, COORDINATOR))
-        async with pair(network, member, (theirs, None)) as (one, other):
-            one.tolerate(other.peer_id, ["/test/known/1"])
-            one.set_stream_handler("/test/known/1", echo)
-            await one.connect(await network.address_of(other))
-            await until(lambda: one.peer_id in other.connected_peers)
-            assert one.unadmitted_peers == {other.peer_id}
-            assert one.role_of(other.peer_id) is None
-            stream = await other.open_stream(one.peer_id, ["/test/known/1"])
-            await stream.send_all(b"served")
-            assert await stream.receive_some() == b"served"
-            await stream.aclose()
-            await check_refused(other, one, ECHO)
-
-    over.run(scenario)
+    member = (ours, scene.member(ours, COORDINATOR))
+    async with pair(network, member, (theirs, None)) as (one, other):
+        one.tolerate(other.peer_id, ["/test/known/1"])
+        one.set_stream_handler("/test/known/1", echo)
+        await one.connect(await network.address_of(other))
+        await until(lambda: one.peer_id in other.connected_peers)
+        assert one.unadmitted_peers == {other.peer_id}
+        assert one.role_of(other.peer_id) is None
+        stream = await other.open_stream(one.peer_id, ["/test/known/1"])
+        await stream.send_all(b"served")
+        assert await stream.receive_some() == b"served"
+        await stream.aclose()
+        await check_refused(other, one, ECHO)

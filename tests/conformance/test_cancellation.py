@@ -16,7 +16,7 @@ from neurogrid.errors import TransportError
 from neurogrid.p2p import MessageType, TensorMessage, TraceContext
 from neurogrid.p2p.wire import GPUInfo
 from tests.conformance.cancellation import attempts, num_tasks, settled_tasks
-from tests.conformance.networks import Network, Runner, until
+from tests.conformance.networks import Network, until
 from tests.conformance.protocols import PATIENCE, Pair, check_echo, open_pair, serve_echo
 
 KIB = 1024
@@ -105,77 +105,63 @@ async def open_scene(network: Network, version: str) -> AsyncIterator[Scene]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call(over: Runner, version: str, name: str) -> None:
-    async def scenario(network: Network) -> None:
-        async with open_scene(network, version) as scene:
-            for attempt in attempts(at_least=0):
-                await attempt.run(CALLS[name], scene.pair)
-                await scene.check()
-
-    over.run(scenario)
+async def test_a_call(network: Network, version: str, name: str) -> None:
+    async with open_scene(network, version) as scene:
+        for attempt in attempts(at_least=0):
+            await attempt.run(CALLS[name], scene.pair)
+            await scene.check()
 
 
 @pytest.mark.parametrize(
     "name", ["open", "send_activation", "send_activation of 3 MiB", "request_gpu_info"]
 )
-def test_a_call_on_a_new_connection(over: Runner, version: str, name: str) -> None:
+async def test_a_call_on_a_new_connection(network: Network, version: str, name: str) -> None:
     """The first call finds out the version, and brings up the stream of 1.1.0."""
+    async with open_scene(network, version) as scene:
+        pair = scene.pair
+        for attempt in attempts():
+            await pair.client.close_peer(pair.server_id)
+            await pair.wait_disconnected()
+            await network.connect(pair.client.host, pair.server.host)
+            await attempt.run(CALLS[name], pair)
+            await scene.check()
 
-    async def scenario(network: Network) -> None:
-        async with open_scene(network, version) as scene:
-            pair = scene.pair
-            for attempt in attempts():
-                await pair.client.close_peer(pair.server_id)
+
+async def test_close_peer(network: Network, version: str) -> None:
+    async with open_scene(network, version) as scene:
+        pair = scene.pair
+        for attempt in attempts():
+            await attempt.run(pair.client.close_peer, pair.server_id)
+            if attempt.is_through:
                 await pair.wait_disconnected()
-                await network.connect(pair.client.host, pair.server.host)
-                await attempt.run(CALLS[name], pair)
-                await scene.check()
-
-    over.run(scenario)
-
-
-def test_close_peer(over: Runner, version: str) -> None:
-    async def scenario(network: Network) -> None:
-        async with open_scene(network, version) as scene:
-            pair = scene.pair
-            for attempt in attempts():
-                await attempt.run(pair.client.close_peer, pair.server_id)
-                if attempt.is_through:
-                    await pair.wait_disconnected()
-                    await pair.connect()
-                await scene.check()
-
-    over.run(scenario)
+                await pair.connect()
+            await scene.check()
 
 
 @pytest.mark.parametrize("what", ["response", "weights"])
-def test_waiting(over: Runner, version: str, what: str) -> None:
+async def test_waiting(network: Network, version: str, what: str) -> None:
     """A wait that is cancelled leaves nothing behind; the next one gets the answer."""
-
-    async def scenario(network: Network) -> None:
-        async with open_scene(network, version) as scene:
-            client, server_id = scene.pair.client, scene.pair.server_id
-            for _ in range(5):
-                with trio.move_on_after(0.01) as scope:
-                    if what == "response":
-                        await client.wait_for_response(server_id, 99, timeout=PATIENCE)
-                    else:
-                        await client.wait_for_weights_ack(server_id, 3, timeout=PATIENCE)
-                assert scope.cancelled_caught
-                assert len(client._dispatcher.pending) == 0
-            async with trio.open_nursery() as nursery:
+    async with open_scene(network, version) as scene:
+        client, server_id = scene.pair.client, scene.pair.server_id
+        for _ in range(5):
+            with trio.move_on_after(0.01) as scope:
                 if what == "response":
-                    nursery.start_soon(_wait_for_response, scene.pair)
+                    await client.wait_for_response(server_id, 99, timeout=PATIENCE)
                 else:
-                    nursery.start_soon(_wait_for_ack, scene.pair)
-                await until(lambda: len(client._dispatcher.pending) == 1)
-                if what == "response":
-                    await scene.pair.server.send_response(scene.pair.client_id, 1, 2, 99, b"x")
-                else:
-                    await scene.pair.server.send_weights_ack(scene.pair.client_id, 3)
-            await scene.check()
-
-    over.run(scenario)
+                    await client.wait_for_weights_ack(server_id, 3, timeout=PATIENCE)
+            assert scope.cancelled_caught
+            assert len(client._dispatcher.pending) == 0
+        async with trio.open_nursery() as nursery:
+            if what == "response":
+                nursery.start_soon(_wait_for_response, scene.pair)
+            else:
+                nursery.start_soon(_wait_for_ack, scene.pair)
+            await until(lambda: len(client._dispatcher.pending) == 1)
+            if what == "response":
+                await scene.pair.server.send_response(scene.pair.client_id, 1, 2, 99, b"x")
+            else:
+                await scene.pair.server.send_weights_ack(scene.pair.client_id, 3)
+        await scene.check()
 
 
 async def _wait_for_response(pair: Pair) -> None:
@@ -187,31 +173,28 @@ async def _wait_for_ack(pair: Pair) -> None:
     await pair.client.wait_for_weights_ack(pair.server_id, 3, timeout=PATIENCE)
 
 
-def test_a_message_is_sent_whole_or_not_at_all(over: Runner, version: str) -> None:
-    async def scenario(network: Network) -> None:
-        async with open_pair(network, version) as pair:
-            received: list[tuple[int, bytes]] = []
+async def test_a_message_is_sent_whole_or_not_at_all(network: Network, version: str) -> None:
+    async with open_pair(network, version) as pair:
+        received: list[tuple[int, bytes]] = []
 
-            def note(message: TensorMessage) -> None:
-                received.append((message.seq_id, bytes(message.data)))
+        def note(message: TensorMessage) -> None:
+            received.append((message.seq_id, bytes(message.data)))
 
-            pair.server.on_message(MessageType.ACTIVATION, note)
-            sent: dict[int, bool] = {}
-            for step, attempt in enumerate(attempts()):
-                data = step.to_bytes(4, "big") * (MIB // 2)
-                await attempt.run(
-                    pair.client.send_activation, pair.server_id, 1, step, 1000 + step, data
-                )
-                sent[step] = attempt.is_through
-            await pair.client.send_activation(pair.server_id, 1, 1 << 32, 1, b"the last")
-            await until(lambda: (1 << 32, b"the last") in received)
-            whole = {step: data for step, data in received if step != 1 << 32}
-            assert {step for step, is_through in sent.items() if is_through} <= whole.keys()
-            for step, data in whole.items():
-                assert data == step.to_bytes(4, "big") * (MIB // 2)
-            assert len(received) == len(whole) + 1  # none twice
-
-    over.run(scenario)
+        pair.server.on_message(MessageType.ACTIVATION, note)
+        sent: dict[int, bool] = {}
+        for step, attempt in enumerate(attempts()):
+            data = step.to_bytes(4, "big") * (MIB // 2)
+            await attempt.run(
+                pair.client.send_activation, pair.server_id, 1, step, 1000 + step, data
+            )
+            sent[step] = attempt.is_through
+        await pair.client.send_activation(pair.server_id, 1, 1 << 32, 1, b"the last")
+        await until(lambda: (1 << 32, b"the last") in received)
+        whole = {step: data for step, data in received if step != 1 << 32}
+        assert {step for step, is_through in sent.items() if is_through} <= whole.keys()
+        for step, data in whole.items():
+            assert data == step.to_bytes(4, "big") * (MIB // 2)
+        assert len(received) == len(whole) + 1  # none twice
 
 
 async def _ask_for_ever(pair: Pair, is_enough: trio.Event, enough: int) -> None:
@@ -224,21 +207,17 @@ async def _ask_for_ever(pair: Pair, is_enough: trio.Event, enough: int) -> None:
             num_answers += 1
 
 
-def test_hosts_that_end_in_the_middle(over: Runner, version: str) -> None:
+async def test_hosts_that_end_in_the_middle(network: Network, version: str) -> None:
     """Whatever is under way when a host's block is left ends, on both sides."""
+    async with network.open_host() as other:  # keeps the network busy
+        before = await settled_tasks()
+        for enough in (0, 1, 5):
+            async with open_pair(network, version) as pair:
+                serve_all(pair)
 
-    async def scenario(network: Network) -> None:
-        async with network.open_host() as other:  # keeps the network busy
-            before = await settled_tasks()
-            for enough in (0, 1, 5):
-                async with open_pair(network, version) as pair:
-                    serve_all(pair)
-
-                    is_enough = trio.Event()
-                    for _ in range(5):
-                        pair.client.host.start_soon(_ask_for_ever, pair, is_enough, enough)
-                    await is_enough.wait()
-                await until(lambda: num_tasks() <= before)
-            assert other.connected_peers == frozenset()
-
-    over.run(scenario)
+                is_enough = trio.Event()
+                for _ in range(5):
+                    pair.client.host.start_soon(_ask_for_ever, pair, is_enough, enough)
+                await is_enough.wait()
+            await until(lambda: num_tasks() <= before)
+        assert other.connected_peers == frozenset()

@@ -24,10 +24,8 @@ from neurogrid.p2p.trust import (
 )
 from neurogrid.p2p.trust.messages import Credentials, Verdict, read_frame, write_frames
 from tests.conformance.admission import DAY, Scene, open_host, pair
-from tests.conformance.networks import Network, Runner, until
+from tests.conformance.networks import Network, in_memory, until
 from tests.conformance.streams import serve_echo
-
-MEMORY = Runner("memory")
 
 
 def victim(scene: Scene, certificate: Certificate, directory: Path) -> ClusterAdmission:
@@ -51,6 +49,7 @@ def answer_with(host: Host, issued: bytes, shown: Credentials) -> list[Verdict]:
     return verdicts
 
 
+@in_memory
 @pytest.mark.parametrize(
     ("giver", "given", "reason"),
     [
@@ -63,7 +62,8 @@ def answer_with(host: Host, issued: bytes, shown: Credentials) -> list[Verdict]:
         ("issuer", "revoked", Refusal.REVOKED),
     ],
 )
-def test_what_is_of_no_use_is_not_taken(
+async def test_what_is_of_no_use_is_not_taken(
+    network: Network,
     scene: Scene,
     ours: Identity,
     theirs: Identity,
@@ -90,52 +90,45 @@ def test_what_is_of_no_use_is_not_taken(
         "worker": Credentials(scene.certificate(ours, WORKER).data),
         "issuer": Credentials(scene.certificate(ours, COORDINATOR).data, is_issuer=True),
     }[giver]
-
-    async def scenario(network: Network) -> None:
-        async with pair(network, (theirs, policy), (ours, None)) as (worker, other):
-            verdicts = answer_with(other, issued.data, shown)
-            address = await network.address_of(other)
-            if reason is None:
-                await worker.connect(address)
-                assert worker.role_of(other.peer_id) == COORDINATOR
-                return
+    async with pair(network, (theirs, policy), (ours, None)) as (worker, other):
+        verdicts = answer_with(other, issued.data, shown)
+        address = await network.address_of(other)
+        if reason is None:
+            await worker.connect(address)
+            assert worker.role_of(other.peer_id) == COORDINATOR
+        else:
             with pytest.raises(NotAdmittedError) as caught:
                 await worker.connect(address)
             assert (caught.value.reason, caught.value.refused_by_peer) == (reason, False)
             assert [verdict.reason for verdict in verdicts] == [reason]
-
-    MEMORY.run(scenario)
     assert policy.membership.certificate == held
     assert Membership.load(tmp_path / "victim").certificate == held
 
 
-def test_what_the_dialler_issues_is_taken_of_an_issuer_alone(
-    scene: Scene, ours: Identity, theirs: Identity, tmp_path: Path
+@in_memory
+async def test_what_the_dialler_issues_is_taken_of_an_issuer_alone(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity, tmp_path: Path
 ) -> None:
     held = scene.certificate(theirs, WORKER, days=20)
     newer = scene.certificate(theirs, WORKER, days=30)
-
-    async def scenario(network: Network) -> None:
-        for is_issuer in (False, True):
-            policy = victim(scene, held, tmp_path / "victim")
-            shown = Credentials(scene.certificate(ours, COORDINATOR).data, is_issuer=is_issuer)
-            async with pair(network, (ours, None), (theirs, policy)) as (dialler, worker):
-                address = await network.address_of(worker)
-                stream = await _open(dialler, address)
-                await write_frames(stream, shown)
-                assert not Verdict.decode(await read_frame(stream)).reason
-                await read_frame(stream)
-                await write_frames(stream, Verdict(issued=newer.data))
-                await stream.send_eof()
-                if is_issuer:
-                    assert await stream.receive_some() == b""
-                    assert worker.role_of(dialler.peer_id) == COORDINATOR
-                else:
-                    await worker.wait_disconnected(dialler.peer_id)
-            expected = newer if is_issuer else held
-            assert Membership.load(tmp_path / "victim").certificate == expected
-
-    MEMORY.run(scenario)
+    for is_issuer in (False, True):
+        policy = victim(scene, held, tmp_path / "victim")
+        shown = Credentials(scene.certificate(ours, COORDINATOR).data, is_issuer=is_issuer)
+        async with pair(network, (ours, None), (theirs, policy)) as (dialler, worker):
+            address = await network.address_of(worker)
+            stream = await _open(dialler, address)
+            await write_frames(stream, shown)
+            assert not Verdict.decode(await read_frame(stream)).reason
+            await read_frame(stream)
+            await write_frames(stream, Verdict(issued=newer.data))
+            await stream.send_eof()
+            if is_issuer:
+                assert await stream.receive_some() == b""
+                assert worker.role_of(dialler.peer_id) == COORDINATOR
+            else:
+                await worker.wait_disconnected(dialler.peer_id)
+        expected = newer if is_issuer else held
+        assert Membership.load(tmp_path / "victim").certificate == expected
 
 
 async def _open(dialler: Host, address: str) -> Stream:
@@ -143,9 +136,10 @@ async def _open(dialler: Host, address: str) -> Stream:
     return await dialler.open_stream(peer_id, [TRUST_PROTOCOL])
 
 
+@in_memory
 @pytest.mark.parametrize("ill", ["expired", "from the future", "revoked"])
-def test_a_certificate_that_is_good_replaces_one_that_is_not(
-    scene: Scene, ours: Identity, theirs: Identity, tmp_path: Path, ill: str
+async def test_a_certificate_that_is_good_replaces_one_that_is_not(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity, tmp_path: Path, ill: str
 ) -> None:
     """By a ticket, also if the one that is no good would end later: the issuer's clock had been ahead."""
     start = scene.clock.now
@@ -160,28 +154,25 @@ def test_a_certificate_that_is_good_replaces_one_that_is_not(
     joining = ClusterAdmission(
         policy.membership, admits={COORDINATOR}, ticket=made, clock=scene.clock
     )
-
-    async def scenario(network: Network) -> None:
-        async with (
-            open_host(network, ours, scene.issuer(ours)) as coordinator,
-            open_host(network, theirs, joining) as worker,
-        ):
-            serve_echo(coordinator)
-            try:
-                await network.connect(worker, coordinator)
-            except NeuroGridError as exc:
-                pytest.fail(str(exc))
-            assert coordinator.role_of(worker.peer_id) == WORKER
-
-    MEMORY.run(scenario)
+    async with (
+        open_host(network, ours, scene.issuer(ours)) as coordinator,
+        open_host(network, theirs, joining) as worker,
+    ):
+        serve_echo(coordinator)
+        try:
+            await network.connect(worker, coordinator)
+        except NeuroGridError as exc:
+            pytest.fail(str(exc))
+        assert coordinator.role_of(worker.peer_id) == WORKER
     kept = Membership.load(tmp_path / "victim").certificate
     assert kept is not None
     assert kept.serial != held.serial
     assert kept.not_before == int(scene.clock.now)
 
 
-def test_a_member_that_asks_for_renewal_is_served_though_the_issuer_cannot_read_its_list(
-    scene: Scene, ours: Identity, theirs: Identity, tmp_path: Path
+@in_memory
+async def test_a_member_that_asks_for_renewal_is_served_though_the_issuer_cannot_read_its_list(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity, tmp_path: Path
 ) -> None:
     """Whoever of the two dials."""
     scene.clock.now += 16 * DAY
@@ -195,16 +186,13 @@ def test_a_member_that_asks_for_renewal_is_served_though_the_issuer_cannot_read_
     def is_worker(coordinator: Host) -> bool:
         return coordinator.role_of(theirs.peer_id) == WORKER
 
-    async def scenario(network: Network) -> None:
-        for worker_dials in (True, False):
-            async with (
-                open_host(network, ours, issuer) as coordinator,
-                open_host(network, theirs, policy) as worker,
-            ):
-                serve_echo(coordinator)
-                hosts = (worker, coordinator) if worker_dials else (coordinator, worker)
-                await network.connect(*hosts)
-                await until(partial(is_worker, coordinator))
-
-    MEMORY.run(scenario)
+    for worker_dials in (True, False):
+        async with (
+            open_host(network, ours, issuer) as coordinator,
+            open_host(network, theirs, policy) as worker,
+        ):
+            serve_echo(coordinator)
+            hosts = (worker, coordinator) if worker_dials else (coordinator, worker)
+            await network.connect(*hosts)
+            await until(partial(is_worker, coordinator))
     assert Membership.load(tmp_path / "victim").certificate == held

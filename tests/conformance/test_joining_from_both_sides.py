@@ -28,13 +28,12 @@ from neurogrid.p2p.trust import (
 from neurogrid.p2p.trust.gated_peer import GatedPeer
 from neurogrid.p2p.trust.messages import Credentials
 from tests.conformance.admission import Scene, open_host, pair
-from tests.conformance.networks import InMemory, Network, Runner, until
+from tests.conformance.networks import InMemory, Network, in_memory, until
 from tests.conformance.streams import check_echo, serve_echo
 
 DELAY = 0.01  # seconds, one way
 # When the coordinator's dial arrives after the worker's: before, in each step of, and after the worker's exchange.
 LATER = [(n + 0.5) * DELAY / 4 for n in range(20)]
-MEMORY = Runner("memory")
 
 
 class Issuer(ClusterAdmission):
@@ -92,71 +91,65 @@ def lines_of(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if part in record.getMessage()]
 
 
+@in_memory
 @pytest.mark.parametrize("max_uses", [1, 0], ids=["one_use", "any_number"])
-def test_exchanges_that_cross_redeem_a_ticket_once(
-    scene: Scene, ours: Identity, caplog: pytest.LogCaptureFixture, max_uses: int
+async def test_exchanges_that_cross_redeem_a_ticket_once(
+    network: Network, scene: Scene, ours: Identity, caplog: pytest.LogCaptureFixture, max_uses: int
 ) -> None:
     caplog.set_level(logging.INFO, "neurogrid")
     num_tokens: list[int] = []
-
-    async def scenario(network: Network) -> None:
-        assert isinstance(network, InMemory)
-        network._network.set_link(Link(delay=DELAY))
-        for later in LATER:
-            caplog.clear()
-            made = ticket(scene, ours, max_uses=max_uses)
-            judging, joining = issuer(scene, ours), scene.joining(made)
-            async with pair(network, (Identity.generate(), joining), (ours, judging)) as (
-                worker,
-                coordinator,
-            ):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(network.connect, worker, coordinator)
-                    await trio.sleep(2 * DELAY + later)
-                    dial_back(worker, coordinator)
-                await check_members(worker, coordinator, joining)
-                num_tokens.append(judging.num_tokens)
-                assert len(lines_of(caplog, "has joined as worker, by a ticket")) == 1
-                assert len(lines_of(caplog, "certificate as worker until")) == 1
-                if max_uses:
-                    await check_used_up(network, made, scene, coordinator)
-
-    MEMORY.run(scenario)
+    assert isinstance(network, InMemory)
+    network._network.set_link(Link(delay=DELAY))
+    for later in LATER:
+        caplog.clear()
+        made = ticket(scene, ours, max_uses=max_uses)
+        judging, joining = issuer(scene, ours), scene.joining(made)
+        async with pair(network, (Identity.generate(), joining), (ours, judging)) as (
+            worker,
+            coordinator,
+        ):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(network.connect, worker, coordinator)
+                await trio.sleep(2 * DELAY + later)
+                dial_back(worker, coordinator)
+            await check_members(worker, coordinator, joining)
+            num_tokens.append(judging.num_tokens)
+            assert len(lines_of(caplog, "has joined as worker, by a ticket")) == 1
+            assert len(lines_of(caplog, "certificate as worker until")) == 1
+            if max_uses:
+                await check_used_up(network, made, scene, coordinator)
     assert set(num_tokens) == {1, 2}  # some crossed, some did not
 
 
-def test_a_certificate_that_was_lost_on_its_way_is_given_again(
-    scene: Scene, ours: Identity, theirs: Identity
+@in_memory
+async def test_a_certificate_that_was_lost_on_its_way_is_given_again(
+    network: Network, scene: Scene, ours: Identity, theirs: Identity
 ) -> None:
     """Also by a coordinator that was started again: a ticket of one use lets its worker in, and nobody else."""
-
-    async def scenario(network: Network) -> None:
-        assert isinstance(network, InMemory)
-        network._network.set_link(Link(delay=DELAY))
-        num_lost = 0
-        for later in LATER:
-            made = ticket(scene, ours, max_uses=1)
-            for attempt in range(2):
-                joining = scene.joining(made)  # what was on its way is all that there was
-                judging = issuer(scene, ours)
-                async with pair(network, (theirs, joining), (ours, judging)) as (
-                    worker,
-                    coordinator,
-                ):
-                    if attempt:
-                        await network.connect(worker, coordinator)
-                        await check_members(worker, coordinator, joining)
-                        await check_used_up(network, made, scene, coordinator)
-                        continue
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(_try_to_connect, network, worker, coordinator)
-                        await trio.sleep(2 * DELAY + later)
-                        network.cut(worker, coordinator)
-                        nursery.cancel_scope.cancel()
-                    num_lost += bool(judging.num_tokens) and joining.membership.certificate is None
-        assert num_lost
-
-    MEMORY.run(scenario)
+    assert isinstance(network, InMemory)
+    network._network.set_link(Link(delay=DELAY))
+    num_lost = 0
+    for later in LATER:
+        made = ticket(scene, ours, max_uses=1)
+        for attempt in range(2):
+            joining = scene.joining(made)  # what was on its way is all that there was
+            judging = issuer(scene, ours)
+            async with pair(network, (theirs, joining), (ours, judging)) as (
+                worker,
+                coordinator,
+            ):
+                if attempt:
+                    await network.connect(worker, coordinator)
+                    await check_members(worker, coordinator, joining)
+                    await check_used_up(network, made, scene, coordinator)
+                    continue
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_try_to_connect, network, worker, coordinator)
+                    await trio.sleep(2 * DELAY + later)
+                    network.cut(worker, coordinator)
+                    nursery.cancel_scope.cancel()
+                num_lost += bool(judging.num_tokens) and joining.membership.certificate is None
+    assert num_lost
 
 
 async def _try_to_connect(network: Network, one: Host, other: Host) -> None:
@@ -164,57 +157,54 @@ async def _try_to_connect(network: Network, one: Host, other: Host) -> None:
         await one.connect(await network.address_of(other))
 
 
-def test_a_worker_says_once_that_it_is_connected(
-    scene: Scene, ours: Identity, theirs: Identity, caplog: pytest.LogCaptureFixture
+@in_memory
+async def test_a_worker_says_once_that_it_is_connected(
+    network: Network,
+    scene: Scene,
+    ours: Identity,
+    theirs: Identity,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each time that it was not, whoever dials."""
     caplog.set_level(logging.INFO, "neurogrid")
-
-    async def scenario(network: Network) -> None:
-        assert isinstance(network, InMemory)
-        network._network.set_link(Link(delay=DELAY))
-        joining = scene.joining(ticket(scene, ours, max_uses=1))
-        async with pair(network, (theirs, joining), (ours, issuer(scene, ours))) as (
-            worker,
-            coordinator,
-        ):
-            Protocol(coordinator, role="coordinator")
-            address = await network.address_of(coordinator)
-            async with keep_coordinators(Protocol(worker, role="worker"), [address]):
-                for num_times in (1, 2):
-                    await until(lambda: worker.peer_id in coordinator.unadmitted_peers)
-                    dial_back(worker, coordinator)
-                    await check_members(worker, coordinator, joining)
-                    await trio.sleep(1)
-                    dial_back(worker, coordinator)
-                    await trio.sleep(1)
-                    assert len(lines_of(caplog, "connected to the coordinator")) == num_times
-                    network.cut(worker, coordinator)
-                    await coordinator.wait_disconnected(worker.peer_id)
-
-    MEMORY.run(scenario)
+    assert isinstance(network, InMemory)
+    network._network.set_link(Link(delay=DELAY))
+    joining = scene.joining(ticket(scene, ours, max_uses=1))
+    async with pair(network, (theirs, joining), (ours, issuer(scene, ours))) as (
+        worker,
+        coordinator,
+    ):
+        Protocol(coordinator, role="coordinator")
+        address = await network.address_of(coordinator)
+        async with keep_coordinators(Protocol(worker, role="worker"), [address]):
+            for num_times in (1, 2):
+                await until(lambda: worker.peer_id in coordinator.unadmitted_peers)
+                dial_back(worker, coordinator)
+                await check_members(worker, coordinator, joining)
+                await trio.sleep(1)
+                dial_back(worker, coordinator)
+                await trio.sleep(1)
+                assert len(lines_of(caplog, "connected to the coordinator")) == num_times
+                network.cut(worker, coordinator)
+                await coordinator.wait_disconnected(worker.peer_id)
 
 
-def test_who_dial_each_other_at_once_spend_one_use(
-    over: Runner, scene: Scene, ours: Identity, caplog: pytest.LogCaptureFixture
+async def test_who_dial_each_other_at_once_spend_one_use(
+    network: Network, scene: Scene, ours: Identity, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "neurogrid")
-
-    async def scenario(network: Network) -> None:
-        async with open_host(network, ours, issuer(scene, ours)) as coordinator:
-            serve_echo(coordinator)
-            for _ in range(3):
-                caplog.clear()
-                made = ticket(scene, ours, max_uses=1)
-                joining = scene.joining(made)
-                async with open_host(network, Identity.generate(), joining) as worker:
-                    serve_echo(worker)
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(network.connect, worker, coordinator)
-                        nursery.start_soon(network.connect, coordinator, worker)
-                    await check_members(worker, coordinator, joining)
-                    assert len(lines_of(caplog, "has joined as worker, by a ticket")) == 1
-                    assert len(lines_of(caplog, "certificate as worker until")) == 1
-                    await check_used_up(network, made, scene, coordinator)
-
-    over.run(scenario)
+    async with open_host(network, ours, issuer(scene, ours)) as coordinator:
+        serve_echo(coordinator)
+        for _ in range(3):
+            caplog.clear()
+            made = ticket(scene, ours, max_uses=1)
+            joining = scene.joining(made)
+            async with open_host(network, Identity.generate(), joining) as worker:
+                serve_echo(worker)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(network.connect, worker, coordinator)
+                    nursery.start_soon(network.connect, coordinator, worker)
+                await check_members(worker, coordinator, joining)
+                assert len(lines_of(caplog, "has joined as worker, by a ticket")) == 1
+                assert len(lines_of(caplog, "certificate as worker until")) == 1
+                await check_used_up(network, made, scene, coordinator)

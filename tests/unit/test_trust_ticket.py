@@ -79,9 +79,12 @@ def test_another_version_says_so() -> None:
     assert "another version" in refusal_of("ngt2" + TEXT[4:])
 
 
-def test_an_expired_ticket_says_when() -> None:
+def test_an_expired_ticket_says_when_and_by_whose_clock() -> None:
     Ticket.parse(TEXT, now=NOW + 86_399)
     assert "expired at 2027-01-16 08:00:00 UTC" in refusal_of(TEXT, now=NOW + 86_400)
+    said = refusal_of(TEXT, now=NOW + 3 * 86_400)
+    assert "2 days ago, by the clock of" in said
+    assert "set this machine's" in said
 
 
 @given(text=st.text(max_size=200) | st.text(ALPHABET, max_size=200).map("ngt1".__add__))
