@@ -134,10 +134,7 @@ async def test_a_certificate_that_was_lost_on_its_way_is_given_again(
         for attempt in range(2):
             joining = scene.joining(made)  # what was on its way is all that there was
             judging = issuer(scene, ours)
-            async with pair(network, (theirs, joining), (ours, judging)) as (
-                worker,
-                coordinator,
-            ):
+            async with pair(network, (theirs, joining), (ours, judging)) as (worker, coordinator):
                 if attempt:
                     await network.connect(worker, coordinator)
                     await check_members(worker, coordinator, joining)
