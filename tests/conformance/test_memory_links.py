@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from neurogrid.errors import (
     ConfigurationError,
@@ -25,19 +24,24 @@ from tests.conformance.streams import ECHO, receive_into, stream_pair
 from tests.conformance.streams import check_echo as check_stream
 from tests.conformance.streams import serve_echo as serve_streams
 
-Scenario = Callable[[MemoryNetwork, MemoryHost, MemoryHost], Awaitable[None]]
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+Hosts = tuple[MemoryNetwork, MemoryHost, MemoryHost]
 
 
-def run(scenario: Scenario, link: Link | None = None) -> None:
-    async def main() -> None:
-        async with (
-            open_memory_network(link) as network,
-            network.open_host() as one,
-            network.open_host() as other,
-        ):
-            await scenario(network, one, other)
+@asynccontextmanager
+async def hosts_over(link: Link | None = None) -> AsyncIterator[Hosts]:
+    async with (
+        open_memory_network(link) as network,
+        network.open_host() as one,
+        network.open_host() as other,
+    ):
+        yield network, one, other
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+@pytest.fixture
+def hosts() -> AbstractAsyncContextManager[Hosts]:
+    return hosts_over()
 
 
 class Stopwatch:
@@ -51,39 +55,32 @@ class Stopwatch:
         return round(lap, 6)
 
 
-def test_addresses_are_multiaddrs() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        for host in (one, other):
-            (address,) = host.addresses
-            multiaddr, peer_id = parse_peer_address(address)
-            assert str(multiaddr) == address
-            assert peer_id == host.peer_id == host.identity.peer_id
-        assert one.addresses != other.addresses
-
-    run(scenario)
+async def test_addresses_are_multiaddrs(hosts: Hosts) -> None:
+    _, one, other = hosts
+    for host in (one, other):
+        (address,) = host.addresses
+        multiaddr, peer_id = parse_peer_address(address)
+        assert str(multiaddr) == address
+        assert peer_id == host.peer_id == host.identity.peer_id
+    assert one.addresses != other.addresses
 
 
-def test_a_host_may_bring_its_identity() -> None:
+async def test_a_host_may_bring_its_identity(hosts: Hosts) -> None:
     identity = Identity.generate()
-
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        for _ in range(2):  # one after the other
-            async with network.open_host(identity=identity) as host:
-                assert host.peer_id == identity.peer_id
-                with pytest.raises(ConfigurationError, match="already"):
-                    async with network.open_host(identity=identity):
-                        pass
-
-    run(scenario)
+    network, _, _ = hosts
+    for _ in range(2):  # one after the other
+        async with network.open_host(identity=identity) as host:
+            assert host.peer_id == identity.peer_id
+            with pytest.raises(ConfigurationError, match="already"):
+                async with network.open_host(identity=identity):
+                    pass
 
 
-def test_hosts_are_in_their_network_alone() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        async with open_memory_network() as another, another.open_host() as stranger:
-            with pytest.raises(PeerUnreachableError):
-                await one.connect(stranger.addresses[0])
-
-    run(scenario)
+async def test_hosts_are_in_their_network_alone(hosts: Hosts) -> None:
+    _, one, _ = hosts
+    async with open_memory_network() as another, another.open_host() as stranger:
+        with pytest.raises(PeerUnreachableError):
+            await one.connect(stranger.addresses[0])
 
 
 def test_what_leaves_a_block_is_what_was_raised() -> None:
@@ -98,8 +95,8 @@ def test_what_leaves_a_block_is_what_was_raised() -> None:
 # Delay and bandwidth
 
 
-def test_delay_counts_each_way() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
+async def test_delay_counts_each_way() -> None:
+    async with hosts_over(Link(delay=0.5)) as (_, one, other):
         serve_streams(other)
         watch = Stopwatch()
         await one.connect(other.addresses[0])
@@ -115,62 +112,54 @@ def test_delay_counts_each_way() -> None:
         await other.wait_disconnected(one.peer_id)
         assert watch.lap() == 0.5
 
-    run(scenario, Link(delay=0.5))
 
-
-def test_a_link_between_two_hosts_is_theirs_alone() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        async with network.open_host() as third:
-            network.set_link(Link(delay=2.0), between=(other, one))
-            assert network.link(one, other) == Link(delay=2.0)
-            assert network.link(one, third) == Link()
-            watch = Stopwatch()
-            await one.connect(third.addresses[0])
-            assert watch.lap() == 0.0
-            await one.connect(other.addresses[0])
-            assert watch.lap() == 4.0
-            network.set_link(Link(delay=0.1))  # all, that one too
-            assert network.link(one, other) == Link(delay=0.1)
-
-    run(scenario)
-
-
-def test_a_link_changes_for_what_is_under_way() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        await one.connect(other.addresses[0])
-        async with stream_pair(one, other) as (near, far):
-            network.set_link(Link(delay=10.0))
-            await near.send_all(b"x")
-            watch = Stopwatch()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(far.receive_some)
-                await trio.sleep(1.0)
-                network.set_link(Link(delay=2.0))
-            assert watch.lap() == 2.0
-
-    run(scenario)
-
-
-def test_bandwidth_is_shared_by_the_streams_of_a_connection() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        await one.connect(other.addresses[0])
-        network.set_link(Link(bandwidth=1e6))
+async def test_a_link_between_two_hosts_is_theirs_alone(hosts: Hosts) -> None:
+    network, one, other = hosts
+    async with network.open_host() as third:
+        network.set_link(Link(delay=2.0), between=(other, one))
+        assert network.link(one, other) == Link(delay=2.0)
+        assert network.link(one, third) == Link()
         watch = Stopwatch()
-        async with (
-            stream_pair(one, other) as first,
-            stream_pair(one, other) as second,
-            trio.open_nursery() as nursery,
-        ):
-            for near, far in (first, second):
-                nursery.start_soon(receive_into, bytearray(), far)
-                nursery.start_soon(_send, near, 500_000)
-        assert watch.lap() == pytest.approx(1.0, abs=0.1)
+        await one.connect(third.addresses[0])
+        assert watch.lap() == 0.0
+        await one.connect(other.addresses[0])
+        assert watch.lap() == 4.0
+        network.set_link(Link(delay=0.1))  # all, that one too
+        assert network.link(one, other) == Link(delay=0.1)
 
+
+async def test_a_link_changes_for_what_is_under_way(hosts: Hosts) -> None:
+    network, one, other = hosts
+    await one.connect(other.addresses[0])
+    async with stream_pair(one, other) as (near, far):
+        network.set_link(Link(delay=10.0))
+        await near.send_all(b"x")
+        watch = Stopwatch()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(far.receive_some)
+            await trio.sleep(1.0)
+            network.set_link(Link(delay=2.0))
+        assert watch.lap() == 2.0
+
+
+async def test_bandwidth_is_shared_by_the_streams_of_a_connection(hosts: Hosts) -> None:
     async def _send(stream, num_bytes) -> None:  # type: ignore[no-untyped-def]
         await stream.send_all(bytes(num_bytes))
         await stream.send_eof()
 
-    run(scenario)
+    network, one, other = hosts
+    await one.connect(other.addresses[0])
+    network.set_link(Link(bandwidth=1e6))
+    watch = Stopwatch()
+    async with (
+        stream_pair(one, other) as first,
+        stream_pair(one, other) as second,
+        trio.open_nursery() as nursery,
+    ):
+        for near, far in (first, second):
+            nursery.start_soon(receive_into, bytearray(), far)
+            nursery.start_soon(_send, near, 500_000)
+    assert watch.lap() == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -184,59 +173,53 @@ def test_links_that_cannot_be(values: dict[str, float]) -> None:
 # Hosts that hang or refuse
 
 
-def test_a_host_that_cannot_be_dialled() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        serve_streams(other)
-        network.set_link(Link(is_reachable=False))
-        with pytest.raises(PeerUnreachableError, match="refused"):
-            await one.connect(other.addresses[0])
-        network.set_link(Link())
+async def test_a_host_that_cannot_be_dialled(hosts: Hosts) -> None:
+    network, one, other = hosts
+    serve_streams(other)
+    network.set_link(Link(is_reachable=False))
+    with pytest.raises(PeerUnreachableError, match="refused"):
         await one.connect(other.addresses[0])
-        network.set_link(Link(is_reachable=False))
-        await check_stream(one, other)  # what is there stays
+    network.set_link(Link())
+    await one.connect(other.addresses[0])
+    network.set_link(Link(is_reachable=False))
+    await check_stream(one, other)  # what is there stays
 
-    run(scenario)
+
+async def test_a_host_that_hangs_is_given_up(hosts: Hosts) -> None:
+    network, one, other = hosts
+    server, client = Protocol(other), Protocol(one)
+    serve_echo(server)
+    network.set_link(Link(delay=math.inf))
+    watch = Stopwatch()
+    with pytest.raises(PeerUnreachableError, match="no answer"):
+        await one.connect(other.addresses[0])
+    assert watch.lap() == 10.0
+    network.set_link(Link())
+    await one.connect(other.addresses[0])
+    await check_echo(client, other.peer_id)
+    network.set_link(Link(delay=math.inf))
+    watch.lap()
+    with pytest.raises(ResponseTimeout):
+        await client.request_activation(other.peer_id, 1, 2, b"?", timeout=5.0)
+    assert watch.lap() == 5.0
+    with pytest.raises(StreamBrokenError):
+        await client.request_activation(other.peer_id, 1, 2, b"?", timeout=100.0)
+    assert watch.lap() == 35.0  # 40 s without a sign of life
+    assert (one.connected_peers, other.connected_peers) == (frozenset(), frozenset())
 
 
-def test_a_host_that_hangs_is_given_up() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        server, client = Protocol(other), Protocol(one)
-        serve_echo(server)
+async def test_a_host_that_comes_back_has_lost_nothing(hosts: Hosts) -> None:
+    network, one, other = hosts
+    server, client = Protocol(other), Protocol(one)
+    serve_echo(server)
+    await one.connect(other.addresses[0])
+    await check_echo(client, other.peer_id)
+    for _ in range(3):
         network.set_link(Link(delay=math.inf))
-        watch = Stopwatch()
-        with pytest.raises(PeerUnreachableError, match="no answer"):
-            await one.connect(other.addresses[0])
-        assert watch.lap() == 10.0
-        network.set_link(Link())
-        await one.connect(other.addresses[0])
-        await check_echo(client, other.peer_id)
-        network.set_link(Link(delay=math.inf))
-        watch.lap()
-        with pytest.raises(ResponseTimeout):
-            await client.request_activation(other.peer_id, 1, 2, b"?", timeout=5.0)
-        assert watch.lap() == 5.0
-        with pytest.raises(StreamBrokenError):
-            await client.request_activation(other.peer_id, 1, 2, b"?", timeout=100.0)
-        assert watch.lap() == 35.0  # 40 s without a sign of life
-        assert (one.connected_peers, other.connected_peers) == (frozenset(), frozenset())
-
-    run(scenario)
-
-
-def test_a_host_that_comes_back_has_lost_nothing() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        server, client = Protocol(other), Protocol(one)
-        serve_echo(server)
-        await one.connect(other.addresses[0])
-        await check_echo(client, other.peer_id)
-        for _ in range(3):
-            network.set_link(Link(delay=math.inf))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(check_echo, client, other.peer_id)
-                await trio.sleep(39.0)
-                network.set_link(Link())
-
-    run(scenario)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(check_echo, client, other.peer_id)
+            await trio.sleep(39.0)
+            network.set_link(Link())
 
 
 # Cuts
@@ -256,57 +239,49 @@ async def reading(one: Host, other: Host) -> AsyncIterator[tuple[bytearray, part
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 999, 100_000, 1_000_000])
-def test_a_cut_falls_behind_the_byte(num_bytes: int) -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        await one.connect(other.addresses[0])
-        async with reading(one, other) as (received, send):
-            network.cut_after(num_bytes, sender=one, receiver=other)
-            await send(bytes(num_bytes))  # these still go through
-            await trio.testing.wait_all_tasks_blocked()
-            assert one.connected_peers
-            await send(b"x")
-            await one.wait_disconnected(other.peer_id)
-        assert received == bytes(num_bytes)
-
-    run(scenario)
+async def test_a_cut_falls_behind_the_byte(hosts: Hosts, num_bytes: int) -> None:
+    network, one, other = hosts
+    await one.connect(other.addresses[0])
+    async with reading(one, other) as (received, send):
+        network.cut_after(num_bytes, sender=one, receiver=other)
+        await send(bytes(num_bytes))  # these still go through
+        await trio.testing.wait_all_tasks_blocked()
+        assert one.connected_peers
+        await send(b"x")
+        await one.wait_disconnected(other.peer_id)
+    assert received == bytes(num_bytes)
 
 
-def test_a_cut_counts_one_way_alone() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        await other.connect(one.addresses[0])
-        serve_streams(one)
-        network.cut_after(1000, sender=one, receiver=other)
-        await check_stream(other, one, 1000)
-        assert other.connected_peers
+async def test_a_cut_counts_one_way_alone(hosts: Hosts) -> None:
+    network, one, other = hosts
+    await other.connect(one.addresses[0])
+    serve_streams(one)
+    network.cut_after(1000, sender=one, receiver=other)
+    await check_stream(other, one, 1000)
+    assert other.connected_peers
+    with pytest.raises(StreamBrokenError):
+        await check_stream(other, one, 1)
+
+
+async def test_what_is_under_way_is_lost_with_the_connection(hosts: Hosts) -> None:
+    network, one, other = hosts
+    await one.connect(other.addresses[0])
+    async with stream_pair(one, other) as (near, far):
+        network.set_link(Link(delay=1.0))
+        await near.send_all(b"x")
+        network.cut(one, other)
+        assert (one.connected_peers, other.connected_peers) == (frozenset(), frozenset())
         with pytest.raises(StreamBrokenError):
-            await check_stream(other, one, 1)
-
-    run(scenario)
+            await far.receive_some()
 
 
-def test_what_is_under_way_is_lost_with_the_connection() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        await one.connect(other.addresses[0])
-        async with stream_pair(one, other) as (near, far):
-            network.set_link(Link(delay=1.0))
-            await near.send_all(b"x")
-            network.cut(one, other)
-            assert (one.connected_peers, other.connected_peers) == (frozenset(), frozenset())
-            with pytest.raises(StreamBrokenError):
-                await far.receive_some()
-
-    run(scenario)
-
-
-def test_only_connections_can_be_cut() -> None:
-    async def scenario(network: MemoryNetwork, one: MemoryHost, other: MemoryHost) -> None:
-        with pytest.raises(LocalProtocolError, match="not connected"):
-            network.cut(one, other)
-        with pytest.raises(LocalProtocolError, match="not connected"):
-            network.cut_after(1, sender=one, receiver=other)
-        await one.connect(other.addresses[0])
-        with pytest.raises(ValueError, match="-1"):
-            network.cut_after(-1, sender=one, receiver=other)
-        network.cut(other, one)
-
-    run(scenario)
+async def test_only_connections_can_be_cut(hosts: Hosts) -> None:
+    network, one, other = hosts
+    with pytest.raises(LocalProtocolError, match="not connected"):
+        network.cut(one, other)
+    with pytest.raises(LocalProtocolError, match="not connected"):
+        network.cut_after(1, sender=one, receiver=other)
+    await one.connect(other.addresses[0])
+    with pytest.raises(ValueError, match="-1"):
+        network.cut_after(-1, sender=one, receiver=other)
+    network.cut(other, one)

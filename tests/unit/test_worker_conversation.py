@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 import torch
@@ -162,149 +162,123 @@ class Scene:
         return Peer(protocol, self.worker.host.peer_id)
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE), TorchThread() as torch_thread:
-            async with AsyncExitStack() as stack:
-                network = await stack.enter_async_context(open_memory_network())
-                host = await stack.enter_async_context(network.open_host())
-                protocol = Protocol(host, role="worker")
-                state = WorkerState(WorkerSettings(), protocol, torch.device("cpu"), torch_thread)
-                Worker(state, protocol, name="test", machine="test").start()
-                await scenario(Scene(network, protocol, stack))
-
-    trio.run(main)
+@pytest.fixture
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    with trio.fail_after(DEADLINE), TorchThread() as torch_thread:
+        async with AsyncExitStack() as stack:
+            network = await stack.enter_async_context(open_memory_network())
+            host = await stack.enter_async_context(network.open_host())
+            protocol = Protocol(host, role="worker")
+            state = WorkerState(WorkerSettings(), protocol, torch.device("cpu"), torch_thread)
+            Worker(state, protocol, name="test", machine="test").start()
+            yield Scene(network, protocol, stack)
 
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
-def test_the_end_of_a_second_stream_ends_no_session(model: Model, is_reset: bool) -> None:
-    async def scenario(scene: Scene) -> None:
-        peer = await scene.peer()
-        await peer.bring(model)
-        await peer.open_session(7)
-        await peer.extend(7, 3)
-        stream = await peer.second_stream()
-        if is_reset:
-            await stream.reset()
-        else:
-            await stream.send_eof()
-            assert not await stream.receive_some()  # the worker has ended its direction too
-        with trio.fail_after(DEADLINE):
-            while (
-                True
-            ):  # until the worker has noticed, it answers on the stream that was opened last
-                with suppress(StreamBrokenError, ResponseTimeout):
-                    assert await peer.length_of(7) == 3
-                    break
-        await peer.extend(7, 2, position=3)
-        assert await peer.length_of(7) == 5
-
-    play(scenario)
-
-
-def test_the_end_of_the_last_stream_ends_the_sessions(model: Model) -> None:
-    async def scenario(scene: Scene) -> None:
-        peer = await scene.peer()
-        await peer.bring(model)
-        await peer.open_session(7)
-        lost = trio.Event()
-        scene.worker.on_peer_lost(lambda peer_id, reason: lost.set())
-        await peer.protocol._streams[peer.worker_id].close()
-        await lost.wait()
-        assert await peer.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
-            ErrorCode.SESSION_UNKNOWN
-        )
-
-    play(scenario)
-
-
-def test_an_answer_that_its_peer_does_not_accept_is_not_computed(
-    model: Model, caplog: pytest.LogCaptureFixture
+async def test_the_end_of_a_second_stream_ends_no_session(
+    scene: Scene, model: Model, is_reset: bool
 ) -> None:
-    async def scenario(scene: Scene) -> None:
-        peer = await scene.peer(limits=LEAST_LIMITS)
-        await peer.bring(model)
-        await peer.open_session(7)
-        with pytest.raises(PeerRefusedError, match="65536 B in one message") as refused:
-            await peer.extend(7, 341)
-        assert refused.value.code == ErrorCode.LIMIT_EXCEEDED
-        assert await peer.length_of(7) == 0
-        await peer.extend(7, 340)  # 65,280 bytes of tensor, and the head
-        assert await peer.length_of(7) == 340
+    peer = await scene.peer()
+    await peer.bring(model)
+    await peer.open_session(7)
+    await peer.extend(7, 3)
+    stream = await peer.second_stream()
+    if is_reset:
+        await stream.reset()
+    else:
+        await stream.send_eof()
+        assert not await stream.receive_some()  # the worker has ended its direction too
+    with trio.fail_after(DEADLINE):
+        while True:  # until the worker has noticed, it answers on the stream that was opened last
+            with suppress(StreamBrokenError, ResponseTimeout):
+                assert await peer.length_of(7) == 3
+                break
+    await peer.extend(7, 2, position=3)
+    assert await peer.length_of(7) == 5
 
-    play(scenario)
+
+async def test_the_end_of_the_last_stream_ends_the_sessions(scene: Scene, model: Model) -> None:
+    peer = await scene.peer()
+    await peer.bring(model)
+    await peer.open_session(7)
+    lost = trio.Event()
+    scene.worker.on_peer_lost(lambda peer_id, reason: lost.set())
+    await peer.protocol._streams[peer.worker_id].close()
+    await lost.wait()
+    assert await peer.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
+        ErrorCode.SESSION_UNKNOWN
+    )
+
+
+async def test_an_answer_that_its_peer_does_not_accept_is_not_computed(
+    scene: Scene, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = await scene.peer(limits=LEAST_LIMITS)
+    await peer.bring(model)
+    await peer.open_session(7)
+    with pytest.raises(PeerRefusedError, match="65536 B in one message") as refused:
+        await peer.extend(7, 341)
+    assert refused.value.code == ErrorCode.LIMIT_EXCEEDED
+    assert await peer.length_of(7) == 0
+    await peer.extend(7, 340)  # 65,280 bytes of tensor, and the head
+    assert await peer.length_of(7) == 340
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_session_0_is_none(model: Model) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_session_0_is_none(scene: Scene, model: Model) -> None:
+    peer = await scene.peer()
+    await peer.bring(model)
+    zero = SessionOpen(7, 0, 1, MAX_LENGTH).encode().replace(b"\xa3sid\x07", b"\xa3sid\x00")
+    # A violation in Data of a request: the stream ends, and says why.
+    with pytest.raises(PeerRefusedError, match="sid of SessionOpen") as refused:
+        await peer.ask(MessageType.SESSION_OPEN, zero, MessageType.SESSION_ACK)
+    assert refused.value.code == ErrorCode.PROTOCOL_VIOLATION
+
+
+async def test_what_a_stranger_says_of_a_session(scene: Scene, model: Model) -> None:
+    peer, stranger = await scene.peer(), await scene.peer()
+    assert await stranger.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
+        ErrorCode.SESSION_UNKNOWN
+    )
+    await peer.bring(model)
+    await peer.open_session(7)
+    assert await stranger.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
+        ErrorCode.SESSION_UNKNOWN
+    )
+    closed = await stranger.ask(MessageType.SESSION_CLOSE, SessionClose(7), MessageType.SESSION_ACK)
+    assert SessionAck.decode(closed.data) == SessionAck(7)
+    await stranger.ask(MessageType.SESSION_CLOSE, SessionClose(8), MessageType.SESSION_ACK)
+    assert await peer.length_of(7) == 0
+    await peer.open_session(8)  # what a stranger closes may still be opened
+
+
+async def test_data_is_judged_before_state(scene: Scene, model: Model) -> None:
+    assert (
+        await (await scene.peer()).refused(
+            MessageType.SESSION_OPEN, SessionOpen(7, 0, 1, MAX_LENGTH)
+        )
+        is ErrorCode.CONFIG_REQUIRED
+    )
+    for msg_type in (MessageType.SESSION_OPEN, MessageType.ASSIGN):
         peer = await scene.peer()
-        await peer.bring(model)
-        zero = SessionOpen(7, 0, 1, MAX_LENGTH).encode().replace(b"\xa3sid\x07", b"\xa3sid\x00")
-        # A violation in Data of a request: the stream ends, and says why.
-        with pytest.raises(PeerRefusedError, match="sid of SessionOpen") as refused:
-            await peer.ask(MessageType.SESSION_OPEN, zero, MessageType.SESSION_ACK)
-        assert refused.value.code == ErrorCode.PROTOCOL_VIOLATION
-
-    play(scenario)
+        assert await peer.refused(msg_type, b"\x80") is ErrorCode.PROTOCOL_VIOLATION
+    # Large ones are read for the coordinator alone.
+    first, second = await scene.peer(), await scene.peer()
+    await first.bring(model)
+    for msg_type in (MessageType.MODEL_CONFIG, MessageType.TRANSFER_OFFER):
+        assert await second.refused(msg_type, b"\x80") is ErrorCode.BUSY
 
 
-def test_what_a_stranger_says_of_a_session(model: Model) -> None:
-    async def scenario(scene: Scene) -> None:
-        peer, stranger = await scene.peer(), await scene.peer()
-        assert await stranger.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
-            ErrorCode.SESSION_UNKNOWN
-        )
-        await peer.bring(model)
-        await peer.open_session(7)
-        assert await stranger.refused(MessageType.SESSION_QUERY, SessionQuery(7)) is (
-            ErrorCode.SESSION_UNKNOWN
-        )
-        closed = await stranger.ask(
-            MessageType.SESSION_CLOSE, SessionClose(7), MessageType.SESSION_ACK
-        )
-        assert SessionAck.decode(closed.data) == SessionAck(7)
-        await stranger.ask(MessageType.SESSION_CLOSE, SessionClose(8), MessageType.SESSION_ACK)
-        assert await peer.length_of(7) == 0
-        await peer.open_session(8)  # what a stranger closes may still be opened
-
-    play(scenario)
-
-
-def test_data_is_judged_before_state(model: Model) -> None:
-    async def scenario(scene: Scene) -> None:
-        assert (
-            await (await scene.peer()).refused(
-                MessageType.SESSION_OPEN, SessionOpen(7, 0, 1, MAX_LENGTH)
-            )
-            is ErrorCode.CONFIG_REQUIRED
-        )
-        for msg_type in (MessageType.SESSION_OPEN, MessageType.ASSIGN):
-            peer = await scene.peer()
-            assert await peer.refused(msg_type, b"\x80") is ErrorCode.PROTOCOL_VIOLATION
-        # Large ones are read for the coordinator alone.
-        first, second = await scene.peer(), await scene.peer()
-        await first.bring(model)
-        for msg_type in (MessageType.MODEL_CONFIG, MessageType.TRANSFER_OFFER):
-            assert await second.refused(msg_type, b"\x80") is ErrorCode.BUSY
-
-    play(scenario)
-
-
-def test_not_finite_leaves_the_session_as_it_was(model: Model) -> None:
-    async def scenario(scene: Scene) -> None:
-        peer = await scene.peer()
-        await peer.bring(model)
-        await peer.open_session(7)
-        envelope = TensorEnvelope(7, 0, 0, 1, "F32", (1, 1, 48), b"\x00\x00\xc0\x7f" * 48)
-        message = TensorMessage(
-            msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=envelope
-        )
-        with pytest.raises(PeerRefusedError) as refused:
-            await peer.protocol.request(
-                peer.worker_id, message, MessageType.RESPONSE, timeout=DEADLINE
-            )
-        assert refused.value.code == ErrorCode.NOT_FINITE
-        assert await peer.length_of(7) == 0
-
-    play(scenario)
+async def test_not_finite_leaves_the_session_as_it_was(scene: Scene, model: Model) -> None:
+    peer = await scene.peer()
+    await peer.bring(model)
+    await peer.open_session(7)
+    envelope = TensorEnvelope(7, 0, 0, 1, "F32", (1, 1, 48), b"\x00\x00\xc0\x7f" * 48)
+    message = TensorMessage(
+        msg_type=MessageType.ACTIVATION, request_id=new_request_id(), envelope=envelope
+    )
+    with pytest.raises(PeerRefusedError) as refused:
+        await peer.protocol.request(peer.worker_id, message, MessageType.RESPONSE, timeout=DEADLINE)
+    assert refused.value.code == ErrorCode.NOT_FINITE
+    assert await peer.length_of(7) == 0
