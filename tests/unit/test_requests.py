@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -19,39 +20,34 @@ LEAST_LIMITS = Limits(LEAST, LEAST, 0, LEAST, LEAST, 0, 0, LEAST, LEAST, LEAST, 
 Scenario = Callable[[Protocol, Protocol], Awaitable[None]]
 
 
-def play(scenario: Scenario, *, limits: Limits = DEFAULT_LIMITS) -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE):
-            async with open_two() as (client, server):
-                protocols = Protocol(client, limits=limits), Protocol(server)
-                await client.connect(server.addresses[0])
-                await scenario(*protocols)
-
-    trio.run(main)
+@asynccontextmanager
+async def protocols(*, limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[tuple[Protocol, Protocol]]:
+    with trio.fail_after(DEADLINE):
+        async with open_two() as (client, server):
+            both = Protocol(client, limits=limits), Protocol(server)
+            await client.connect(server.addresses[0])
+            yield both
 
 
 @pytest.mark.parametrize("msg_type", REQUEST_TYPES)
-def test_a_request_without_an_id_is_not_sent(msg_type: MessageType) -> None:
-    async def scenario(client: Protocol, server: Protocol) -> None:
+async def test_a_request_without_an_id_is_not_sent(msg_type: MessageType) -> None:
+    async with protocols() as (client, server):
         await client.open(server.host.peer_id)
         for _ in range(2):  # before anything is under way, and after
             with pytest.raises(LocalProtocolError, match="needs a request id"):
                 await client.send(server.host.peer_id, TensorMessage(msg_type=msg_type))
 
-    play(scenario)
 
-
-def test_answers_announcements_and_weights_need_none() -> None:
-    async def scenario(client: Protocol, server: Protocol) -> None:
+async def test_answers_announcements_and_weights_need_none() -> None:
+    async with protocols() as (client, server):
         for msg_type in set(MessageType) - {*REQUEST_TYPES, MessageType.HELLO}:
             if msg_type not in (MessageType.ERROR, MessageType.CREDIT):
                 await client.send(server.host.peer_id, TensorMessage(msg_type=msg_type))
 
-    play(scenario)
 
+async def test_a_role_is_judged_before_an_envelope() -> None:
+    async with protocols() as (client, server):
 
-def test_a_role_is_judged_before_an_envelope() -> None:
-    async def scenario(client: Protocol, server: Protocol) -> None:
         def refuse(message: TensorMessage) -> None:
             raise RequestRefusedError("not you", code=ErrorCode.UNAUTHORIZED)
 
@@ -64,13 +60,11 @@ def test_a_role_is_judged_before_an_envelope() -> None:
             with pytest.raises(PeerRefusedError, match="not you"):
                 await waiter.wait(timeout=DEADLINE)
 
-    play(scenario)
 
-
-def test_an_answer_that_is_too_large_is_refused_by_its_name(
+async def test_an_answer_that_is_too_large_is_refused_by_its_name(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario(client: Protocol, server: Protocol) -> None:
+    async with protocols(limits=LEAST_LIMITS) as (client, server):
         server.on_activation_received(lambda message: bytes(2 * LEAST))
         server.on_layer_request_received(lambda layer_ids, from_peer: range(20_000))
         with pytest.raises(PeerRefusedError, match="the answer is too large") as refused:
@@ -84,6 +78,4 @@ def test_an_answer_that_is_too_large_is_refused_by_its_name(
                 server.host.peer_id, request, MessageType.LAYER_STATUS, timeout=DEADLINE
             )
         assert refused.value.code == ErrorCode.LIMIT_EXCEEDED
-
-    play(scenario, limits=LEAST_LIMITS)
     assert not [record for record in caplog.records if record.exc_info]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -82,24 +82,19 @@ async def two_sides(role: str, limits: ToyLimits = ToyLimits()) -> AsyncIterator
         yield ours, theirs
 
 
-def play(
-    scenario: Callable[[Side, Side], Awaitable[None]],
-    *,
-    role: str = "trainer",
-    limits: ToyLimits = ToyLimits(),
-) -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE):
-            async with two_sides(role, limits) as (ours, theirs):
-                theirs.tensor.on_activation_received(lambda message: bytes(message.data) * 2)
-                await scenario(ours, theirs)
-                # Whatever became of the one protocol, the other goes on.
-                answer = await ours.tensor.request_activation(
-                    theirs.peer_id, 1, 0, b"ab", timeout=DEADLINE
-                )
-                assert bytes(answer.data) == b"abab"
-
-    trio.run(main)
+@asynccontextmanager
+async def both_protocols(
+    *, role: str = "trainer", limits: ToyLimits = ToyLimits()
+) -> AsyncIterator[tuple[Side, Side]]:
+    with trio.fail_after(DEADLINE):
+        async with two_sides(role, limits) as (ours, theirs):
+            theirs.tensor.on_activation_received(lambda message: bytes(message.data) * 2)
+            yield ours, theirs
+            # Whatever became of the one protocol, the other goes on.
+            answer = await ours.tensor.request_activation(
+                theirs.peer_id, 1, 0, b"ab", timeout=DEADLINE
+            )
+            assert bytes(answer.data) == b"abab"
 
 
 async def ask(ours: Side, theirs: Side, question: bytes = b"?") -> TensorMessage:
@@ -116,8 +111,8 @@ def serve_answers(side: Side) -> None:
     side.toy.on_message(Toy.ASK, tell)
 
 
-def test_a_request_is_answered() -> None:
-    async def scenario(ours: Side, theirs: Side) -> None:
+async def test_a_request_is_answered() -> None:
+    async with both_protocols() as (ours, theirs):
         serve_answers(theirs)
         answer = await ask(ours, theirs)
         assert (answer.msg_type, bytes(answer.data)) == (Toy.TELL, b"!")
@@ -129,11 +124,9 @@ def test_a_request_is_answered() -> None:
         with pytest.raises(LocalProtocolError, match="without a type"):
             await ours.toy.send(theirs.peer_id, TensorMessage(None))
 
-    play(scenario)
 
-
-def test_credit_holds_a_flood_back() -> None:
-    async def scenario(ours: Side, theirs: Side) -> None:
+async def test_credit_holds_a_flood_back() -> None:
+    async with both_protocols() as (ours, theirs):
         num_begun, served = 0, trio.Event()
 
         async def take(message: TensorMessage) -> None:
@@ -154,11 +147,9 @@ def test_credit_holds_a_flood_back() -> None:
         while num_begun < 10:
             await trio.testing.wait_all_tasks_blocked()
 
-    play(scenario)
 
-
-def test_a_message_above_its_limit_is_refused() -> None:
-    async def scenario(ours: Side, theirs: Side) -> None:
+async def test_a_message_above_its_limit_is_refused() -> None:
+    async with both_protocols(limits=ToyLimits(question=20)) as (ours, theirs):
         serve_answers(theirs)
         await ask(ours, theirs, bytes(20))
         with pytest.raises(PeerRefusedError, match="an ask message announces 21 bytes") as refused:
@@ -167,11 +158,9 @@ def test_a_message_above_its_limit_is_refused() -> None:
         with pytest.raises(LocalProtocolError, match="the limit is 100"):
             await ask(ours, theirs, bytes(101))
 
-    play(scenario, limits=ToyLimits(question=20))
 
-
-def test_a_code_of_another_protocol_is_refused() -> None:
-    async def scenario(ours: Side, theirs: Side) -> None:
+async def test_a_code_of_another_protocol_is_refused() -> None:
+    async with both_protocols() as (ours, theirs):
         await ours.toy.open(theirs.peer_id)
         foreign = TensorMessage(MessageType.WEIGHTS_ACK)
         with ours.toy.expect(theirs.peer_id, Toy.TELL, request_id=1) as waiter:
@@ -180,11 +169,9 @@ def test_a_code_of_another_protocol_is_refused() -> None:
                 await waiter.wait(timeout=DEADLINE)
         assert refused.value.code == ErrorCode.PROTOCOL_VIOLATION
 
-    play(scenario)
 
-
-def test_a_role_may_send_what_its_table_says() -> None:
-    async def scenario(ours: Side, theirs: Side) -> None:
+async def test_a_role_may_send_what_its_table_says() -> None:
+    async with both_protocols(role="guest") as (ours, theirs):
         serve_answers(theirs)
         taken = trio.Event()
         theirs.toy.on_message(Toy.BULK, lambda message: taken.set())
@@ -195,8 +182,6 @@ def test_a_role_may_send_what_its_table_says() -> None:
         assert e.value.code == ErrorCode.UNAUTHORIZED
         await ours.toy.send(theirs.peer_id, TensorMessage(Toy.BULK, data=b"x"))
         await taken.wait()
-
-    play(scenario, role="guest")
 
 
 def test_no_two_messages_have_one_number() -> None:

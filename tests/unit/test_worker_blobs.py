@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
@@ -34,20 +35,14 @@ def blob_of(seed: int) -> StoredBlob:
     return partial.finish()
 
 
-def run(
-    settings: CacheSettings | None, main: Callable[[WorkerBlobs], Awaitable[None]]
-) -> WorkerBlobs:
+@asynccontextmanager
+async def writing(settings: CacheSettings | None) -> AsyncIterator[WorkerBlobs]:
     blobs = WorkerBlobs(settings)
-
-    async def with_writer() -> None:
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(blobs.run)
-                await main(blobs)
-                nursery.cancel_scope.cancel()
-
-    trio.run(with_writer)
-    return blobs
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(blobs.run)
+            yield blobs
+            nursery.cancel_scope.cancel()
 
 
 async def until_written(blobs: WorkerBlobs, layer_id: int) -> None:
@@ -55,16 +50,14 @@ async def until_written(blobs: WorkerBlobs, layer_id: int) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def test_what_came_is_on_disk_for_the_next_start(tmp_path: Path) -> None:
+async def test_what_came_is_on_disk_for_the_next_start(tmp_path: Path) -> None:
     settings = CacheSettings(tmp_path / "cache")
     one, two = blob_of(1), blob_of(2)
-
-    async def first(blobs: WorkerBlobs) -> None:
+    async with writing(settings) as blobs:
         await blobs.keep(one, model=MODEL, layer_id=3)
         await blobs.keep(two, model=MODEL, layer_id=5)
         await until_written(blobs, 5)
-
-    async def second(blobs: WorkerBlobs) -> None:
+    async with writing(settings) as blobs:
         assert await blobs.layers_on_disk(MODEL) == {3, 5}
         assert await blobs.layers_on_disk("cd" * 32) == frozenset()
         assert await blobs.load(one.info.blob_id, max_bytes=one.num_bytes - 1) is None
@@ -76,16 +69,11 @@ def test_what_came_is_on_disk_for_the_next_start(tmp_path: Path) -> None:
         assert source is not None
         assert source.chunk(0) == bytes(one.data)
 
-    run(settings, first)
-    run(settings, second)
 
-
-def test_it_is_served_from_memory_only_while_that_is_somebody_elses() -> None:
+async def test_it_is_served_from_memory_only_while_that_is_somebody_elses() -> None:
     one = blob_of(1)
     blob_id, content = one.info.blob_id, bytes(one.data)
-
-    async def main(blobs: WorkerBlobs) -> None:
-        nonlocal one
+    async with writing(None) as blobs:
         await blobs.keep(one, model=MODEL, layer_id=0)
         assert await blobs.load(blob_id, max_bytes=one.num_bytes) is None
         source = blobs.source(blob_id)
@@ -96,14 +84,10 @@ def test_it_is_served_from_memory_only_while_that_is_somebody_elses() -> None:
         gc.collect()
         assert blobs.source(blob_id) is None
 
-    run(None, main)
 
-
-def test_what_the_model_is_made_of_stays_on_disk(tmp_path: Path) -> None:
+async def test_what_the_model_is_made_of_stays_on_disk(tmp_path: Path) -> None:
     one, two = blob_of(1), blob_of(2)
-    settings = CacheSettings(tmp_path, max_bytes=150_000)
-
-    async def main(blobs: WorkerBlobs) -> None:
+    async with writing(CacheSettings(tmp_path, max_bytes=150_000)) as blobs:
         blobs.use([one.info.blob_id])
         await blobs.keep(one, model=MODEL, layer_id=0)
         await until_written(blobs, 0)
@@ -115,8 +99,6 @@ def test_what_the_model_is_made_of_stays_on_disk(tmp_path: Path) -> None:
         await blobs.keep(two, model=MODEL, layer_id=1)
         await until_written(blobs, 1)
         assert await blobs.layers_on_disk(MODEL) == {1}
-
-    run(settings, main)
 
 
 def test_hints_are_within_the_limit(tmp_path: Path) -> None:
@@ -139,11 +121,10 @@ def test_hints_are_within_the_limit(tmp_path: Path) -> None:
     assert cache.noted("f" * 64) == b"{}"
 
 
-def test_a_blob_takes_the_room_of_old_hints(tmp_path: Path) -> None:
+async def test_a_blob_takes_the_room_of_old_hints(tmp_path: Path) -> None:
     size = blob_of(1).num_bytes
     settings = CacheSettings(tmp_path, max_bytes=size + 2 * 4096)
-
-    async def main(blobs: WorkerBlobs) -> None:
+    async with writing(settings) as blobs:
         for number in range(8):
             (tmp_path / "models" / f"{number:064x}.json").write_text("{}")
         (tmp_path / "models" / "torn.tmp").write_text("{")
@@ -153,22 +134,16 @@ def test_a_blob_takes_the_room_of_old_hints(tmp_path: Path) -> None:
         assert used is not None
         assert most is not None
         assert used <= most
-
-    run(settings, main)
-    run(settings, _look)
+    async with writing(settings) as blobs:
+        assert await blobs.layers_on_disk(MODEL) == {3}
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-async def _look(blobs: WorkerBlobs) -> None:
-    assert await blobs.layers_on_disk(MODEL) == {3}
-
-
-def test_on_a_full_disk_layers_are_served_from_memory_and_leave_nothing(
+async def test_on_a_full_disk_layers_are_served_from_memory_and_leave_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stored = blob_of(1)
-
-    async def main(blobs: WorkerBlobs) -> None:
+    async with writing(CacheSettings(tmp_path)) as blobs:
         with full_disk():
             await blobs.keep(stored, model=MODEL, layer_id=0)
             await blobs.flush()
@@ -182,20 +157,14 @@ def test_on_a_full_disk_layers_are_served_from_memory_and_leave_nothing(
         # And the next one is kept, when there is room again.
         await blobs.keep(stored, model=MODEL, layer_id=0)
         await until_written(blobs, 0)
-
-    run(CacheSettings(tmp_path), main)
     assert "File too large" in caplog.text
 
 
-def test_hints_that_are_damaged_are_none(tmp_path: Path) -> None:
+async def test_hints_that_are_damaged_are_none(tmp_path: Path) -> None:
     blobs = WorkerBlobs(CacheSettings(tmp_path))
     for text in ("", "[]", '{"a": "b"}', '{"1": 2}', '{"-1": "00"}', "\xff"):
         (tmp_path / "models" / f"{MODEL}.json").write_bytes(text.encode("latin-1"))
-
-        async def main() -> None:
-            assert await blobs.layers_on_disk(MODEL) == frozenset()
-
-        trio.run(main)
+        assert await blobs.layers_on_disk(MODEL) == frozenset()
 
 
 def test_a_directory_that_cannot_be_had(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

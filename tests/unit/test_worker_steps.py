@@ -5,7 +5,8 @@ Real stages; the torch thread is a gate that lets one call through when the test
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise, permutations
 from types import SimpleNamespace
@@ -152,68 +153,67 @@ class Guest:
         self.has_ended = True
 
 
-def with_worker(scenario: Callable[[Worker], Any], model: HeldModel) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            worker = Worker(model, nursery, clock)
-            try:
-                await scenario(worker)
-            finally:
-                for _ in range(100):  # nobody is left behind the gate
-                    worker.may_run.release()
-            nursery.cancel_scope.cancel()
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    return trio.testing.MockClock()
 
-    clock = trio.testing.MockClock()
-    trio.run(main, clock=clock)
+
+@pytest.fixture
+@asynccontextmanager
+async def worker(model: HeldModel, clock: trio.testing.MockClock) -> AsyncIterator[Worker]:
+    async with trio.open_nursery() as nursery:
+        worker = Worker(model, nursery, clock)
+        try:
+            yield worker
+        finally:
+            for _ in range(100):  # nobody is left behind the gate
+                worker.may_run.release()
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("way", ["dropped", "cancelled"])
 @pytest.mark.parametrize("moment", range(9))
-def test_a_session_goes_at_any_moment_and_is_rebuilt_into_the_batch(
-    model: HeldModel, way: str, moment: int
+async def test_a_session_goes_at_any_moment_and_is_rebuilt_into_the_batch(
+    worker: Worker, way: str, moment: int
 ) -> None:
     """Its prompt waits, runs in three chunks between the others' steps, or it decodes with them."""
-
-    async def scenario(worker: Worker) -> None:
-        others = [await worker.open(1, 5), await worker.open(2, 9)]
-        for _ in range(4):
-            await worker.next_call()
-        victim = await worker.open(3, PROMPT)
-        for _ in range(moment):
-            await worker.next_call()
-        if moment > 6:  # it decodes: with the others
-            await worker.gather()
-            assert len(worker.calls[-1]) == 3
-        gone = victim.session.cache
-        num_calls = len(worker.calls)
-        if way == "dropped":
-            worker.table.drop(victim.session)
-        else:
-            victim.scope.cancel()
-            worker.table.drop(victim.session)
+    others = [await worker.open(1, 5), await worker.open(2, 9)]
+    for _ in range(4):
         await worker.next_call()
+    victim = await worker.open(3, PROMPT)
+    for _ in range(moment):
         await worker.next_call()
-        # What runs at that moment ends; nothing is begun for it any more.
-        assert not any(gone in caches for caches in worker.calls[num_calls:])
-        assert victim.has_ended
-        if victim.error is not None:
-            assert victim.error.code in (ErrorCode.SESSION_UNKNOWN, ErrorCode.POSITION_MISMATCH)
-        assert [s for s in worker.table if s is victim.session] == []
+    if moment > 6:  # it decodes: with the others
+        await worker.gather()
+        assert len(worker.calls[-1]) == 3
+    gone = victim.session.cache
+    num_calls = len(worker.calls)
+    if way == "dropped":
+        worker.table.drop(victim.session)
+    else:
+        victim.scope.cancel()
+        worker.table.drop(victim.session)
+    await worker.next_call()
+    await worker.next_call()
+    # What runs at that moment ends; nothing is begun for it any more.
+    assert not any(gone in caches for caches in worker.calls[num_calls:])
+    assert victim.has_ended
+    if victim.error is not None:
+        assert victim.error.code in (ErrorCode.SESSION_UNKNOWN, ErrorCode.POSITION_MISMATCH)
+    assert [s for s in worker.table if s is victim.session] == []
 
-        # All that it had goes through in one prefill, while the others decode; then it joins them again.
-        victim.scope = trio.CancelScope()
-        victim.restart()
-        worker.nursery.start_soon(victim.go_on)
-        for _ in range(3):
-            await worker.next_call()
-        together = 0
-        while not all(guest.has_ended for guest in worker.guests):
-            await worker.gather()
-            together += len(worker.calls[-1]) == 3
-        assert together > 3
-        assert [guest.session.length for guest in (*others, victim)] == [NUM_TOKENS] * 3
-
-    with_worker(scenario, model)
+    # All that it had goes through in one prefill, while the others decode; then it joins them again.
+    victim.scope = trio.CancelScope()
+    victim.restart()
+    worker.nursery.start_soon(victim.go_on)
+    for _ in range(3):
+        await worker.next_call()
+    together = 0
+    while not all(guest.has_ended for guest in worker.guests):
+        await worker.gather()
+        together += len(worker.calls[-1]) == 3
+    assert together > 3
+    assert [guest.session.length for guest in (*others, victim)] == [NUM_TOKENS] * 3
 
 
 async def extend(worker: Worker, guest: Guest, start: int, stop: int, done: list[int]) -> None:
@@ -230,130 +230,104 @@ async def extend(worker: Worker, guest: Guest, start: int, stop: int, done: list
 
 
 @pytest.mark.parametrize("order", list(permutations([0, 10, 20, 30])))
-def test_what_came_at_once_is_computed_in_the_order_of_its_tokens(
-    model: HeldModel, order: tuple[int, ...]
+async def test_what_came_at_once_is_computed_in_the_order_of_its_tokens(
+    worker: Worker, order: tuple[int, ...]
 ) -> None:
     """Tasks that are started together begin in any order."""
-
-    async def scenario(worker: Worker) -> None:
-        guest = Guest(worker, 1, PROMPT)
-        done: list[int] = []
-        for start in order:
-            worker.nursery.start_soon(extend, worker, guest, start, start + 10, done)
-            await trio.testing.wait_all_tasks_blocked()
-        for _ in order:
-            await worker.next_call()
-        assert done == [0, 10, 20, 30]
-        assert guest.session.length == NUM_TOKENS
-
-    with_worker(scenario, model)
-
-
-def test_what_does_not_follow_is_refused_in_the_end(model: HeldModel) -> None:
-    async def scenario(worker: Worker) -> None:
-        guest = Guest(worker, 1, PROMPT)
-        done: list[int] = []
-        worker.nursery.start_soon(extend, worker, guest, 20, 30, done)
+    guest = Guest(worker, 1, PROMPT)
+    done: list[int] = []
+    for start in order:
+        worker.nursery.start_soon(extend, worker, guest, start, start + 10, done)
         await trio.testing.wait_all_tasks_blocked()
-        worker.clock.jump(EARLY_TIMEOUT / 2)
-        await trio.testing.wait_all_tasks_blocked()
-        assert guest.error is None
-        worker.clock.jump(EARLY_TIMEOUT)
-        await trio.testing.wait_all_tasks_blocked()
-        assert guest.error is not None
-        assert guest.error.code == ErrorCode.POSITION_MISMATCH
-        # The session goes on as if nothing had been.
-        worker.nursery.start_soon(extend, worker, guest, 0, 20, done)
+    for _ in order:
+        await worker.next_call()
+    assert done == [0, 10, 20, 30]
+    assert guest.session.length == NUM_TOKENS
+
+
+async def test_what_does_not_follow_is_refused_in_the_end(worker: Worker) -> None:
+    guest = Guest(worker, 1, PROMPT)
+    done: list[int] = []
+    worker.nursery.start_soon(extend, worker, guest, 20, 30, done)
+    await trio.testing.wait_all_tasks_blocked()
+    worker.clock.jump(EARLY_TIMEOUT / 2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert guest.error is None
+    worker.clock.jump(EARLY_TIMEOUT)
+    await trio.testing.wait_all_tasks_blocked()
+    assert guest.error is not None
+    assert guest.error.code == ErrorCode.POSITION_MISMATCH
+    # The session goes on as if nothing had been.
+    worker.nursery.start_soon(extend, worker, guest, 0, 20, done)
+    await worker.settle()
+    await worker.next_call()
+    assert done == [0]
+
+
+async def test_what_does_not_follow_is_refused_at_once_where_there_are_no_sessions(
+    worker: Worker,
+) -> None:
+    guest = Guest(worker, 1, PROMPT)
+    guest.session.session_id = 0  # as of a peer of 1.0.0
+    worker.nursery.start_soon(extend, worker, guest, 20, 30, [])
+    await trio.testing.wait_all_tasks_blocked()
+    assert guest.error is not None
+    assert guest.error.code == ErrorCode.POSITION_MISMATCH
+
+
+async def test_what_waits_for_its_turn_is_not_computed_for_a_session_that_is_over(
+    worker: Worker,
+) -> None:
+    guest = Guest(worker, 1, PROMPT)
+    done: list[int] = []
+    for start in (0, 10):
+        worker.nursery.start_soon(extend, worker, guest, start, start + 10, done)
         await worker.settle()
-        await worker.next_call()
-        assert done == [0]
+    worker.table.drop(guest.session)
+    await worker.next_call()
+    assert guest.error is not None
+    assert guest.error.code == ErrorCode.SESSION_UNKNOWN
+    assert len(worker.calls) == 1
 
-    with_worker(scenario, model)
 
-
-def test_what_does_not_follow_is_refused_at_once_where_there_are_no_sessions(
-    model: HeldModel,
+async def test_one_session_without_an_id_is_withdrawn_and_the_others_are_not(
+    worker: Worker,
 ) -> None:
-    async def scenario(worker: Worker) -> None:
-        guest = Guest(worker, 1, PROMPT)
+    guests = [Guest(worker, seed, CHUNK) for seed in range(3)]
+    done: list[list[int]] = [[] for _ in guests]
+    for guest, starts in zip(guests, done, strict=True):
         guest.session.session_id = 0  # as of a peer of 1.0.0
-        worker.nursery.start_soon(extend, worker, guest, 20, 30, [])
-        await trio.testing.wait_all_tasks_blocked()
-        assert guest.error is not None
-        assert guest.error.code == ErrorCode.POSITION_MISMATCH
-
-    with_worker(scenario, model)
-
-
-def test_what_waits_for_its_turn_is_not_computed_for_a_session_that_is_over(
-    model: HeldModel,
-) -> None:
-    async def scenario(worker: Worker) -> None:
-        guest = Guest(worker, 1, PROMPT)
-        done: list[int] = []
-        for start in (0, 10):
-            worker.nursery.start_soon(extend, worker, guest, start, start + 10, done)
-            await worker.settle()
-        worker.table.drop(guest.session)
+        worker.nursery.start_soon(extend, worker, guest, 0, CHUNK, starts)
+        await worker.settle()
+    worker.steps.withdraw(guests[1].session)
+    for _ in guests:
         await worker.next_call()
-        assert guest.error is not None
-        assert guest.error.code == ErrorCode.SESSION_UNKNOWN
-        assert len(worker.calls) == 1
-
-    with_worker(scenario, model)
+    assert done == [[0], [], [0]]
+    assert worker.calls == [[guests[0].session.cache], [guests[2].session.cache]]
 
 
-def test_one_session_without_an_id_is_withdrawn_and_the_others_are_not(model: HeldModel) -> None:
-    async def scenario(worker: Worker) -> None:
-        guests = [Guest(worker, seed, CHUNK) for seed in range(3)]
-        done: list[list[int]] = [[] for _ in guests]
-        for guest, starts in zip(guests, done, strict=True):
-            guest.session.session_id = 0  # as of a peer of 1.0.0
-            worker.nursery.start_soon(extend, worker, guest, 0, CHUNK, starts)
-            await worker.settle()
-        worker.steps.withdraw(guests[1].session)
-        for _ in guests:
-            await worker.next_call()
-        assert done == [[0], [], [0]]
-        assert worker.calls == [[guests[0].session.cache], [guests[2].session.cache]]
-
-    with_worker(scenario, model)
-
-
-def test_nobody_waits_for_more_than_a_chunk(model: HeldModel) -> None:
+async def test_nobody_waits_for_more_than_a_chunk(worker: Worker) -> None:
     """While a long prompt runs, those that decode have every second call."""
-
-    async def scenario(worker: Worker) -> None:
-        for seed in (1, 2):
-            await worker.open(seed, 3)
-        for _ in range(4):
-            await worker.next_call()
-        begun = len(worker.calls)
-        long = await worker.open(3, NUM_TOKENS)
-        while not long.has_ended:
-            await worker.next_call()
-        is_long = [long.session.cache in caches for caches in worker.calls[begun:]]
-        assert sum(is_long) == NUM_TOKENS // CHUNK
-        assert not any(one and other for one, other in pairwise(is_long))
-
-    with_worker(scenario, model)
+    for seed in (1, 2):
+        await worker.open(seed, 3)
+    for _ in range(4):
+        await worker.next_call()
+    begun = len(worker.calls)
+    long = await worker.open(3, NUM_TOKENS)
+    while not long.has_ended:
+        await worker.next_call()
+    is_long = [long.session.cache in caches for caches in worker.calls[begun:]]
+    assert sum(is_long) == NUM_TOKENS // CHUNK
+    assert not any(one and other for one, other in pairwise(is_long))
 
 
-def test_who_was_quiet_for_long_is_nobody_to_wait_for(model: HeldModel) -> None:
+async def test_who_was_quiet_for_long_is_nobody_to_wait_for(worker: Worker) -> None:
     """A prompt runs in one go beside sessions that are open and do nothing, as those do that are kept."""
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            worker = Worker(model, nursery, clock)
-            quiet = await worker.open(1, NUM_TOKENS)
-            await worker.next_call()
-            assert quiet.has_ended
-            clock.jump(60.0)
-            long = await worker.open(2, NUM_TOKENS)
-            await worker.next_call()
-            assert long.has_ended
-            assert len(worker.calls) == 2
-            nursery.cancel_scope.cancel()
-
-    clock = trio.testing.MockClock()
-    trio.run(main, clock=clock)
+    quiet = await worker.open(1, NUM_TOKENS)
+    await worker.next_call()
+    assert quiet.has_ended
+    worker.clock.jump(60.0)
+    long = await worker.open(2, NUM_TOKENS)
+    await worker.next_call()
+    assert long.has_ended
+    assert len(worker.calls) == 2
