@@ -3,7 +3,8 @@ and two peers."""
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from neurogrid.p2p import Identity
 from neurogrid.p2p.trust import Cluster
 from tests.conformance.admission import Scene
 from tests.conformance.networks import Network, open_network
+from tests.conformance.protocols import Pair, open_pair
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +49,13 @@ def network(over: str, clock: Clock | None) -> AbstractAsyncContextManager[Netwo
 @pytest.fixture(params=["v11", "v10"])
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def pair(network: AbstractAsyncContextManager[Network], version: str) -> AsyncIterator[Pair]:
+    async with network as opened, open_pair(opened, version) as pair:
+        yield pair
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -7,7 +7,7 @@ usable, or clearly closed and can be made again.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -95,73 +95,70 @@ class Scene:
             assert len(protocol._dispatcher.pending) == 0
 
 
+@pytest.fixture
 @asynccontextmanager
-async def open_scene(network: Network, version: str) -> AsyncIterator[Scene]:
-    async with open_pair(network, version) as pair:
-        serve_all(pair)
-        await pair.check()
-        await check_echo(pair.server, pair.client_id)
-        yield Scene(pair, await settled_tasks())
+async def scene(pair: AbstractAsyncContextManager[Pair]) -> AsyncIterator[Scene]:
+    async with pair as opened:
+        serve_all(opened)
+        await opened.check()
+        await check_echo(opened.server, opened.client_id)
+        yield Scene(opened, await settled_tasks())
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_call(network: Network, version: str, name: str) -> None:
-    async with open_scene(network, version) as scene:
-        for attempt in attempts(at_least=0):
-            await attempt.run(CALLS[name], scene.pair)
-            await scene.check()
+async def test_a_call(scene: Scene, name: str) -> None:
+    for attempt in attempts(at_least=0):
+        await attempt.run(CALLS[name], scene.pair)
+        await scene.check()
 
 
 @pytest.mark.parametrize(
     "name", ["open", "send_activation", "send_activation of 3 MiB", "request_gpu_info"]
 )
-async def test_a_call_on_a_new_connection(network: Network, version: str, name: str) -> None:
+async def test_a_call_on_a_new_connection(scene: Scene, name: str) -> None:
     """The first call finds out the version, and brings up the stream of 1.1.0."""
-    async with open_scene(network, version) as scene:
-        pair = scene.pair
-        for attempt in attempts():
-            await pair.client.close_peer(pair.server_id)
+    pair = scene.pair
+    for attempt in attempts():
+        await pair.client.close_peer(pair.server_id)
+        await pair.wait_disconnected()
+        await pair.network.connect(pair.client.host, pair.server.host)
+        await attempt.run(CALLS[name], pair)
+        await scene.check()
+
+
+async def test_close_peer(scene: Scene) -> None:
+    pair = scene.pair
+    for attempt in attempts():
+        await attempt.run(pair.client.close_peer, pair.server_id)
+        if attempt.is_through:
             await pair.wait_disconnected()
-            await network.connect(pair.client.host, pair.server.host)
-            await attempt.run(CALLS[name], pair)
-            await scene.check()
-
-
-async def test_close_peer(network: Network, version: str) -> None:
-    async with open_scene(network, version) as scene:
-        pair = scene.pair
-        for attempt in attempts():
-            await attempt.run(pair.client.close_peer, pair.server_id)
-            if attempt.is_through:
-                await pair.wait_disconnected()
-                await pair.connect()
-            await scene.check()
+            await pair.connect()
+        await scene.check()
 
 
 @pytest.mark.parametrize("what", ["response", "weights"])
-async def test_waiting(network: Network, version: str, what: str) -> None:
+async def test_waiting(scene: Scene, what: str) -> None:
     """A wait that is cancelled leaves nothing behind; the next one gets the answer."""
-    async with open_scene(network, version) as scene:
-        client, server_id = scene.pair.client, scene.pair.server_id
-        for _ in range(5):
-            with trio.move_on_after(0.01) as scope:
-                if what == "response":
-                    await client.wait_for_response(server_id, 99, timeout=PATIENCE)
-                else:
-                    await client.wait_for_weights_ack(server_id, 3, timeout=PATIENCE)
-            assert scope.cancelled_caught
-            assert len(client._dispatcher.pending) == 0
-        async with trio.open_nursery() as nursery:
+    client, server_id = scene.pair.client, scene.pair.server_id
+    for _ in range(5):
+        with trio.move_on_after(0.01) as scope:
             if what == "response":
-                nursery.start_soon(_wait_for_response, scene.pair)
+                await client.wait_for_response(server_id, 99, timeout=PATIENCE)
             else:
-                nursery.start_soon(_wait_for_ack, scene.pair)
-            await until(lambda: len(client._dispatcher.pending) == 1)
-            if what == "response":
-                await scene.pair.server.send_response(scene.pair.client_id, 1, 2, 99, b"x")
-            else:
-                await scene.pair.server.send_weights_ack(scene.pair.client_id, 3)
-        await scene.check()
+                await client.wait_for_weights_ack(server_id, 3, timeout=PATIENCE)
+        assert scope.cancelled_caught
+        assert len(client._dispatcher.pending) == 0
+    async with trio.open_nursery() as nursery:
+        if what == "response":
+            nursery.start_soon(_wait_for_response, scene.pair)
+        else:
+            nursery.start_soon(_wait_for_ack, scene.pair)
+        await until(lambda: len(client._dispatcher.pending) == 1)
+        if what == "response":
+            await scene.pair.server.send_response(scene.pair.client_id, 1, 2, 99, b"x")
+        else:
+            await scene.pair.server.send_weights_ack(scene.pair.client_id, 3)
+    await scene.check()
 
 
 async def _wait_for_response(pair: Pair) -> None:
@@ -173,28 +170,25 @@ async def _wait_for_ack(pair: Pair) -> None:
     await pair.client.wait_for_weights_ack(pair.server_id, 3, timeout=PATIENCE)
 
 
-async def test_a_message_is_sent_whole_or_not_at_all(network: Network, version: str) -> None:
-    async with open_pair(network, version) as pair:
-        received: list[tuple[int, bytes]] = []
+async def test_a_message_is_sent_whole_or_not_at_all(pair: Pair) -> None:
+    received: list[tuple[int, bytes]] = []
 
-        def note(message: TensorMessage) -> None:
-            received.append((message.seq_id, bytes(message.data)))
+    def note(message: TensorMessage) -> None:
+        received.append((message.seq_id, bytes(message.data)))
 
-        pair.server.on_message(MessageType.ACTIVATION, note)
-        sent: dict[int, bool] = {}
-        for step, attempt in enumerate(attempts()):
-            data = step.to_bytes(4, "big") * (MIB // 2)
-            await attempt.run(
-                pair.client.send_activation, pair.server_id, 1, step, 1000 + step, data
-            )
-            sent[step] = attempt.is_through
-        await pair.client.send_activation(pair.server_id, 1, 1 << 32, 1, b"the last")
-        await until(lambda: (1 << 32, b"the last") in received)
-        whole = {step: data for step, data in received if step != 1 << 32}
-        assert {step for step, is_through in sent.items() if is_through} <= whole.keys()
-        for step, data in whole.items():
-            assert data == step.to_bytes(4, "big") * (MIB // 2)
-        assert len(received) == len(whole) + 1  # none twice
+    pair.server.on_message(MessageType.ACTIVATION, note)
+    sent: dict[int, bool] = {}
+    for step, attempt in enumerate(attempts()):
+        data = step.to_bytes(4, "big") * (MIB // 2)
+        await attempt.run(pair.client.send_activation, pair.server_id, 1, step, 1000 + step, data)
+        sent[step] = attempt.is_through
+    await pair.client.send_activation(pair.server_id, 1, 1 << 32, 1, b"the last")
+    await until(lambda: (1 << 32, b"the last") in received)
+    whole = {step: data for step, data in received if step != 1 << 32}
+    assert {step for step, is_through in sent.items() if is_through} <= whole.keys()
+    for step, data in whole.items():
+        assert data == step.to_bytes(4, "big") * (MIB // 2)
+    assert len(received) == len(whole) + 1  # none twice
 
 
 async def _ask_for_ever(pair: Pair, is_enough: trio.Event, enough: int) -> None:

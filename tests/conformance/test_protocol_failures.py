@@ -10,7 +10,7 @@ import trio
 from neurogrid.errors import DataWriteError, NeuroGridError, StreamBrokenError, TransportError
 from neurogrid.p2p import PROTOCOL_V11, TensorMessage
 from tests.conformance.networks import Network, until
-from tests.conformance.protocols import PATIENCE, Calls, check_echo, open_pair, serve_echo
+from tests.conformance.protocols import PATIENCE, Calls, Pair, check_echo, open_pair, serve_echo
 
 MIB = 1024 * 1024
 
@@ -95,46 +95,43 @@ async def test_a_lost_peer_is_told_once(network: Network) -> None:
         assert lost == [("lost", pair.server_id), ("worker", pair.server_id)] * 3
 
 
-async def test_all_that_wait_are_freed(network: Network, version: str) -> None:
-    async with open_pair(network, version) as pair:
+async def test_all_that_wait_are_freed(pair: Pair) -> None:
+    async def never(message: TensorMessage) -> None:
+        await trio.sleep_forever()
 
-        async def never(message: TensorMessage) -> None:
-            await trio.sleep_forever()
+    pair.server.on_activation_received(never)
+    num_freed = 0
 
-        pair.server.on_activation_received(never)
-        num_freed = 0
+    async def ask(num_bytes: int) -> None:
+        nonlocal num_freed
+        with pytest.raises(TransportError):
+            await pair.client.request_activation(
+                pair.server_id, 1, 2, bytes(num_bytes), timeout=10 * PATIENCE
+            )
+        num_freed += 1
 
-        async def ask(num_bytes: int) -> None:
-            nonlocal num_freed
-            with pytest.raises(TransportError):
-                await pair.client.request_activation(
-                    pair.server_id, 1, 2, bytes(num_bytes), timeout=10 * PATIENCE
-                )
-            num_freed += 1
+    async with trio.open_nursery() as nursery:
+        for number in range(60):
+            nursery.start_soon(ask, 10_000 * number)
+        await until(lambda: len(pair.client._dispatcher.pending) == 60)
+        await trio.sleep(0.05)
+        pair.cut()
+    assert num_freed == 60
+    await pair.wait_disconnected()
+    serve_echo(pair.client)
+    await pair.connect()
+    await check_echo(pair.server, pair.client_id)
 
-        async with trio.open_nursery() as nursery:
-            for number in range(60):
-                nursery.start_soon(ask, 10_000 * number)
-            await until(lambda: len(pair.client._dispatcher.pending) == 60)
-            await trio.sleep(0.05)
-            pair.cut()
-        assert num_freed == 60
+
+async def test_the_other_side_closes_in_order(pair: Pair) -> None:
+    serve_echo(pair.server)
+    for _ in range(3):
+        await pair.server.close_peer(pair.client_id)
         await pair.wait_disconnected()
-        serve_echo(pair.client)
-        await pair.connect()
-        await check_echo(pair.server, pair.client_id)
-
-
-async def test_the_other_side_closes_in_order(network: Network, version: str) -> None:
-    async with open_pair(network, version) as pair:
-        serve_echo(pair.server)
-        for _ in range(3):
-            await pair.server.close_peer(pair.client_id)
-            await pair.wait_disconnected()
-            with pytest.raises(TransportError):
-                await check_echo(pair.client, pair.server_id)
-            await pair.connect()
+        with pytest.raises(TransportError):
             await check_echo(pair.client, pair.server_id)
+        await pair.connect()
+        await check_echo(pair.client, pair.server_id)
 
 
 async def test_a_stream_that_says_no_hello_takes_no_answers(network: Network) -> None:
