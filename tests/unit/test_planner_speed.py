@@ -29,6 +29,7 @@ from neurogrid.planner.problem import Problem
 # What bisections leave open, and rounding.
 CLOSE = 1.005
 
+World = tuple[ModelSize, list[PeerCapacity], Links]
 SPEEDS = st.none() | st.builds(
     PeerSpeed, st.sampled_from([1.0, 2.0, 7.0, 10.0]), st.sampled_from([0.0, 3.0])
 )
@@ -40,7 +41,7 @@ LAYERS = st.lists(
 
 
 @st.composite
-def worlds(draw: st.DrawFn, max_peers: int = 4) -> tuple[ModelSize, list[PeerCapacity], Links]:
+def worlds(draw: st.DrawFn, max_peers: int = 4) -> World:
     layers = draw(LAYERS)
     if draw(st.booleans()):
         layers = layers[:1] * len(layers)
@@ -102,9 +103,7 @@ def check(problem: Problem, plan: Plan) -> None:
 
 @given(world=worlds())
 @settings(max_examples=120, deadline=None)
-def test_fewest_stages_and_the_fastest_of_those(
-    world: tuple[ModelSize, list[PeerCapacity], Links],
-) -> None:
+def test_fewest_stages_and_the_fastest_of_those(world: World) -> None:
     problem = Problem(*world)
     most = min(len(problem.peers), problem.num_layers)
     shortest = next((k for k in range(1, most + 1) if any(splits(problem, k))), None)
@@ -121,9 +120,7 @@ def test_fewest_stages_and_the_fastest_of_those(
 
 @given(world=worlds(max_peers=5))
 @settings(max_examples=60, deadline=None)
-def test_never_slower_than_the_even_split(
-    world: tuple[ModelSize, list[PeerCapacity], Links],
-) -> None:
+def test_never_slower_than_the_even_split(world: World) -> None:
     problem = Problem(*world)
     for count in range(1, min(len(problem.peers), problem.num_layers) + 1):
         ends = [problem.num_layers * i // count for i in range(count + 1)]
@@ -140,9 +137,7 @@ def test_never_slower_than_the_even_split(
 
 @given(world=worlds(max_peers=6), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_the_order_of_the_peers_makes_no_difference(
-    world: tuple[ModelSize, list[PeerCapacity], Links], data: st.DataObject
-) -> None:
+def test_the_order_of_the_peers_makes_no_difference(world: World, data: st.DataObject) -> None:
     model, peers, links = world
     held = st.frozensets(st.integers(0, len(model.layers) - 1))
     peers = [replace(peer, held=data.draw(held)) for peer in peers]
@@ -158,9 +153,7 @@ def test_the_order_of_the_peers_makes_no_difference(
 
 @given(world=worlds(), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_what_is_held_is_kept_where_that_costs_little(
-    world: tuple[ModelSize, list[PeerCapacity], Links], data: st.DataObject
-) -> None:
+def test_what_is_held_is_kept_where_that_costs_little(world: World, data: st.DataObject) -> None:
     model, peers, links = world
     held = st.frozensets(st.integers(0, len(model.layers) - 1))
     problem = Problem(model, [replace(p, held=data.draw(held)) for p in peers], links)
@@ -186,9 +179,7 @@ def test_what_is_held_is_kept_where_that_costs_little(
 
 @given(world=worlds(max_peers=6))
 @settings(max_examples=60, deadline=None)
-def test_the_local_search_stays_within_the_rules(
-    world: tuple[ModelSize, list[PeerCapacity], Links],
-) -> None:
+def test_the_local_search_stays_within_the_rules(world: World) -> None:
     """What is done for many different peers, held against what is done for few."""
     problem = Problem(*world)
     with pytest.MonkeyPatch.context() as patch:

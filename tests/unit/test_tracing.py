@@ -21,9 +21,9 @@ from neurogrid.p2p import (
     TensorMessage,
     TraceContext,
 )
-from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.streams import tracing
 from neurogrid.p2p.streams.tracing import continued_trace, current_trace_context
+from tests.unit.blocking_pair import open_two
 from tests.unit.forked import told_by
 
 REMOTE = TraceContext(bytes(range(1, 17)), bytes(range(0x11, 0x19)), 1)
@@ -90,11 +90,7 @@ async def test_the_trace_in_which_a_peer_was_opened_is_not_that_of_its_messages(
         seen.append(current_trace_context())
         return b""
 
-    async with (
-        open_memory_network() as network,
-        network.open_host() as host,
-        network.open_host() as peer_host,
-    ):
+    async with open_two() as (host, peer_host):
         protocol = Protocol(host, versions=[version])
         peer = Protocol(peer_host, versions=[version])
         protocol.on_activation_received(answer)
@@ -133,11 +129,7 @@ def record_spans() -> None:
             return bytes(message.data)[::-1]
 
     async def main() -> None:
-        async with (
-            open_memory_network() as network,
-            network.open_host() as a,
-            network.open_host() as b,
-        ):
+        async with open_two() as (a, b):
             Protocol(b).on_activation_received(answer)
             asking = Protocol(a)
             await a.connect(b.addresses[0])

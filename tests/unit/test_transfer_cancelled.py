@@ -10,40 +10,14 @@ import trio
 import trio.abc
 
 from neurogrid.p2p import Protocol
-from neurogrid.p2p.memory import open_memory_network
-from neurogrid.p2p.transfer import (
-    BlobInfo,
-    BlobSource,
-    BytesSource,
-    Held,
-    MemoryStore,
-    OfferedBlob,
-    StoredBlob,
-    TransferPolicy,
-    Transfers,
-    Wanted,
-    send_blob,
-)
+from neurogrid.p2p.transfer import BlobInfo, BytesSource, Transfers, send_blob
 from neurogrid.p2p.wire import CHUNK_BYTES
+from tests.unit.transfer_peers import Taking, two_protocols
 
 DEADLINE = 300.0
 BLOB = Random(6).randbytes(2 * CHUNK_BYTES + 9)
 SOURCE = BytesSource(BLOB)
 INFO = BlobInfo.of_digests(SOURCE.digests(), len(BLOB))
-
-
-class Policy(TransferPolicy):
-    def __init__(self) -> None:
-        self.taken: list[bytes] = []
-
-    async def decide(self, offered: OfferedBlob) -> Held | Wanted:
-        async def use(stored: StoredBlob) -> None:
-            self.taken.append(bytes(stored.data))
-
-        return Wanted(MemoryStore(), use)
-
-    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
-        return SOURCE
 
 
 class CancelAfter(trio.abc.Instrument):
@@ -62,22 +36,16 @@ class CancelAfter(trio.abc.Instrument):
 class Peers:
     def __init__(self, giver: Protocol, taker: Protocol) -> None:
         self.giver, self.taker = giver, taker
-        self.policy = Policy()
-        self.giving = Transfers(giver, Policy())
+        self.policy = Taking()
+        self.giving = Transfers(giver, Taking({INFO.blob_id: SOURCE}))
         self.taking = Transfers(taker, self.policy)
 
 
 @asynccontextmanager
 async def two_peers() -> AsyncIterator[Peers]:
-    async with (
-        open_memory_network() as network,
-        network.open_host() as giver,
-        network.open_host() as taker,
-    ):
-        await giver.connect(taker.addresses[0])
-        peers = Peers(Protocol(giver), Protocol(taker))
-        await peers.giver.open(taker.peer_id)
-        yield peers
+    async with two_protocols() as (giver, taker):
+        await giver.open(taker.host.peer_id)
+        yield Peers(giver, taker)
 
 
 async def cancelled_at_every_step(
@@ -123,7 +91,7 @@ async def test_sending() -> None:
             num_steps = await cancelled_at_every_step(peers, send, check)
             assert num_steps > 10
             await send_blob(peers.giver, peers.taker.host.peer_id, BLOB)
-            assert peers.policy.taken[-1] == BLOB
+            assert peers.policy.taken[-1].data == BLOB
 
 
 async def test_fetching() -> None:

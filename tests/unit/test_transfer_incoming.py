@@ -18,19 +18,7 @@ from neurogrid.errors import (
     RequestRefusedError,
 )
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, new_request_id
-from neurogrid.p2p.memory import open_memory_network
-from neurogrid.p2p.transfer import (
-    BlobInfo,
-    BytesSource,
-    Held,
-    MemoryStore,
-    OfferedBlob,
-    StoredBlob,
-    TransferPolicy,
-    Transfers,
-    Wanted,
-    send_blob,
-)
+from neurogrid.p2p.transfer import BlobInfo, BytesSource, Transfers, send_blob
 from neurogrid.p2p.wire import (
     CHUNK_BYTES,
     ErrorCode,
@@ -39,6 +27,7 @@ from neurogrid.p2p.wire import (
     WeightsChunk,
     decode_bitmap,
 )
+from tests.unit.transfer_peers import Taking, two_protocols
 
 DEADLINE = 60.0
 BLOB = Random(5).randbytes(4 * CHUNK_BYTES + 99)
@@ -47,25 +36,14 @@ INFO = BlobInfo.of_digests(SOURCE.digests(), len(BLOB))
 TOTAL = INFO.num_chunks
 
 
-class Take(TransferPolicy):
-    def __init__(self) -> None:
-        self.taken: list[StoredBlob] = []
-
-    async def decide(self, offered: OfferedBlob) -> Held | Wanted:
-        async def use(stored: StoredBlob) -> None:
-            self.taken.append(stored)
-
-        return Wanted(MemoryStore(), use)
-
-
 class Giver:
     """A peer that sends what it is told to, and its taker."""
 
-    def __init__(self, protocol: Protocol, taker: Protocol, policy: Take) -> None:
+    def __init__(self, protocol: Protocol, taker: Protocol) -> None:
         self.protocol = protocol
         self.taker = taker.host.peer_id
-        self.policy = policy
-        self.transfers = Transfers(taker, policy)
+        self.policy = Taking()
+        self.transfers = Transfers(taker, self.policy)
 
     async def offer(self, request_id: int) -> frozenset[int]:
         """Offer the blob; the chunks that the taker has."""
@@ -95,13 +73,8 @@ def encoded(index: int, *, is_right: bool = True) -> bytes:
 @asynccontextmanager
 async def giver_and_taker() -> AsyncIterator[Giver]:
     with trio.fail_after(DEADLINE):
-        async with (
-            open_memory_network() as network,
-            network.open_host() as giver,
-            network.open_host() as taker,
-        ):
-            await giver.connect(taker.addresses[0])
-            yield Giver(Protocol(giver), Protocol(taker), Take())
+        async with two_protocols() as (giver, taker):
+            yield Giver(giver, taker)
 
 
 chunk = st.tuples(st.integers(0, TOTAL - 1), st.sampled_from([True, True, True, True, False]))
@@ -248,7 +221,7 @@ async def test_a_second_offer_in_answer_to_one_request_ends_the_fetch() -> None:
 async def test_a_host_can_send_to_itself() -> None:
     async with giver_and_taker() as peer:
         taker = peer.protocol.host.peer_id
-        policy = Take()
+        policy = Taking()
         transfers = Transfers(peer.protocol, policy)
         sent = await send_blob(peer.protocol, taker, BLOB)
         assert sent.sent_bytes == len(BLOB)
@@ -262,4 +235,4 @@ async def test_a_protocol_has_transfers_once() -> None:
     async with giver_and_taker() as peer:
         Transfers(peer.protocol)
         with pytest.raises(LocalProtocolError, match="has transfers already"):
-            Transfers(peer.protocol, Take())
+            Transfers(peer.protocol, Taking())

@@ -10,31 +10,12 @@ from random import Random
 import pytest
 import trio
 
-from neurogrid.p2p import Protocol
-from neurogrid.p2p.memory import open_memory_network
-from neurogrid.p2p.transfer import (
-    BytesSource,
-    Held,
-    MemoryStore,
-    OfferedBlob,
-    StoredBlob,
-    TransferPolicy,
-    Transfers,
-    Wanted,
-    send_blob,
-    sending,
-)
+from neurogrid.p2p.transfer import BytesSource, Transfers, send_blob, sending
 from neurogrid.p2p.wire import CHUNK_BYTES
+from tests.unit.transfer_peers import Taking, two_protocols
 
 DEADLINE = 60.0
 NUM_CHUNKS = 9
-
-
-class Take(TransferPolicy):
-    async def decide(self, offered: OfferedBlob) -> Held | Wanted:
-        async def use(stored: StoredBlob) -> None: ...
-
-        return Wanted(MemoryStore(), use)
 
 
 class Slow(BytesSource):
@@ -62,20 +43,14 @@ async def sender() -> AsyncIterator[tuple[Send, list[int]]]:
     """What starts to send a blob as a layer, and the layers of the chunks that went. Left when all have."""
     went: list[int] = []
     with trio.fail_after(DEADLINE):
-        async with (
-            open_memory_network() as network,
-            network.open_host() as giver,
-            network.open_host() as taker,
-        ):
-            await giver.connect(taker.addresses[0])
-            protocol = Protocol(giver)
-            Transfers(Protocol(taker), Take())
+        async with two_protocols() as (protocol, taker):
+            Transfers(taker, Taking())
 
             async def send_one(layer: int, source: BytesSource, scope: trio.CancelScope) -> None:
                 with scope:
                     sent = await send_blob(
                         protocol,
-                        taker.peer_id,
+                        taker.host.peer_id,
                         source,
                         layer_id=layer,
                         on_sent=lambda num_bytes: went.append(layer),

@@ -20,20 +20,15 @@ from neurogrid.p2p import Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transport import LocalTransport, P2PTransport, Transport
 from neurogrid.p2p.wire import ErrorCode, GPUInfo
+from tests.unit.transfer_peers import two_protocols
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 @asynccontextmanager
 async def remote() -> AsyncIterator[tuple[Protocol, Transport]]:
-    async with (
-        open_memory_network() as network,
-        network.open_host() as server_host,
-        network.open_host() as client_host,
-    ):
-        server, client = Protocol(server_host), Protocol(client_host)
-        await client_host.connect(server_host.addresses[0])
-        yield server, P2PTransport(client, server_host.peer_id)
+    async with two_protocols() as (client, server):
+        yield server, P2PTransport(client, server.host.peer_id)
 
 
 @asynccontextmanager

@@ -10,19 +10,9 @@ import trio
 import trio.testing
 from blake3 import blake3
 
-from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.tensor.protocol import Protocol
-from neurogrid.p2p.transfer import (
-    BlobSource,
-    BytesSource,
-    MemoryStore,
-    OfferedBlob,
-    StoredBlob,
-    TransferPolicy,
-    Transfers,
-    Wanted,
-)
+from neurogrid.p2p.transfer import BytesSource, Transfers
 from neurogrid.p2p.wire import (
     PROTOCOL_V11,
     ErrorCode,
@@ -33,6 +23,8 @@ from neurogrid.p2p.wire import (
     TensorMessage,
     encode_message,
 )
+from tests.unit.blocking_pair import open_two
+from tests.unit.transfer_peers import Taking
 from tests.unit.vectors import in_turn
 
 ZERO_BYTE = b"\0"
@@ -41,17 +33,6 @@ HELLO = Hello("peer", "vectors", (PROTOCOL_V11,), 2**28, 2**30)
 DEADLINE = 60.0
 # What comes beside the transfer, whenever the receiver likes.
 BESIDE = {MessageType.HELLO, MessageType.CREDIT}
-
-
-class TakeAll(TransferPolicy):
-    async def decide(self, offered: OfferedBlob) -> Wanted:
-        return Wanted(MemoryStore(), self._use)
-
-    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
-        return BytesSource(ZERO_BYTE) if blob_id == ZERO_BYTE_ID else None
-
-    async def _use(self, blob: StoredBlob) -> None:
-        await trio.lowlevel.checkpoint()
 
 
 class Reader:
@@ -95,12 +76,8 @@ async def follow(stream: Stream, steps: list[Any]) -> None:
 def test_transfer(name: str, case: Any) -> None:
     async def main() -> None:
         with trio.fail_after(DEADLINE):
-            async with (
-                open_memory_network() as network,
-                network.open_host() as here,
-                network.open_host() as there,
-            ):
-                Transfers(Protocol(here), TakeAll())
+            async with open_two() as (there, here):
+                Transfers(Protocol(here), Taking({ZERO_BYTE_ID: BytesSource(ZERO_BYTE)}))
                 await there.connect(here.addresses[0])
                 stream = await there.open_stream(here.peer_id, [PROTOCOL_V11])
                 await follow(stream, case["steps"])

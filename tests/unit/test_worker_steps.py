@@ -5,7 +5,7 @@ Real stages; the torch thread is a gate that lets one call through when the test
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise, permutations
