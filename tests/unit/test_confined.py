@@ -19,6 +19,7 @@ import torch  # noqa: F401 - with it here, the fork server is a fork, and there 
 from confined_calls import one_of
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.model import confined as confinement
 from neurogrid.model.confined import PRELOADED, ConfinedProcess, ConfinementError, Limits
 
 MIB = 1024**2
@@ -163,6 +164,10 @@ def test_another_fork_server_takes_the_place_of_one_that_died(
         thread.start()
         thread.join()
     assert answers[0]["server"] != told["server"]
+    # The one for the tests to come is a fork again, which has all that takes long to import.
+    assert confinement._server is not None
+    confinement._server.close()
+    confinement._server = None
     # Nobody is left to see to the child of the one that died.
     confined.close()
     wait_until(lambda: is_gone(told["pid"]) and not Path(told["folder"]).exists())

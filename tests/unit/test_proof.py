@@ -88,8 +88,8 @@ def test_what_takes_too_long_is_given_up() -> None:
 
 
 def test_what_takes_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "MAX_BYTES", 50 * 1024**2)
-    with pytest.raises(ConfinementError, match=r"config is refused, .*50 MiB of memory"):
+    monkeypatch.setattr(proof, "MAX_BYTES", 20 * 1024**2)
+    with pytest.raises(ConfinementError, match=r"config is refused, .*20 MiB of memory"):
         Proving(WIDE, "float32").result(seconds=SECONDS)
 
 
