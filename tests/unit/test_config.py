@@ -287,6 +287,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     st.dictionaries(
         st.text(max_size=8) | st.sampled_from([*LLAMA, *POISON]), JSON_VALUES, max_size=6

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import RemoteProtocolError, RequestRefusedError, StreamBrokenError
@@ -104,6 +104,7 @@ async def too_slow(reader: MessageReader, *, where_it_arrives: bool = False) -> 
     return trio.current_time() - start
 
 
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 120), max_size=6), st.integers(1, 60))
 def test_messages_come_whole_however_they_were_cut(sizes: list[int], piece: int) -> None:
     data = b"".join(activation(size, request_id=at) for at, size in enumerate(sizes))

@@ -65,7 +65,7 @@ def fits(layers: list[LayerSize], peers: list[PeerCapacity], count: int) -> bool
 
 
 @given(layers=LAYERS, peers=PEERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_plan_is_right_and_as_short_as_can_be(
     layers: list[LayerSize], peers: list[PeerCapacity]
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_plan_is_right_and_as_short_as_can_be(
 
 
 @given(layers=LAYERS, peers=PEERS, count=st.integers(1, 9))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_plan_has_as_many_stages_as_were_asked_for(
     layers: list[LayerSize], peers: list[PeerCapacity], count: int
 ) -> None:

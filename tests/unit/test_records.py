@@ -24,6 +24,7 @@ from neurogrid.p2p.discovery.records import (
 from neurogrid.p2p.discovery.records_book import MAX_LIFETIME, RecordBook
 from neurogrid.p2p.hosts.identity import Identity
 from tests.unit.vectors import in_turn, subject
+from tests.unit.wire_strategies import BRIEF
 
 SUBJECT = subject("record")
 NOW = 1_800_000_000
@@ -77,6 +78,7 @@ def test_a_record_of_the_vectors(name: str, case: Any) -> None:
         assert sign_record(record, identity) == data
 
 
+@BRIEF
 @given(
     sequence=st.integers(1, 2**64 - 1),
     expires=st.integers(0, 2**64 - 1),

@@ -108,7 +108,7 @@ def test_what_nobody_could_read_is_not_signed() -> None:
 
 
 def test_other_keys_cannot_sign() -> None:
-    pair = create_new_key_pair(2048)
+    pair = create_new_key_pair(1024)
     rsa = Identity(pair, ID.from_pubkey(pair.public_key).to_base58())
     assert can_sign(COORDINATOR)
     assert not can_sign(rsa)

@@ -42,7 +42,7 @@ def refuses(value: object, schema: object) -> bool:
     return False
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
 def test_the_verdict_is_that_of_a_whole_validator(body: dict[str, object]) -> None:
     for schema, is_valid in WHOLE_VALIDATORS:

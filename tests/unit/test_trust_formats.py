@@ -25,6 +25,7 @@ from neurogrid.p2p.trust.messages import Credentials, Verdict
 from neurogrid.p2p.trust.names import is_peer_id, is_role
 from neurogrid.p2p.trust.signing import cluster_id_of
 from neurogrid.p2p.wire.maps import MAX_U64
+from tests.unit.wire_strategies import BRIEF
 
 PEER = "12D3KooWDgEoZReqrtYxB12zCLLUbGiuJRVgbnyJrd5NRp2aQMNi"
 OTHER = "12D3KooWQ5umrHEFtvyEWhAVqtXvFAmtMpDzGVkeVWVDLVoKyNKq"
@@ -63,6 +64,7 @@ forms = pytest.mark.parametrize(
 )
 
 
+@BRIEF
 @given(
     peer_id=peer_ids,
     role=roles,
@@ -83,6 +85,7 @@ def test_a_certificate_says_what_was_signed(
     assert (made.not_before, made.not_after) == (not_before, not_after)
 
 
+@BRIEF
 @given(role=roles, serial=u64s, not_after=st.integers(0, MAX_TIME), uses=st.integers(0, 4096))
 def test_a_token_says_what_was_signed(role: str, serial: int, not_after: int, uses: int) -> None:
     made = JoinToken.sign(KEY, role=role, serial=serial, not_after=not_after, max_uses=uses)
@@ -95,6 +98,7 @@ def test_a_token_says_what_was_signed(role: str, serial: int, not_after: int, us
     )
 
 
+@BRIEF
 @given(version=st.integers(1, MAX_U64), peers=st.sets(peer_ids, max_size=9), serials=st.sets(u64s))
 def test_a_list_says_what_was_signed(version: int, peers: set[str], serials: set[int]) -> None:
     made = RevocationList.sign(KEY, version=version, peer_ids=peers, serials=serials)
@@ -165,6 +169,7 @@ def test_arbitrary_messages_raise_ours_alone(
         assert len(data) > 1
 
 
+@BRIEF
 @given(
     certificate=st.binary(max_size=1024),
     token=st.binary(max_size=512),
@@ -179,6 +184,7 @@ def test_credentials_say_what_was_encoded(
     assert Credentials.decode(made.encode()) == made
 
 
+@BRIEF
 @given(reason=st.integers(0, 0xFFFF), text=st.text(max_size=400), issued=st.binary(max_size=1024))
 def test_verdicts_say_what_was_encoded(reason: int, text: str, issued: bytes) -> None:
     read = Verdict.decode(Verdict(reason, text, issued).encode())

@@ -259,7 +259,7 @@ def test_config_round_trip_mutated_and_with_any_value_anywhere(
 # Transfers
 
 
-@UNHURRIED
+@BRIEF
 @given(st.integers(1, wire.MAX_CHUNKS), st.data())
 def test_bitmap_round_trip(total: int, data: st.DataObject) -> None:
     chunks = data.draw(st.sets(st.integers(0, total - 1), max_size=50))
@@ -284,7 +284,7 @@ def test_arbitrary_bitmap(bitmap: bytes, total: int) -> None:
     assert int.from_bytes(wire.encode_bitmap(chunks, total), "big") == int.from_bytes(bitmap, "big")
 
 
-@UNHURRIED
+@BRIEF
 @given(offers(), st.data())
 def test_an_offer_stands_or_falls_with_its_digests(
     offer: wire.TransferOffer, data: st.DataObject

@@ -119,7 +119,7 @@ def test_mutated_bytes_and_that_a_broken_decoder_stays_broken(
 
 
 @pytest.mark.parametrize(("decoder_class", "messages"), BOTH)
-@UNHURRIED
+@BRIEF
 @given(st.data())
 def test_awaited_bytes_are_those_of_the_message_under_way(
     decoder_class: type[Decoder], messages: Messages, data: st.DataObject
