@@ -15,7 +15,7 @@ from neurogrid.p2p.wire import CHUNK_BYTES
 from tests.unit.transfer_peers import Taking, two_protocols
 
 DEADLINE = 300.0
-BLOB = Random(6).randbytes(2 * CHUNK_BYTES + 9)
+BLOB = Random(6).randbytes(CHUNK_BYTES + 9)
 SOURCE = BytesSource(BLOB)
 INFO = BlobInfo.of_digests(SOURCE.digests(), len(BLOB))
 

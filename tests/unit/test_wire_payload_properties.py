@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import RemoteProtocolError
@@ -178,7 +178,7 @@ def decode_or_refuse(decode: Callable[[bytes], Any], data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-@BRIEF
+@settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_payload_round_trip_and_mutated(name: str, data: st.DataObject) -> None:
     payload = data.draw(PAYLOADS[name])
