@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -27,15 +26,6 @@ MAX_BYTES = 12_000_000
 NUM_LAYERS = 8
 PROMPTS = ("Python is", "The import statement")
 WORD = re.compile(r"[A-Za-z]+")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads of torch that wait for a busy core spin: twenty times slower for a model so small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

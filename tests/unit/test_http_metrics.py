@@ -116,22 +116,18 @@ def test_a_bug_counts_as_one() -> None:
     assert server.requests == {("/bug", "GET", "500"): 1}
 
 
-def test_a_client_that_leaves_before_its_answer_counts_as_that() -> None:
+async def test_a_client_that_leaves_before_its_answer_counts_as_that() -> None:
     server = Server()
+    sending, receiving = trio.open_memory_channel[dict[str, Any]](1)
+    await sending.send({"type": "http.disconnect"})
+    headers = [
+        (b"authorization", f"Bearer {KEY}".encode()),
+        (b"content-type", b"application/json"),
+    ]
+    scope = {"type": "http", "method": "POST", "path": "/leave", "headers": headers}
 
-    async def main() -> None:
-        sending, receiving = trio.open_memory_channel[dict[str, Any]](1)
-        await sending.send({"type": "http.disconnect"})
-        headers = [
-            (b"authorization", f"Bearer {KEY}".encode()),
-            (b"content-type", b"application/json"),
-        ]
-        scope = {"type": "http", "method": "POST", "path": "/leave", "headers": headers}
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
 
-        async def send(message: Any) -> None:
-            raise AssertionError(message)
-
-        await server.app(scope, receiving.receive, send)
-
-    run(main)
+    await server.app(scope, receiving.receive, send)
     assert server.requests == {("/leave", "POST", "499"): 1}

@@ -90,26 +90,24 @@ def test_the_deadline_ends_an_answer(model: LoadedModel, stream: bool, num_befor
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_ends_its_generation(model: LoadedModel, stream: bool) -> None:
+async def test_a_client_that_goes_away_ends_its_generation(
+    model: LoadedModel, stream: bool
+) -> None:
     coordinator = Told(model, waits=True, num_before=3)
+    with served(coordinator) as post:
+        async with trio.open_nursery() as nursery:
+            leave = trio.CancelScope()
 
-    async def main() -> None:
-        with served(coordinator) as post:
-            async with trio.open_nursery() as nursery:
-                leave = trio.CancelScope()
+            async def client() -> None:
+                body = {"prompt": "A", "stream": stream, "n": 2}
+                await _until_left(post, body, leave)
 
-                async def client() -> None:
-                    body = {"prompt": "A", "stream": stream, "n": 2}
-                    await _until_left(post, body, leave)
-
-                nursery.start_soon(client)
-                await wait_all_tasks_blocked()
-                assert coordinator.num_open == 2
-                leave.cancel()
-                await wait_all_tasks_blocked()
-                assert coordinator.num_open == 0
-
-    run(main)
+            nursery.start_soon(client)
+            await wait_all_tasks_blocked()
+            assert coordinator.num_open == 2
+            leave.cancel()
+            await wait_all_tasks_blocked()
+            assert coordinator.num_open == 0
 
 
 async def _until_left(post: Any, body: Any, leave: trio.CancelScope) -> None:
@@ -159,25 +157,21 @@ def test_before_the_workers_are_there(model: LoadedModel) -> None:
     assert run(partial(ask, app, "GET", "/v1/models")).status == 503
 
 
-def test_whoever_ends_takes_no_more_and_waits_for_the_rest(model: LoadedModel) -> None:
+async def test_whoever_ends_takes_no_more_and_waits_for_the_rest(model: LoadedModel) -> None:
     backend = Backend()
     app = make_app(openai_routes(backend, request_timeout=5.0))
     coordinator = Told(model)
-
-    async def main() -> None:
-        with backend.serving(coordinator):  # type: ignore[arg-type]
-            async with trio.open_nursery() as nursery:
-                with backend.request():
-                    nursery.start_soon(backend.finish)
-                    await wait_all_tasks_blocked()
-                    refused = await ask(app, "POST", "/v1/completions", json_body={"prompt": "A"})
-                    assert refused.status == 503
-                    assert nursery.child_tasks
-
-    run(main)
+    with backend.serving(coordinator):  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            with backend.request():
+                nursery.start_soon(backend.finish)
+                await wait_all_tasks_blocked()
+                refused = await ask(app, "POST", "/v1/completions", json_body={"prompt": "A"})
+                assert refused.status == 503
+                assert nursery.child_tasks
 
 
-def test_an_answer_that_is_not_finished_when_the_server_ends_says_so(
+async def test_an_answer_that_is_not_finished_when_the_server_ends_says_so(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurogrid.server.backend.FINISH_TIMEOUT", 0.0)
@@ -191,27 +185,24 @@ def test_an_answer_that_is_not_finished_when_the_server_ends_says_so(
                     yield token
                     await trio.sleep_forever()
 
-    async def main() -> None:
-        answers = {}
+    answers = {}
 
-        async def post(stream: bool) -> None:
-            body = {"prompt": "A", "stream": stream}
-            answers[stream] = await ask(app, "POST", "/v1/completions", json_body=body)
+    async def post(stream: bool) -> None:
+        body = {"prompt": "A", "stream": stream}
+        answers[stream] = await ask(app, "POST", "/v1/completions", json_body=body)
 
-        with backend.serving(Stuck(model)):  # type: ignore[arg-type]
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(post, False)
-                nursery.start_soon(post, True)
-                await wait_all_tasks_blocked()
-                await backend.finish()
-        whole, streamed = answers[False], answers[True]
-        assert (whole.status, whole.error["code"]) == (503, "server_ended")
-        assert "told to end before this answer was finished" in whole.error["message"]
-        assert streamed.status == 200
-        assert streamed.events[-1]["error"] == whole.error
-        assert len(streamed.events) > 1
-
-    run(main)
+    with backend.serving(Stuck(model)):  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, False)
+            nursery.start_soon(post, True)
+            await wait_all_tasks_blocked()
+            await backend.finish()
+    whole, streamed = answers[False], answers[True]
+    assert (whole.status, whole.error["code"]) == (503, "server_ended")
+    assert "told to end before this answer was finished" in whole.error["message"]
+    assert streamed.status == 200
+    assert streamed.events[-1]["error"] == whole.error
+    assert len(streamed.events) > 1
 
 
 def test_a_seed_for_each_answer(model: LoadedModel) -> None:

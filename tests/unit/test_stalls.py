@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
-from trio.testing import MockClock
 
 from neurogrid.fleet.board.status import TransferStatus
 from neurogrid.fleet.board.worker_records import WorkerRecords
 from neurogrid.fleet.stalls import STALLED_AFTER, StallWatch
 from neurogrid.inference.board.progress import Progress
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 class Told(Progress):
@@ -26,34 +28,31 @@ class Told(Progress):
         self.words.append((f"{peer_id} resumed", seconds))
 
 
-def test_a_transfer_that_stops_says_so_and_that_it_goes_on() -> None:
-    async def main() -> None:
-        told = Told()
-        watch = StallWatch(told, "a", 100)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch.run)
-            reports = watch.reports
-            await trio.sleep(10 * STALLED_AFTER)  # it is asked what it has, and thinks
-            assert told.words == []
-            reports.begun()
-            for _ in range(5):
-                await trio.sleep(STALLED_AFTER - 1)
-                reports.sent(10)
-            assert told.words == []
-            await trio.sleep(STALLED_AFTER + 5)
-            assert told.words == [("a stalled", STALLED_AFTER)]
-            await trio.sleep(5)
+async def test_a_transfer_that_stops_says_so_and_that_it_goes_on() -> None:
+    told = Told()
+    watch = StallWatch(told, "a", 100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        reports = watch.reports
+        await trio.sleep(10 * STALLED_AFTER)  # it is asked what it has, and thinks
+        assert told.words == []
+        reports.begun()
+        for _ in range(5):
+            await trio.sleep(STALLED_AFTER - 1)
             reports.sent(10)
-            await trio.sleep(1)
-            assert told.words[1:] == [("a resumed", STALLED_AFTER + 10)]
-            reports.held(20)
-            reports.passed_on(20)
-            await trio.sleep(10 * STALLED_AFTER)  # it loads what it has
-            assert len(told.words) == 2
-            assert told.num_bytes == 60
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+        assert told.words == []
+        await trio.sleep(STALLED_AFTER + 5)
+        assert told.words == [("a stalled", STALLED_AFTER)]
+        await trio.sleep(5)
+        reports.sent(10)
+        await trio.sleep(1)
+        assert told.words[1:] == [("a resumed", STALLED_AFTER + 10)]
+        reports.held(20)
+        reports.passed_on(20)
+        await trio.sleep(10 * STALLED_AFTER)  # it loads what it has
+        assert len(told.words) == 2
+        assert told.num_bytes == 60
+        nursery.cancel_scope.cancel()
 
 
 def transfer_at(records: WorkerRecords, now: float) -> TransferStatus:
