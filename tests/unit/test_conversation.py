@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from neurogrid.cli.commands.conversation import Conversation
 from neurogrid.errors import ConfigurationError
-from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.tokenizer import Tokenizer
+from tests.unit.test_chat_template import tokenizer
 
 KEEPS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
@@ -19,14 +17,6 @@ KEEPS = (
 )
 # As templates do that leave out what a model thought before it answered.
 SHORTENS = KEEPS.replace("{{ m.content }}", "{{ m.content.split('|')[-1] }}")
-
-
-def tokenizer(directory: Path, template: str) -> Tokenizer:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(embedded_model_path() / name, directory)
-    config = directory / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
-    return Tokenizer.open(directory)
 
 
 def written(chat: Tokenizer, text: str) -> list[int]:

@@ -30,11 +30,11 @@ from libp2p.security.secure_session import SecureSession
 from libp2p.security.security_multistream import SecurityMultistream
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.transport.upgrader import TransportUpgrader
-from noise.connection import NoiseConnection
 
 from neurogrid.p2p.link import LinkStream, install_link
 from neurogrid.p2p.link.connection import LinkConnection
 from neurogrid.p2p.link.session import NoiseSession, NoiseTransport
+from tests.unit.test_link_noise import handshake
 
 VERSION = "0.8.1"
 
@@ -105,15 +105,9 @@ def test_our_classes_implement_the_interfaces() -> None:
 
 def test_a_finished_handshake_has_two_cipher_states() -> None:
     """For `NoiseSession.__init__`: keys and counters of both directions."""
-    ends = [NoiseConnection.from_name(b"Noise_NN_25519_ChaChaPoly_SHA256") for _ in range(2)]
-    ends[0].set_as_initiator()
-    ends[1].set_as_responder()
-    for end in ends:
-        end.start_handshake()
-    ends[1].read_message(ends[0].write_message())
-    ends[0].read_message(ends[1].write_message())
-    ours = ends[0].noise_protocol.cipher_state_encrypt
-    theirs = ends[1].noise_protocol.cipher_state_decrypt
+    one, other = handshake()
+    ours = one.noise_protocol.cipher_state_encrypt
+    theirs = other.noise_protocol.cipher_state_decrypt
     assert ours.k == theirs.k
     assert (len(ours.k), ours.n, theirs.n) == (32, 0, 0)
 
