@@ -29,8 +29,8 @@ from neurogrid.p2p.discovery.records import MAX_RECORD_BYTES, RecordRefusedError
 from neurogrid.p2p.discovery.records_book import Acceptance, RecordBook
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.stream import Stream
-from neurogrid.p2p.wire import ErrorCode
 from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import over_limit
 from neurogrid.p2p.wire.maps import Fields
 
 __all__ = ["EXCHANGE_TIMEOUT", "RECORD_PROTOCOL", "RecordExchange", "RecordMessage"]
@@ -192,8 +192,5 @@ async def _receive_all(stream: Stream) -> bytes:
     while some := await stream.receive_some(_MAX_MESSAGE_BYTES):
         received += some
         if len(received) > _MAX_MESSAGE_BYTES:
-            raise RemoteProtocolError(
-                f"a record message has more than {_MAX_MESSAGE_BYTES} bytes",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            )
+            raise over_limit(f"a record message has more than {_MAX_MESSAGE_BYTES} bytes")
     return bytes(received)

@@ -8,8 +8,9 @@ Source: protocol_spec/streams.md.
 
 from __future__ import annotations
 
-from neurogrid.errors import LocalProtocolError, RemoteProtocolError
-from neurogrid.p2p.wire import Credit, ErrorCode
+from neurogrid.errors import LocalProtocolError
+from neurogrid.p2p.wire import Credit
+from neurogrid.p2p.wire.faults import over_limit, violation
 
 __all__ = ["GrantedCredit", "ReceivedCredit"]
 
@@ -37,9 +38,8 @@ class GrantedCredit:
             RemoteProtocolError: it was begun without credit (LIMIT_EXCEEDED).
         """
         if self._arrived >= self._granted:
-            raise RemoteProtocolError(
-                f"{self._arrived} B of bulk have come, and no more than {self._granted} B were granted",
-                code=ErrorCode.LIMIT_EXCEEDED,
+            raise over_limit(
+                f"{self._arrived} B of bulk have come, and no more than {self._granted} B were granted"
             )
         self._arrived += num_bytes
         return self._grant()
@@ -91,8 +91,5 @@ class ReceivedCredit:
             RemoteProtocolError: it is less than before (PROTOCOL_VIOLATION).
         """
         if max_total < self._granted:
-            raise RemoteProtocolError(
-                f"credit shrank from {self._granted} B to {max_total} B",
-                code=ErrorCode.PROTOCOL_VIOLATION,
-            )
+            raise violation(f"credit shrank from {self._granted} B to {max_total} B")
         self._granted = min(max_total, MAX_U64)

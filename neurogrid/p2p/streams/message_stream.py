@@ -49,6 +49,7 @@ from neurogrid.p2p.wire import (
     MessageType,
     TensorMessage,
 )
+from neurogrid.p2p.wire.faults import over_limit, violation
 from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["MessageStream"]
@@ -243,10 +244,7 @@ class MessageStream:
         """
         if self._closed is None and not self.is_retired and not self._outbox.owe(message):
             self._end(
-                RemoteProtocolError(
-                    f"{self.peer_id} makes us owe it {self._bounds.max_owed} messages",
-                    code=ErrorCode.LIMIT_EXCEEDED,
-                )
+                over_limit(f"{self.peer_id} makes us owe it {self._bounds.max_owed} messages")
             )
 
     def served(self, num_bytes: int) -> None:
@@ -265,10 +263,7 @@ class MessageStream:
         """
         self._num_stray_errors += 1
         if self._num_stray_errors > self._bounds.max_stray_errors:
-            raise RemoteProtocolError(
-                f"{self._num_stray_errors} Errors in a row that answer nothing",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            )
+            raise over_limit(f"{self._num_stray_errors} Errors in a row that answer nothing")
 
     def _send_nowait(self, message: TensorMessage, parts: tuple[Data, ...], num_bytes: int) -> bool:
         """Write a small message in the sender's own task, if nothing is before it and the stream takes it whole."""
@@ -408,20 +403,16 @@ class MessageStream:
             self._num_stray_errors = 0
         if message.msg_type is MessageType.HELLO:
             if self.hello is not None:
-                raise RemoteProtocolError("a second Hello", code=ErrorCode.PROTOCOL_VIOLATION)
+                raise violation("a second Hello")
             self.hello = Hello.decode(message.data)
             self._reading.deadline = math.inf
             self._hold.begin()
             self._take_grant(self.hello.credit)
             self._hello_received.set()
         elif self.hello is None and message.msg_type is not MessageType.ERROR:
-            raise RemoteProtocolError(
-                "the first message was no Hello", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+            raise violation("the first message was no Hello")
         elif not message.request_id and _is_request(message):
-            raise RemoteProtocolError(
-                f"{name_of(message)} without a request id", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+            raise violation(f"{name_of(message)} without a request id")
         elif message.msg_type is MessageType.CREDIT:
             self._take_grant(Credit.decode(message.data).max_total)
         elif _is_credited(message):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.limits import (
     DEFAULT_LIMITS,
     MAX_AGENT_CHARS,
@@ -35,7 +36,6 @@ from neurogrid.p2p.wire.maps import (
     printable_line,
 )
 from neurogrid.p2p.wire.messages import Data
-from neurogrid.p2p.wire.types import ErrorCode
 
 __all__ = [
     "ROLES",
@@ -82,9 +82,7 @@ class ControlPayload(ABC):
             max_binary=cls._max_binary,
         )
         if taken != len(data):
-            raise RemoteProtocolError(
-                f"{len(data) - taken} bytes follow {cls._name}", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+            raise violation(f"{len(data) - taken} bytes follow {cls._name}")
         return cls._read(fields)
 
     @abstractmethod
@@ -139,10 +137,10 @@ class Hello(ControlPayload):
     def _read(cls, fields: Fields) -> Hello:
         role = fields.text("role", 16)
         if role not in ROLES:
-            raise _violation(f"unknown role {role!r} in Hello")
+            raise violation(f"unknown role {role!r} in Hello")
         versions = fields.texts("versions", MAX_AGENT_CHARS)
         if not versions or not all(version.isprintable() for version in versions):
-            raise _violation("Hello names no version, or one that is not printable")
+            raise violation("Hello names no version, or one that is not printable")
         agent = printable_line(fields.text("agent", MAX_AGENT_CHARS))
         return cls(
             role,
@@ -191,7 +189,3 @@ class ErrorPayload(ControlPayload):
             text=printable_line(fields.text("text", MAX_ERROR_CHARS)),
             retry_after=fields.optional_seconds("retry_after", MAX_RETRY_AFTER),
         )
-
-
-def _violation(text: str) -> RemoteProtocolError:
-    return RemoteProtocolError(text, code=ErrorCode.PROTOCOL_VIOLATION)

@@ -18,10 +18,11 @@ from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.codes import MessageCode, MessageTable
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.headers import Header, decode_header, header_bytes
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, Limits
 from neurogrid.p2p.wire.messages import Data, TensorMessage
-from neurogrid.p2p.wire.types import ErrorCode, v10_table, v11_table
+from neurogrid.p2p.wire.types import v10_table, v11_table
 
 __all__ = ["Decoder", "MessageDecoder", "StreamDecoder"]
 
@@ -154,9 +155,7 @@ class Decoder:
             cut = f"{len(self._head)} bytes of a header"
         else:
             return
-        self._error = RemoteProtocolError(
-            f"the stream ended after {cut}", code=ErrorCode.PROTOCOL_VIOLATION
-        )
+        self._error = violation(f"the stream ended after {cut}")
         raise self._error
 
     def _take_header(self, view: memoryview) -> int:
@@ -175,9 +174,7 @@ class Decoder:
     def _type_of(self, first: int) -> MessageCode | None:
         msg_type = self._table.by_number.get(first)
         if msg_type is None and (first or self._table.max_legacy is None):
-            raise RemoteProtocolError(
-                f"0x{first:02x} is no message type here", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+            raise violation(f"0x{first:02x} is no message type here")
         return msg_type
 
     def _take_body(self, view: memoryview, wanted: int) -> int:

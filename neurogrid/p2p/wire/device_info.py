@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.limits import MAX_DEVICE_KIND_CHARS, MAX_LAYERS
 from neurogrid.p2p.wire.maps import MAX_U64, Fields, printable_line
-from neurogrid.p2p.wire.types import DTYPES, ErrorCode
+from neurogrid.p2p.wire.types import DTYPES
 
 __all__ = ["MODEL_FINGERPRINT_BYTES", "DeviceInfo", "DeviceInfoRequest"]
 
@@ -100,7 +100,5 @@ class DeviceInfo(ControlPayload):
 def _dtype(fields: Fields, what: str) -> str:
     dtype = fields.text("dtype", 16)
     if dtype not in DTYPES:
-        raise RemoteProtocolError(
-            f"unknown dtype {dtype!r} in {what}", code=ErrorCode.PROTOCOL_VIOLATION
-        )
+        raise violation(f"unknown dtype {dtype!r} in {what}")
     return dtype

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p.wire.codes import MessageCode
+from neurogrid.p2p.wire.faults import over_limit
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, Limits
 from neurogrid.p2p.wire.messages import Data, TensorMessage, TraceContext, record
-from neurogrid.p2p.wire.types import ErrorCode
 
 __all__ = [
     "LEGACY_HEADER_BYTES",
@@ -83,9 +83,8 @@ def decode_header(msg_type: MessageCode | None, data: Data, *, max_data: int) ->
             if trace_id != _NO_TRACE:
                 trace = TraceContext(trace_id, span_id, flags)
     if data_bytes > max_data:
-        raise RemoteProtocolError(
-            f"{_name(msg_type)} message announces {data_bytes} bytes; the limit is {max_data}",
-            code=ErrorCode.LIMIT_EXCEEDED,
+        raise over_limit(
+            f"{_name(msg_type)} message announces {data_bytes} bytes; the limit is {max_data}"
         )
     return Header(msg_type, layer_id, seq_id, request_id, data_bytes, trace)
 

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgpack
 
-from neurogrid.errors import LocalProtocolError, RemoteProtocolError
+from neurogrid.errors import LocalProtocolError
+from neurogrid.p2p.wire.faults import over_limit, violation
 from neurogrid.p2p.wire.limits import MAX_DEPTH, MAX_SKIPPED_VALUES
 from neurogrid.p2p.wire.messages import Data
-from neurogrid.p2p.wire.types import ErrorCode
 
 __all__ = [
     "Fields",
@@ -106,14 +106,11 @@ def decode_map(
         unpacker.feed(head)
         num_entries = unpacker.read_map_header()
         if num_entries > _MAX_ENTRIES:
-            raise RemoteProtocolError(
-                f"{what} has {num_entries} entries; the limit is {_MAX_ENTRIES}",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            )
+            raise over_limit(f"{what} has {num_entries} entries; the limit is {_MAX_ENTRIES}")
         for _ in range(num_entries):
             key = unpacker.unpack()
             if not isinstance(key, str) or len(key) > _MAX_KEY_CHARS or key in seen:
-                raise _violation(f"{what} has a key that is no short string, or has it twice")
+                raise violation(f"{what} has a key that is no short string, or has it twice")
             seen.add(key)
             if key not in known:
                 skipped += _skip(unpacker, head, MAX_SKIPPED_VALUES - skipped, what)
@@ -124,14 +121,11 @@ def decode_map(
         return Fields(what, values), unpacker.tell()
     except msgpack.OutOfData as error:
         if len(data) > max_bytes:
-            raise RemoteProtocolError(
-                f"{what} is longer than its limit of {max_bytes} bytes",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            ) from error
-        raise _violation(f"{what} is cut short") from error
+            raise over_limit(f"{what} is longer than its limit of {max_bytes} bytes") from error
+        raise violation(f"{what} is cut short") from error
     except (ValueError, msgpack.UnpackException) as error:
         reason = str(error) or type(error).__name__
-        raise _violation(f"{what} is not a well-formed map: {reason}") from error
+        raise violation(f"{what} is not a well-formed map: {reason}") from error
 
 
 def _skip(unpacker: msgpack.Unpacker, head: memoryview, max_values: int, what: str) -> int:
@@ -145,9 +139,8 @@ def _skip(unpacker: msgpack.Unpacker, head: memoryview, max_values: int, what: s
         left[-1] -= 1
         num_values += 1
         if num_values > max_values:
-            raise RemoteProtocolError(
-                f"{what} has more than {MAX_SKIPPED_VALUES} values under keys that are not known",
-                code=ErrorCode.LIMIT_EXCEEDED,
+            raise over_limit(
+                f"{what} has more than {MAX_SKIPPED_VALUES} values under keys that are not known"
             )
         at = unpacker.tell()
         first = head[at] if at < len(head) else None
@@ -158,18 +151,14 @@ def _skip(unpacker: msgpack.Unpacker, head: memoryview, max_values: int, what: s
         else:
             unpacker.skip()
         if len(left) > MAX_DEPTH + 1:
-            raise RemoteProtocolError(
-                f"{what} is nested deeper than {MAX_DEPTH} levels", code=ErrorCode.LIMIT_EXCEEDED
-            )
+            raise over_limit(f"{what} is nested deeper than {MAX_DEPTH} levels")
     return num_values
 
 
 def _read_array(unpacker: msgpack.Unpacker, what: str, max_items: int) -> Value:
     num_items = unpacker.read_array_header()
     if num_items > max_items:
-        raise RemoteProtocolError(
-            f"{what} has {num_items} items; the limit is {max_items}", code=ErrorCode.LIMIT_EXCEEDED
-        )
+        raise over_limit(f"{what} has {num_items} items; the limit is {max_items}")
     return [unpacker.unpack() for _ in range(num_items)]
 
 
@@ -220,14 +209,14 @@ class Fields:
         """A byte string of exactly `num_bytes` bytes."""
         value = self._get(key)
         if not isinstance(value, bytes) or len(value) != num_bytes:
-            raise _violation(f"{key} of {self._what} must be {num_bytes} bytes")
+            raise violation(f"{key} of {self._what} must be {num_bytes} bytes")
         return value
 
     def binary_up_to(self, key: str, max_bytes: int) -> bytes:
         """A byte string of at most `max_bytes` bytes."""
         value = self._get(key)
         if not isinstance(value, bytes) or len(value) > max_bytes:
-            raise _violation(f"{key} of {self._what} must be at most {max_bytes} bytes")
+            raise violation(f"{key} of {self._what} must be at most {max_bytes} bytes")
         return value
 
     def optional_binary(self, key: str, max_bytes: int, *, smallest: int = 0) -> bytes:
@@ -236,7 +225,7 @@ class Fields:
             return b""
         value = self.binary_up_to(key, max_bytes)
         if len(value) < smallest:
-            raise _violation(f"{key} of {self._what} must be at least {smallest} bytes")
+            raise violation(f"{key} of {self._what} must be at least {smallest} bytes")
         return value
 
     def optional_text(self, key: str, max_chars: int) -> str:
@@ -245,14 +234,14 @@ class Fields:
             return ""
         value = self.text(key, max_chars)
         if not value:
-            raise _violation(f"{key} of {self._what} must not be empty")
+            raise violation(f"{key} of {self._what} must not be empty")
         return value
 
     def boolean(self, key: str) -> bool:
         """A boolean."""
         value = self._get(key)
         if not isinstance(value, bool):
-            raise _violation(f"{key} of {self._what} must be a boolean")
+            raise violation(f"{key} of {self._what} must be a boolean")
         return value
 
     def optional_boolean(self, key: str) -> bool:
@@ -269,25 +258,25 @@ class Fields:
             or not isinstance(value, int | float)
             or not 0 <= value <= largest
         ):
-            raise _violation(f"{key} of {self._what} must be from 0 to {largest} seconds")
+            raise violation(f"{key} of {self._what} must be from 0 to {largest} seconds")
         return float(value)
 
     def span(self, start_key: str, stop_key: str, max_stop: int) -> tuple[int, int]:
         """Two integers with 0 <= start < stop <= max_stop."""
         start, stop = self.uint(start_key, max_stop), self.uint(stop_key, max_stop)
         if start >= stop:
-            raise _violation(f"{self._what} names layers {start} to {stop}, which is no range")
+            raise violation(f"{self._what} names layers {start} to {stop}, which is no range")
         return start, stop
 
     def _get(self, key: str) -> Value:
         if key not in self._values:
-            raise _violation(f"{self._what} has no {key}")
+            raise violation(f"{self._what} has no {key}")
         return self._values[key]
 
     def _items(self, key: str) -> list[int | float | str | bytes | bool | None]:
         value = self._get(key)
         if not isinstance(value, list):
-            raise _violation(f"{key} of {self._what} must be an array")
+            raise violation(f"{key} of {self._what} must be an array")
         return value
 
     def _check_uint(self, key: str, value: Value, smallest: int, largest: int) -> int:
@@ -297,14 +286,14 @@ class Fields:
             or not isinstance(value, int)
             or not smallest <= value <= largest
         ):
-            raise _violation(
+            raise violation(
                 f"{key} of {self._what} must be an integer from {smallest} to {largest}"
             )
         return value
 
     def _check_text(self, key: str, value: Value, max_chars: int) -> str:
         if not isinstance(value, str) or len(value) > max_chars:
-            raise _violation(
+            raise violation(
                 f"{key} of {self._what} must be a string of at most {max_chars} characters"
             )
         return value
@@ -319,7 +308,3 @@ def printable_line(text: str) -> str:
     return "".join(
         c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
     )
-
-
-def _violation(text: str) -> RemoteProtocolError:
-    return RemoteProtocolError(text, code=ErrorCode.PROTOCOL_VIOLATION)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from neurogrid.errors import ConfigFormatError, LocalProtocolError, RemoteProtocolError
+from neurogrid.p2p.wire.faults import over_limit
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_DEPTH, MAX_LAYERS, MAX_NAME_BYTES
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import CONFIG_DTYPES, ErrorCode
@@ -89,9 +90,8 @@ def deserialize_config(data: Data) -> ModelConfig:
         RemoteProtocolError: too long (LIMIT_EXCEEDED).
     """
     if len(data) > DEFAULT_LIMITS.model_config:
-        raise RemoteProtocolError(
-            f"a model config of {len(data)} bytes; the limit is {DEFAULT_LIMITS.model_config}",
-            code=ErrorCode.LIMIT_EXCEEDED,
+        raise over_limit(
+            f"a model config of {len(data)} bytes; the limit is {DEFAULT_LIMITS.model_config}"
         )
     if not data:
         raise _invalid("it is empty")

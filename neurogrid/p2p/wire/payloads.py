@@ -13,6 +13,7 @@ from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.blob_id import num_chunks
+from neurogrid.p2p.wire.faults import over_limit, violation
 from neurogrid.p2p.wire.limits import (
     CHUNK_BYTES,
     MAX_BLOB_BYTES,
@@ -77,10 +78,7 @@ class WeightsChunk:
                 f"chunk {index} of {total} is out of range", code=ErrorCode.TRANSFER_INVALID
             )
         if total > MAX_CHUNKS or len(data) - _CHUNK.size > CHUNK_BYTES:
-            raise RemoteProtocolError(
-                f"a transfer has at most {MAX_CHUNKS} chunks of {CHUNK_BYTES} bytes",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            )
+            raise over_limit(f"a transfer has at most {MAX_CHUNKS} chunks of {CHUNK_BYTES} bytes")
         return cls(index, total, memoryview(data)[_CHUNK.size :])
 
     @staticmethod
@@ -91,7 +89,7 @@ class WeightsChunk:
             RemoteProtocolError: shorter than eight bytes (PROTOCOL_VIOLATION).
         """
         if len(data) < _CHUNK.size:
-            raise _violation(f"weights of {len(data)} bytes have no chunk numbers")
+            raise violation(f"weights of {len(data)} bytes have no chunk numbers")
 
 
 def iter_weights_chunks(data: Data) -> Iterator[WeightsChunk]:
@@ -134,15 +132,12 @@ class LayerIds:
                 `MAX_LAYERS` (LIMIT_EXCEEDED).
         """
         if len(data) < _U32.size:
-            raise _violation(f"a list of layers in {len(data)} bytes has no count")
+            raise violation(f"a list of layers in {len(data)} bytes has no count")
         (count,) = _U32.unpack_from(data)
         if count > MAX_LAYERS:
-            raise RemoteProtocolError(
-                f"a list of {count} layers; the limit is {MAX_LAYERS}",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            )
+            raise over_limit(f"a list of {count} layers; the limit is {MAX_LAYERS}")
         if len(data) != _U32.size * (1 + count):
-            raise _violation(f"a list of {count} layers in {len(data)} bytes")
+            raise violation(f"a list of {count} layers in {len(data)} bytes")
         return cls(struct.unpack_from(f">{count}I", data, _U32.size))
 
 
@@ -178,19 +173,16 @@ class GPUInfo:
                 (PROTOCOL_VIOLATION) or is over `MAX_NAME_BYTES` (LIMIT_EXCEEDED).
         """
         if len(data) < _GPU.size:
-            raise _violation(f"GPU info of {len(data)} bytes is too short")
+            raise violation(f"GPU info of {len(data)} bytes is too short")
         total, used, name_bytes = _GPU.unpack_from(data)
         if name_bytes > MAX_NAME_BYTES:
-            raise RemoteProtocolError(
-                f"a GPU's name of {name_bytes} bytes; the limit is {MAX_NAME_BYTES}",
-                code=ErrorCode.LIMIT_EXCEEDED,
-            )
+            raise over_limit(f"a GPU's name of {name_bytes} bytes; the limit is {MAX_NAME_BYTES}")
         if len(data) != _GPU.size + name_bytes:
-            raise _violation(f"GPU info of {len(data)} bytes with a name of {name_bytes}")
+            raise violation(f"GPU info of {len(data)} bytes with a name of {name_bytes}")
         try:
             name = bytes(memoryview(data)[_GPU.size :]).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _violation("the name of a GPU is not UTF-8") from error
+            raise violation("the name of a GPU is not UTF-8") from error
         return cls(total, used, printable_line(name))
 
 
@@ -220,13 +212,7 @@ class Credit:
             RemoteProtocolError: fewer than 8 bytes (PROTOCOL_VIOLATION), or more (LIMIT_EXCEEDED).
         """
         if len(data) < _U64.size:
-            raise _violation(f"credit of {len(data)} bytes; it has {_U64.size}")
+            raise violation(f"credit of {len(data)} bytes; it has {_U64.size}")
         if len(data) > _U64.size:
-            raise RemoteProtocolError(
-                f"credit of {len(data)} bytes; it has {_U64.size}", code=ErrorCode.LIMIT_EXCEEDED
-            )
+            raise over_limit(f"credit of {len(data)} bytes; it has {_U64.size}")
         return cls(*_U64.unpack(data))
-
-
-def _violation(text: str) -> RemoteProtocolError:
-    return RemoteProtocolError(text, code=ErrorCode.PROTOCOL_VIOLATION)

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_SESSIONS
 from neurogrid.p2p.wire.maps import MAX_U32, Fields
 from neurogrid.p2p.wire.messages import Data
-from neurogrid.p2p.wire.types import DTYPES, ErrorCode
+from neurogrid.p2p.wire.types import DTYPES
 
 __all__ = [
     "FINGERPRINT_BYTES",
@@ -92,9 +92,7 @@ class Assign(ControlPayload):
         start, stop = fields.span("start", "stop", MAX_LAYERS)
         dtype = fields.text("dtype", 16)
         if dtype not in DTYPES:
-            raise RemoteProtocolError(
-                f"unknown dtype {dtype!r} in Assign", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+            raise violation(f"unknown dtype {dtype!r} in Assign")
         return cls(
             start,
             stop,

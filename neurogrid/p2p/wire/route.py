@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.limits import (
     MAX_ADDRESS_CHARS,
     MAX_LAYERS,
@@ -22,7 +23,6 @@ from neurogrid.p2p.wire.limits import (
     MAX_STAGES,
 )
 from neurogrid.p2p.wire.maps import MAX_U64, Fields
-from neurogrid.p2p.wire.types import ErrorCode
 
 __all__ = ["Route"]
 
@@ -107,4 +107,4 @@ class Route(ControlPayload):
 
 
 def _violation(text: str) -> RemoteProtocolError:
-    return RemoteProtocolError(f"the route {text}", code=ErrorCode.PROTOCOL_VIOLATION)
+    return violation(f"the route {text}")

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_ROUTE_BYTES
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, Fields
-from neurogrid.p2p.wire.types import ErrorCode
 
 __all__ = ["SESSION_DTYPES", "SessionAck", "SessionClose", "SessionOpen", "SessionQuery"]
 
@@ -91,22 +90,17 @@ class SessionOpen(ControlPayload):
             keep_prior=fields.optional_boolean("keep_prior"),
         )
         if opened.wire and opened.wire not in SESSION_DTYPES:
-            raise RemoteProtocolError(
-                f"activations do not travel in {opened.wire!r}", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+            raise violation(f"activations do not travel in {opened.wire!r}")
         if bool(opened.prior) != bool(opened.prior_length) or (
             opened.keep_prior and not opened.prior
         ):
-            raise RemoteProtocolError(
-                "a prior session and its length go together", code=ErrorCode.PROTOCOL_VIOLATION
-            )
+            raise violation("a prior session and its length go together")
         if opened.prior and (
             opened.prior_length > opened.max_length or opened.prior == opened.session_id
         ):
-            raise RemoteProtocolError(
+            raise violation(
                 f"no session of {opened.max_length} tokens begins with {opened.prior_length} of session "
-                f"{opened.prior}",
-                code=ErrorCode.PROTOCOL_VIOLATION,
+                f"{opened.prior}"
             )
         return opened
 

@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, blob_id, num_chunks
 from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.p2p.wire.limits import (
     DEFAULT_LIMITS,
     MAX_ADDRESS_CHARS,
@@ -112,9 +113,7 @@ class TransferOffer(ControlPayload):
         for address in offer.sources:
             _, is_full, peer_id = address.rpartition("/p2p/")
             if not is_full or not peer_id:
-                raise RemoteProtocolError(
-                    "a source of TransferOffer names no peer", code=ErrorCode.PROTOCOL_VIOLATION
-                )
+                raise violation("a source of TransferOffer names no peer")
         if len(offer.digests) != DIGEST_BYTES * offer.num_chunks:
             raise _invalid(
                 f"{len(offer.digests)} bytes of digests for a blob of {offer.num_chunks} chunks"
