@@ -8,11 +8,11 @@ Source: `protocol_spec/discovery.md`, "Member record".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -25,8 +25,9 @@ from neurogrid.p2p.discovery.dht_key import CLUSTER_KEY_BYTES
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.p2p.wire.control import ROLES, ControlPayload
+from neurogrid.p2p.wire.forms import Map, array, binary, fixed, line, one_of, optional, text, uint
 from neurogrid.p2p.wire.limits import MAX_LAYERS
-from neurogrid.p2p.wire.maps import MAX_U64, Fields, printable_line
+from neurogrid.p2p.wire.maps import MAX_U64, printable_line
 from neurogrid.p2p.wire.messages import Data
 
 __all__ = [
@@ -95,6 +96,13 @@ class RecordRefusedError(RemoteProtocolError):
         self.fault = fault
 
 
+def _pairs(bounds: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    rising = all(low < high for low, high in pairwise(bounds))
+    if len(bounds) % 2 or not rising:
+        raise _malformed("its layers are no ranges in order")
+    return tuple(zip(bounds[::2], bounds[1::2], strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class MemberRecord(ControlPayload):
     """A member's record of itself.
@@ -123,62 +131,32 @@ class MemberRecord(ControlPayload):
     layers: tuple[tuple[int, int], ...] = ()
     certificate: bytes = b""
 
-    _name = "a member record"
-    _keys = frozenset(
+    _map = Map(
+        "a member record",
         {
-            "cluster",
-            "peer",
-            "sequence",
-            "expires",
-            "role",
-            "addresses",
-            "model",
-            "free_memory",
-            "layers",
-            "certificate",
-        }
+            "cluster": fixed(CLUSTER_KEY_BYTES),
+            "peer": text(128),
+            "sequence": uint(MAX_U64, smallest=1),
+            "expires": uint(MAX_U64),
+            "role": one_of(ROLES),
+            "addresses": array(text(MAX_ADDRESS_CHARS), MAX_ADDRESSES),
+            "model": line(MAX_MODEL_CHARS),
+            "free_memory": uint(MAX_U64),
+            "layers": replace(
+                array(uint(MAX_LAYERS), 2 * MAX_LAYER_RANGES),
+                read=_pairs,
+                write=lambda spans: [bound for span in spans for bound in span],
+            ),
+            "certificate": optional(binary(MAX_CERTIFICATE_BYTES), is_written=True),
+        },
+        max_bytes=MAX_RECORD_BYTES,
     )
-    _arrays: ClassVar[Mapping[str, int]] = {
-        "addresses": MAX_ADDRESSES,
-        "layers": 2 * MAX_LAYER_RANGES,
-    }
-    _max_bytes = MAX_RECORD_BYTES
 
-    def _entries(self) -> dict[str, object]:
-        return {
-            "cluster": self.cluster,
-            "peer": self.peer_id,
-            "sequence": self.sequence,
-            "expires": self.expires,
-            "role": self.role,
-            "addresses": list(self.addresses),
-            "model": self.model,
-            "free_memory": self.free_memory,
-            "layers": [bound for span in self.layers for bound in span],
-            "certificate": self.certificate,
-        }
-
-    @classmethod
-    def _read(cls, fields: Fields) -> MemberRecord:
-        record = cls(
-            cluster=fields.binary("cluster", CLUSTER_KEY_BYTES),
-            peer_id=fields.text("peer", 128),
-            sequence=fields.uint("sequence", MAX_U64, smallest=1),
-            expires=fields.uint("expires", MAX_U64),
-            role=fields.text("role", 32),
-            addresses=fields.texts("addresses", MAX_ADDRESS_CHARS),
-            model=printable_line(fields.text("model", MAX_MODEL_CHARS)),
-            free_memory=fields.uint("free_memory", MAX_U64),
-            layers=_pairs(fields.uints("layers", MAX_LAYERS)),
-            certificate=fields.optional_binary("certificate", MAX_CERTIFICATE_BYTES),
-        )
-        if record.role not in ROLES:
-            raise _malformed(f"its role is none of {', '.join(sorted(ROLES))}")
-        public_key(record.peer_id)
-        for address in record.addresses:
-            if not names_peer(address, record.peer_id):
+    def _check(self) -> None:
+        public_key(self.peer_id)
+        for address in self.addresses:
+            if not names_peer(address, self.peer_id):
                 raise _malformed(f"{printable_line(address)!r} is no address of its peer")
-        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,20 +171,11 @@ class SignedRecord(ControlPayload):
     record: bytes
     signature: bytes
 
-    _name = "a signed record"
-    _keys = frozenset({"record", "signature"})
-    _max_bytes = MAX_RECORD_BYTES
-    _max_binary = MAX_RECORD_BYTES
-
-    def _entries(self) -> dict[str, object]:
-        return {"record": self.record, "signature": self.signature}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> SignedRecord:
-        return cls(
-            record=fields.binary_up_to("record", MAX_RECORD_BYTES),
-            signature=fields.binary("signature", _SIGNATURE_BYTES),
-        )
+    _map = Map(
+        "a signed record",
+        {"record": binary(MAX_RECORD_BYTES), "signature": fixed(_SIGNATURE_BYTES)},
+        max_bytes=MAX_RECORD_BYTES,
+    )
 
 
 def sign_record(record: MemberRecord, identity: Identity) -> bytes:
@@ -275,13 +244,6 @@ def layer_ranges(layers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         else:
             ranges.append((layer, layer + 1))
     return tuple(ranges)
-
-
-def _pairs(bounds: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    rising = all(low < high for low, high in pairwise(bounds))
-    if len(bounds) % 2 or not rising:
-        raise _malformed("its layers are no ranges in order")
-    return tuple(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _malformed(text: str) -> RecordRefusedError:

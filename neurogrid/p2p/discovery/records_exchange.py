@@ -31,7 +31,7 @@ from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import over_limit
-from neurogrid.p2p.wire.maps import Fields
+from neurogrid.p2p.wire.forms import Map, binary, fixed, optional
 
 __all__ = ["EXCHANGE_TIMEOUT", "RECORD_PROTOCOL", "RecordExchange", "RecordMessage"]
 
@@ -61,20 +61,14 @@ class RecordMessage(ControlPayload):
     cluster: bytes
     record: bytes
 
-    _name = "a record message"
-    _keys = frozenset({"cluster", "record"})
-    _max_bytes = _MAX_MESSAGE_BYTES
-    _max_binary = MAX_RECORD_BYTES
-
-    def _entries(self) -> dict[str, object]:
-        return {"cluster": self.cluster, "record": self.record}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> RecordMessage:
-        return cls(
-            cluster=fields.binary("cluster", CLUSTER_KEY_BYTES),
-            record=fields.optional_binary("record", MAX_RECORD_BYTES),
-        )
+    _map = Map(
+        "a record message",
+        {
+            "cluster": fixed(CLUSTER_KEY_BYTES),
+            "record": optional(binary(MAX_RECORD_BYTES), is_written=True),
+        },
+        max_bytes=_MAX_MESSAGE_BYTES,
+    )
 
 
 class RecordExchange:

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.p2p.trust.limits import MAX_PEER_ID_CHARS, MAX_ROLE_CHARS, MAX_TIME
 from neurogrid.p2p.trust.names import is_peer_id, is_role
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 from neurogrid.p2p.trust.signing import CERTIFICATE, cluster_id_of
-from neurogrid.p2p.wire.maps import MAX_U64
 
 __all__ = ["Certificate", "by_clock", "format_span", "format_time"]
 
@@ -58,15 +56,9 @@ class Certificate:
             RefusedError: a value that nobody would read: no peer id, no role, an empty time.
         """
         public_key = key.public_key().public_bytes_raw()
-        entries: dict[str, object] = {
-            "cluster": cluster_id_of(public_key),
-            "peer": peer_id,
-            "role": role,
-            "serial": serial,
-            "from": not_before,
-            "until": not_after,
-        }
-        return cls.decode(CERTIFICATE.sign(key, entries), public_key)
+        cluster_id = cluster_id_of(public_key)
+        signed = CERTIFICATE.sign(key, cluster_id, peer_id, role, serial, not_before, not_after)
+        return cls.decode(signed, public_key)
 
     @classmethod
     def decode(cls, data: bytes, public_key: bytes) -> Certificate:
@@ -80,7 +72,7 @@ class Certificate:
             RefusedError: CERTIFICATE_INVALID; WRONG_CLUSTER if it says itself that it is another cluster's.
         """
         try:
-            fields = CERTIFICATE.read(data, public_key)
+            certificate = cls(*CERTIFICATE.read(data, public_key))
         except RefusedError as exc:
             named = _named_cluster(data)
             ours = cluster_id_of(public_key)
@@ -89,18 +81,6 @@ class Certificate:
                     Refusal.WRONG_CLUSTER, f"the certificate is of cluster {named}, not of {ours}"
                 ) from exc
             raise
-        try:
-            certificate = cls(
-                cluster_id=fields.text("cluster", 32),
-                peer_id=fields.text("peer", MAX_PEER_ID_CHARS),
-                role=fields.text("role", MAX_ROLE_CHARS),
-                serial=fields.uint("serial", MAX_U64),
-                not_before=fields.uint("from", MAX_TIME),
-                not_after=fields.uint("until", MAX_TIME),
-                data=bytes(data),
-            )
-        except RemoteProtocolError as exc:
-            raise CERTIFICATE.refused(f"malformed: {exc}") from exc
         if certificate.cluster_id != cluster_id_of(public_key):
             raise CERTIFICATE.refused("signed by one cluster and named after another")
         if not is_peer_id(certificate.peer_id) or not is_role(certificate.role):

@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.trust.certificate import by_clock, format_time
-from neurogrid.p2p.trust.limits import MAX_ROLE_CHARS, MAX_TIME, MAX_TOKEN_USES
 from neurogrid.p2p.trust.names import is_role
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 from neurogrid.p2p.trust.signing import JOIN_TOKEN
-from neurogrid.p2p.wire.maps import MAX_U64
 
 __all__ = ["JoinToken"]
 
@@ -56,15 +53,8 @@ class JoinToken:
         Raises:
             RefusedError: a value that nobody would read.
         """
-        entries: dict[str, object] = {
-            "role": role,
-            "serial": serial,
-            "until": not_after,
-            "uses": max_uses,
-        }
-        if list_version:
-            entries["list"] = list_version
-        return cls.decode(JOIN_TOKEN.sign(key, entries), key.public_key().public_bytes_raw())
+        signed = JOIN_TOKEN.sign(key, role, serial, not_after, max_uses, list_version)
+        return cls.decode(signed, key.public_key().public_bytes_raw())
 
     @classmethod
     def decode(cls, data: bytes, public_key: bytes) -> JoinToken:
@@ -73,18 +63,7 @@ class JoinToken:
         Raises:
             RefusedError: TOKEN_INVALID: not signed by this cluster, or malformed.
         """
-        fields = JOIN_TOKEN.read(data, public_key)
-        try:
-            token = cls(
-                role=fields.text("role", MAX_ROLE_CHARS),
-                serial=fields.uint("serial", MAX_U64),
-                not_after=fields.uint("until", MAX_TIME),
-                max_uses=fields.uint("uses", MAX_TOKEN_USES),
-                list_version=fields.optional_uint("list", MAX_U64),
-                data=bytes(data),
-            )
-        except RemoteProtocolError as exc:
-            raise JOIN_TOKEN.refused(f"malformed: {exc}") from exc
+        token = cls(*JOIN_TOKEN.read(data, public_key))
         if not is_role(token.role):
             raise JOIN_TOKEN.refused("malformed: its role is none")
         return token

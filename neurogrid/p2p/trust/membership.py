@@ -18,12 +18,20 @@ from neurogrid.p2p.trust.private_files import (
 )
 from neurogrid.p2p.trust.revocation import RevocationList
 from neurogrid.p2p.trust.signing import KEY_BYTES, cluster_id_of
-from neurogrid.p2p.wire.maps import decode_map, encode_map
+from neurogrid.p2p.wire.forms import Map, binary, fixed, optional
 
 __all__ = ["Membership"]
 
-_KEYS = frozenset({"key", "certificate", "revocations"})
 _MAX_BYTES = MAX_CERTIFICATE_BYTES + MAX_REVOCATION_BYTES + 256
+_FILE = Map(
+    "membership",
+    {
+        "key": fixed(KEY_BYTES),
+        "certificate": optional(binary(MAX_CERTIFICATE_BYTES)),
+        "revocations": optional(binary(MAX_REVOCATION_BYTES)),
+    },
+    max_bytes=_MAX_BYTES,
+)
 
 
 class Membership:
@@ -65,17 +73,7 @@ class Membership:
                 f"there is no {path}: join a cluster first (neurogrid join TICKET)"
             )
         try:
-            fields, _ = decode_map(
-                data,
-                what="membership",
-                max_bytes=_MAX_BYTES,
-                arrays={},
-                known=_KEYS,
-                max_binary=MAX_REVOCATION_BYTES,
-            )
-            key = fields.binary("key", KEY_BYTES)
-            certificate = fields.optional_binary("certificate", MAX_CERTIFICATE_BYTES)
-            revocations = fields.optional_binary("revocations", MAX_REVOCATION_BYTES)
+            key, certificate, revocations = _FILE.decode(data)
             return cls(
                 key,
                 Certificate.decode(certificate, key) if certificate else None,
@@ -112,12 +110,9 @@ class Membership:
             return
         self._is_unsaved = True
         make_private_directory(self._directory)
-        entries: dict[str, object] = {"key": self.cluster_key}
-        if self.certificate is not None:
-            entries["certificate"] = self.certificate.data
-        if self.revocations.version:
-            entries["revocations"] = self.revocations.data
-        write_private(self._directory / "membership", encode_map(entries))
+        certificate = self.certificate.data if self.certificate is not None else b""
+        entries = self.cluster_key, certificate, self.revocations.data
+        write_private(self._directory / "membership", _FILE.encode(entries))
         self._is_unsaved = False
 
     def save_again(self) -> None:

@@ -9,8 +9,8 @@ Source: protocol_spec/trust.md.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import trio
 
@@ -26,7 +26,8 @@ from neurogrid.p2p.trust.limits import (
 )
 from neurogrid.p2p.trust.refusal import RefusedError
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.maps import Fields, printable_line
+from neurogrid.p2p.wire.forms import BOOLEAN, Map, binary, line, optional, uint
+from neurogrid.p2p.wire.maps import printable_line
 
 __all__ = ["Credentials", "TRUST_PROTOCOL", "Verdict", "read_frame", "say_no", "write_frames"]
 
@@ -36,16 +37,8 @@ TRUST_PROTOCOL: Final = "/neurogrid/trust/1"
 _LENGTH_BYTES: Final = 4
 
 
-class _TrustPayload(ControlPayload):
-    """The base of both payloads: no type byte names them, unlike the payloads of the tensor protocol."""
-
-    __slots__ = ()
-
-    _max_bytes: ClassVar[int] = MAX_MESSAGE_BYTES
-
-
 @dataclass(frozen=True, slots=True)
-class Credentials(_TrustPayload):
+class Credentials(ControlPayload):
     """The credentials of a host; a host without a cluster shows nothing.
 
     Attributes:
@@ -62,34 +55,21 @@ class Credentials(_TrustPayload):
     is_issuer: bool = False
     asks_renewal: bool = False
 
-    _name = "Credentials"
-    _keys = frozenset({"certificate", "token", "revocations", "issuer", "renew"})
-    _max_binary: ClassVar[int] = MAX_REVOCATION_BYTES
-
-    def _entries(self) -> dict[str, object]:
-        entries: dict[str, object] = {}
-        for key, data in (
-            ("certificate", self.certificate),
-            ("token", self.token),
-            ("revocations", self.revocations),
-        ):
-            if data:
-                entries[key] = data
-        return {**entries, "issuer": self.is_issuer, "renew": self.asks_renewal}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Credentials:
-        return cls(
-            certificate=fields.optional_binary("certificate", MAX_CERTIFICATE_BYTES),
-            token=fields.optional_binary("token", MAX_TOKEN_BYTES),
-            revocations=fields.optional_binary("revocations", MAX_REVOCATION_BYTES),
-            is_issuer=fields.boolean("issuer"),
-            asks_renewal=fields.boolean("renew"),
-        )
+    _map = Map(
+        "Credentials",
+        {
+            "certificate": optional(binary(MAX_CERTIFICATE_BYTES)),
+            "token": optional(binary(MAX_TOKEN_BYTES)),
+            "revocations": optional(binary(MAX_REVOCATION_BYTES)),
+            "issuer": BOOLEAN,
+            "renew": BOOLEAN,
+        },
+        max_bytes=MAX_MESSAGE_BYTES,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(_TrustPayload):
+class Verdict(ControlPayload):
     """Whether the sender admits the other side.
 
     Attributes:
@@ -102,26 +82,20 @@ class Verdict(_TrustPayload):
     text: str = ""
     issued: bytes = b""
 
-    _name = "Verdict"
-    _keys = frozenset({"reason", "text", "issued"})
-
-    def _entries(self) -> dict[str, object]:
-        text = printable_line(self.text)[:MAX_TEXT_CHARS]
-        entries: dict[str, object] = {"reason": int(self.reason), "text": text}
-        if self.issued:
-            entries["issued"] = self.issued
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Verdict:
-        return cls(
-            reason=fields.uint("reason", 0xFFFF),
-            text=printable_line(fields.text("text", MAX_TEXT_CHARS)),
-            issued=fields.optional_binary("issued", MAX_CERTIFICATE_BYTES),
-        )
+    _map = Map(
+        "Verdict",
+        {
+            "reason": uint(0xFFFF),
+            "text": replace(
+                line(MAX_TEXT_CHARS), write=lambda text: printable_line(text)[:MAX_TEXT_CHARS]
+            ),
+            "issued": optional(binary(MAX_CERTIFICATE_BYTES)),
+        },
+        max_bytes=MAX_MESSAGE_BYTES,
+    )
 
 
-async def write_frames(stream: Stream, *payloads: _TrustPayload) -> None:
+async def write_frames(stream: Stream, *payloads: ControlPayload) -> None:
     """Send messages, each after its length.
 
     Raises:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from neurogrid.errors import ConfigurationError, RemoteProtocolError
+from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.join_token import JoinToken
-from neurogrid.p2p.trust.limits import MAX_PEER_ID_CHARS, MAX_REVOKED
+from neurogrid.p2p.trust.limits import MAX_REVOKED
 from neurogrid.p2p.trust.names import is_peer_id
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
 from neurogrid.p2p.trust.signing import REVOCATIONS, cluster_id_of
-from neurogrid.p2p.wire.maps import MAX_U64
 
 __all__ = ["RevocationList"]
 
@@ -62,15 +61,9 @@ class RevocationList:
                 f"more than {MAX_REVOKED} revocations: take those off the list whose certificates have expired"
             )
         public_key = key.public_key().public_bytes_raw()
-        entries: dict[str, object] = {
-            "cluster": cluster_id_of(public_key),
-            "version": version,
-            "peers": peers,
-            "serials": numbers,
-        }
-        if void_below:
-            entries["tokens"] = void_below
-        return cls.decode(REVOCATIONS.sign(key, entries), public_key)
+        cluster_id = cluster_id_of(public_key)
+        signed = REVOCATIONS.sign(key, cluster_id, version, peers, numbers, void_below)
+        return cls.decode(signed, public_key)
 
     @classmethod
     def decode(cls, data: bytes, public_key: bytes) -> RevocationList:
@@ -79,20 +72,17 @@ class RevocationList:
         Raises:
             RefusedError: not signed by this cluster, or malformed (MALFORMED).
         """
-        fields = REVOCATIONS.read(data, public_key)
-        try:
-            peers = fields.texts("peers", MAX_PEER_ID_CHARS)
-            serials = fields.uints("serials", MAX_U64)
-            version = fields.uint("version", MAX_U64, smallest=1)
-            void_below = fields.optional_uint("tokens", version)
-            cluster_id = fields.text("cluster", 32)
-        except RemoteProtocolError as exc:
-            raise REVOCATIONS.refused(f"malformed: {exc}") from exc
+        values = REVOCATIONS.read(data, public_key)
+        cluster_id, version, peers, serials, void_below, signed = values
+        if void_below > version:
+            raise REVOCATIONS.refused(
+                f"malformed: of version {version}, and makes tokens below {void_below} void"
+            )
         if len(peers) + len(serials) > MAX_REVOKED or not all(map(is_peer_id, peers)):
             raise REVOCATIONS.refused("malformed: too many entries, or one that is no peer id")
         if cluster_id != cluster_id_of(public_key):
             raise REVOCATIONS.refused("signed by one cluster and named after another")
-        return cls(version, frozenset(peers), frozenset(serials), void_below, bytes(data))
+        return cls(version, frozenset(peers), frozenset(serials), void_below, signed)
 
     def check(self, certificate: Certificate) -> None:
         """Check that a certificate is not on the list.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -20,12 +20,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.trust.limits import (
     MAX_CERTIFICATE_BYTES,
+    MAX_PEER_ID_CHARS,
     MAX_REVOCATION_BYTES,
     MAX_REVOKED,
+    MAX_ROLE_CHARS,
+    MAX_TIME,
     MAX_TOKEN_BYTES,
+    MAX_TOKEN_USES,
 )
 from neurogrid.p2p.trust.refusal import Refusal, RefusedError
-from neurogrid.p2p.wire.maps import Fields, decode_map, encode_map
+from neurogrid.p2p.wire.forms import Form, Map, array, optional, text, uint
+from neurogrid.p2p.wire.maps import MAX_U64, Fields
 
 __all__ = ["CERTIFICATE", "JOIN_TOKEN", "REVOCATIONS", "SignedKind", "cluster_id_of"]
 
@@ -50,8 +55,7 @@ class SignedKind:
         name: what is signed, in the signature and in errors.
         max_bytes: the longest form, signature and all.
         reason: the refusal of a form that is no good.
-        keys: the keys of its body, `v` not among them.
-        arrays: those that hold an array, with the largest number of items.
+        forms: of the entries of its body, `v` not among them.
     """
 
     def __init__(
@@ -60,31 +64,29 @@ class SignedKind:
         *,
         max_bytes: int,
         reason: Refusal,
-        keys: frozenset[str],
-        arrays: Mapping[str, int] | None = None,
+        forms: Mapping[str, Form],
     ) -> None:
         self.name = name
         self.reason = reason
         self._max_bytes = max_bytes
-        self._keys = keys | {"v"}
-        self._arrays = arrays or {}
+        self._body = Map(f"the {name}", forms, max_bytes=max_bytes, version=VERSION)
 
-    def sign(self, key: Ed25519PrivateKey, entries: Mapping[str, object]) -> bytes:
-        """The signed form of a body with these entries.
+    def sign(self, key: Ed25519PrivateKey, *values: object) -> bytes:
+        """The signed form of a body with these values, one for each of the forms.
 
         Raises:
             LocalProtocolError: it would be longer than may be read.
         """
-        body = encode_map({"v": VERSION, **entries})
+        body = self._body.encode(values)
         if SIGNATURE_BYTES + len(body) > self._max_bytes:
             raise LocalProtocolError(f"a {self.name} of {len(body)} B is too long to be read")
         return key.sign(self._signed(body)) + body
 
-    def read(self, data: bytes, public_key: bytes) -> Fields:
-        """The entries of a signed form.
+    def read(self, data: bytes, public_key: bytes) -> list[Any]:
+        """The values in a signed form, and behind them the form itself.
 
         Raises:
-            RefusedError: too long, not signed by this key, of another version, or no map.
+            RefusedError: too long, not signed by this key, of another version, or not what its forms say.
         """
         if not SIGNATURE_BYTES < len(data) <= self._max_bytes:
             raise self.refused(f"of {len(data)} B, which is no length of one")
@@ -93,33 +95,18 @@ class SignedKind:
             Ed25519PublicKey.from_public_bytes(public_key).verify(signature, self._signed(body))
         except (InvalidSignature, ValueError) as exc:
             raise self.refused("not signed by the cluster's key") from exc
-        return self.peek(data)
+        try:
+            return [*self._body.decode(body), bytes(data)]
+        except RemoteProtocolError as exc:
+            raise RefusedError(self.reason, str(exc)) from exc
 
     def peek(self, data: bytes) -> Fields:
         """The entries of a form whose signature nobody has checked: to say what is wrong with it.
 
         Raises:
-            RefusedError: too long, of another version, or no map.
+            RemoteProtocolError: too long, of another version, or no map.
         """
-        body = data[SIGNATURE_BYTES : self._max_bytes]
-        try:
-            fields, taken = decode_map(
-                body,
-                what=self.name,
-                max_bytes=self._max_bytes,
-                arrays=self._arrays,
-                known=self._keys,
-            )
-            if taken != len(data) - SIGNATURE_BYTES:
-                raise self.refused("followed by other bytes")
-            version = fields.uint("v", 2**32 - 1)
-        except RefusedError:
-            raise
-        except RemoteProtocolError as exc:
-            raise self.refused(f"malformed: {exc}") from exc
-        if version != VERSION:
-            raise self.refused(f"of version {version}; this program reads version {VERSION}")
-        return fields
+        return self._body.find(data[SIGNATURE_BYTES:])
 
     def refused(self, what: str) -> RefusedError:
         """The error for a form that is `what`."""
@@ -129,22 +116,42 @@ class SignedKind:
         return f"neurogrid/trust/1/{self.name}\0".encode() + body
 
 
+_CLUSTER: Final = text(32)
+
 CERTIFICATE: Final = SignedKind(
     "certificate",
     max_bytes=MAX_CERTIFICATE_BYTES,
     reason=Refusal.CERTIFICATE_INVALID,
-    keys=frozenset({"cluster", "peer", "role", "serial", "from", "until"}),
+    forms={
+        "cluster": _CLUSTER,
+        "peer": text(MAX_PEER_ID_CHARS),
+        "role": text(MAX_ROLE_CHARS),
+        "serial": uint(MAX_U64),
+        "from": uint(MAX_TIME),
+        "until": uint(MAX_TIME),
+    },
 )
 JOIN_TOKEN: Final = SignedKind(
     "join token",
     max_bytes=MAX_TOKEN_BYTES,
     reason=Refusal.TOKEN_INVALID,
-    keys=frozenset({"role", "serial", "until", "uses", "list"}),
+    forms={
+        "role": text(MAX_ROLE_CHARS),
+        "serial": uint(MAX_U64),
+        "until": uint(MAX_TIME),
+        "uses": uint(MAX_TOKEN_USES),
+        "list": optional(uint(MAX_U64)),
+    },
 )
 REVOCATIONS: Final = SignedKind(
     "revocation list",
     max_bytes=MAX_REVOCATION_BYTES,
     reason=Refusal.MALFORMED,
-    keys=frozenset({"cluster", "version", "peers", "serials", "tokens"}),
-    arrays={"peers": MAX_REVOKED, "serials": MAX_REVOKED},
+    forms={
+        "cluster": _CLUSTER,
+        "version": uint(MAX_U64, smallest=1),
+        "peers": array(text(MAX_PEER_ID_CHARS), MAX_REVOKED),
+        "serials": array(uint(MAX_U64), MAX_REVOKED),
+        "tokens": optional(uint(MAX_U64)),
+    },
 )

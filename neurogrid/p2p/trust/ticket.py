@@ -37,7 +37,7 @@ from neurogrid.p2p.trust.limits import (
 from neurogrid.p2p.trust.names import is_peer_id
 from neurogrid.p2p.trust.signing import KEY_BYTES, cluster_id_of
 from neurogrid.p2p.trust.whereabouts import Whereabouts
-from neurogrid.p2p.wire.maps import decode_map, encode_map
+from neurogrid.p2p.wire.forms import Map, binary, fixed, text
 
 __all__ = ["Ticket", "read_ticket", "to_type"]
 
@@ -48,6 +48,17 @@ VARIABLE: Final = "NEUROGRID_TICKET"
 BEFORE: Final = (f"{VARIABLE}=", "neurogrid-worker --join", "neurogrid join")
 BEHIND: Final = "neurogrid join"
 _AGAIN = "copy the whole line that the coordinator printed"
+_BODY = Map(
+    "the ticket",
+    {
+        "key": fixed(KEY_BYTES),
+        "peer": text(MAX_PEER_ID_CHARS),
+        "addrs": binary(MAX_ADDRESSES * (MAX_ADDRESS_BYTES + 1)),
+        "relays": binary(MAX_RELAYS * (MAX_ADDRESS_BYTES + 1)),
+        "token": binary(MAX_TOKEN_BYTES),
+    },
+    max_bytes=MAX_TICKET_CHARS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +95,9 @@ class Ticket:
         Raises:
             ConfigurationError: more than 8 addresses or 4 relays, or one that is no full multiaddr.
         """
-        body = encode_map(
-            {
-                "key": self.cluster_key,
-                "peer": self.peer_id,
-                "addrs": _pack(self.addresses, MAX_ADDRESSES, omit=f"/p2p/{self.peer_id}"),
-                "relays": _pack(self.relays, MAX_RELAYS),
-                "token": self.token.data,
-            }
-        )
+        addresses = _pack(self.addresses, MAX_ADDRESSES, omit=f"/p2p/{self.peer_id}")
+        relays = _pack(self.relays, MAX_RELAYS)
+        body = _BODY.encode((self.cluster_key, self.peer_id, addresses, relays, self.token.data))
         packed = len(body).to_bytes(2, "big") + body + _checksum(body)
         return PREFIX + base64.b32encode(packed).decode().rstrip("=").lower()
 
@@ -109,29 +114,13 @@ class Ticket:
         """
         body = _body_of("".join(text.split()))
         try:
-            fields, taken = decode_map(
-                body,
-                what="the ticket",
-                max_bytes=len(body),
-                arrays={},
-                known=frozenset({"key", "peer", "addrs", "relays", "token"}),
-            )
-            if taken != len(body):
-                raise RemoteProtocolError("bytes follow its map")
-            key = fields.binary("key", KEY_BYTES)
-            peer_id = fields.text("peer", MAX_PEER_ID_CHARS)
+            key, peer_id, packed_addresses, packed_relays, signed_token = _BODY.decode(body)
             if not is_peer_id(peer_id):
                 raise RemoteProtocolError("its peer is none")
             ID.from_base58(peer_id)
-            token = JoinToken.decode(fields.binary_up_to("token", MAX_TOKEN_BYTES), key)
-            addresses = _unpack(
-                fields.binary_up_to("addrs", MAX_ADDRESSES * (MAX_ADDRESS_BYTES + 1)),
-                MAX_ADDRESSES,
-                suffix=f"/p2p/{peer_id}",
-            )
-            relays = _unpack(
-                fields.binary_up_to("relays", MAX_RELAYS * (MAX_ADDRESS_BYTES + 1)), MAX_RELAYS
-            )
+            token = JoinToken.decode(signed_token, key)
+            addresses = _unpack(packed_addresses, MAX_ADDRESSES, suffix=f"/p2p/{peer_id}")
+            relays = _unpack(packed_relays, MAX_RELAYS)
         except (RemoteProtocolError, ValueError) as exc:
             raise ConfigurationError(f"the ticket makes no sense: {exc}") from exc
         try:

@@ -19,7 +19,7 @@ from neurogrid.p2p.trust.private_files import (
     read_private,
     write_private,
 )
-from neurogrid.p2p.wire.maps import decode_map, encode_map
+from neurogrid.p2p.wire.forms import Map, array, text, uint
 
 __all__ = ["Whereabouts", "sort_addresses"]
 
@@ -28,7 +28,16 @@ CIRCUIT: Final = "/p2p-circuit/"
 # Characters. A ticket's 255 bytes are fewer than that as text.
 MAX_ADDRESS_CHARS: Final = 1024
 MAX_FILE_BYTES: Final = (MAX_ADDRESSES + MAX_RELAYS) * (MAX_ADDRESS_CHARS + 8) + 256
-_KEYS = frozenset({"peer", "addrs", "relays", "at"})
+_MAP = Map(
+    FILE,
+    {
+        "peer": text(MAX_PEER_ID_CHARS),
+        "addrs": array(text(MAX_ADDRESS_CHARS), MAX_ADDRESSES),
+        "relays": array(text(MAX_ADDRESS_CHARS), MAX_RELAYS),
+        "at": uint(MAX_TIME),
+    },
+    max_bytes=MAX_FILE_BYTES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +82,7 @@ class Whereabouts:
         if data is None:
             return None
         try:
-            fields, _ = decode_map(
-                data,
-                what=FILE,
-                max_bytes=MAX_FILE_BYTES,
-                arrays={"addrs": MAX_ADDRESSES, "relays": MAX_RELAYS},
-                known=_KEYS,
-            )
-            return cls(
-                peer_id=fields.text("peer", MAX_PEER_ID_CHARS),
-                addresses=fields.texts("addrs", MAX_ADDRESS_CHARS),
-                relays=fields.texts("relays", MAX_ADDRESS_CHARS),
-                at=fields.uint("at", MAX_TIME),
-            )
+            return cls(*_MAP.decode(data))
         except RemoteProtocolError as exc:
             raise ConfigurationError(f"{path} is damaged: {exc}; delete it") from exc
 
@@ -96,13 +93,8 @@ class Whereabouts:
             ConfigurationError: it cannot be written.
         """
         make_private_directory(directory)
-        entries: dict[str, object] = {
-            "peer": self.peer_id,
-            "addrs": list(self.addresses),
-            "relays": list(self.relays),
-            "at": self.at,
-        }
-        write_private(directory / FILE, encode_map(entries))
+        entries = self.peer_id, self.addresses, self.relays, self.at
+        write_private(directory / FILE, _MAP.encode(entries))
 
 
 def sort_addresses(addresses: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,13 +10,12 @@ after the map. Unknown keys are ignored. When a message may be sent is not known
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self, cast
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import Map, array, line, one_of, optional, seconds, text, uint
 from neurogrid.p2p.wire.limits import (
     DEFAULT_LIMITS,
     MAX_AGENT_CHARS,
@@ -26,15 +25,7 @@ from neurogrid.p2p.wire.limits import (
     MAX_VERSIONS,
     MIN_PEER_DATA,
 )
-from neurogrid.p2p.wire.maps import (
-    MAX_SCALAR_BYTES,
-    MAX_U32,
-    MAX_U64,
-    Fields,
-    decode_map,
-    encode_map,
-    printable_line,
-)
+from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, printable_line
 from neurogrid.p2p.wire.messages import Data
 
 __all__ = [
@@ -48,21 +39,19 @@ ROLES: Final = frozenset({"worker", "coordinator", "peer"})
 """What a Hello may call its sender."""
 
 
-class ControlPayload(ABC):
-    """The base of the payloads below. `_entries` and `_read` are each other's inverse."""
+class ControlPayload:
+    """The base of the payloads below, which are dataclasses."""
 
     __slots__ = ()
 
-    _name: ClassVar[str]
-    _keys: ClassVar[frozenset[str]]
-    _arrays: ClassVar[Mapping[str, int]] = {}
-    _max_bytes: ClassVar[int] = DEFAULT_LIMITS.control
-    _max_binary: ClassVar[int] = MAX_SCALAR_BYTES
+    # With a form for each field, in their order.
+    _map: ClassVar[Map]
+    # The names of the fields, as every dataclass has them.
+    __match_args__: ClassVar[tuple[str, ...]]
 
     def encode(self) -> bytes:
         """The map, keys in the order of the specification's table."""
-        entries = self._entries()
-        data = encode_map(entries)
+        data = self._map.encode([getattr(self, name) for name in self.__match_args__])
         # One set of rules: what we would refuse to read we do not send.
         try:
             self.decode(data)
@@ -73,24 +62,16 @@ class ControlPayload(ABC):
     @classmethod
     def decode(cls, data: Data) -> Self:
         """Read the map, which must fill `data`."""
-        fields, taken = decode_map(
-            data,
-            what=cls._name,
-            max_bytes=cls._max_bytes,
-            arrays=cls._arrays,
-            known=cls._keys,
-            max_binary=cls._max_binary,
-        )
-        if taken != len(data):
-            raise violation(f"{len(data) - taken} bytes follow {cls._name}")
-        return cls._read(fields)
+        payload: Self = cast(Any, cls)(*cls._map.decode(data))
+        payload._check()
+        return payload
 
-    @abstractmethod
-    def _entries(self) -> dict[str, object]: ...
+    def _check(self) -> None:
+        """Check what no field says alone.
 
-    @classmethod
-    @abstractmethod
-    def _read(cls, fields: Fields) -> Self: ...
+        Raises:
+            RemoteProtocolError: values do not go together.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,40 +97,30 @@ class Hello(ControlPayload):
     credit: int
     name: str = ""
 
-    _name = "Hello"
-    _keys = frozenset({"role", "agent", "versions", "max_data", "credit", "name"})
-    _arrays: ClassVar[Mapping[str, int]] = {"versions": MAX_VERSIONS}
-    _max_bytes = DEFAULT_LIMITS.hello
+    _map = Map(
+        "Hello",
+        {
+            "role": one_of(ROLES),
+            "agent": line(MAX_AGENT_CHARS),
+            "versions": array(text(MAX_AGENT_CHARS), MAX_VERSIONS),
+            "max_data": uint(MAX_U32, smallest=MIN_PEER_DATA),
+            "credit": uint(MAX_U64),
+            "name": replace(
+                optional(text(MAX_MACHINE_CHARS, smallest=1)),
+                read=lambda name: printable_line(name).strip(),
+            ),
+        },
+        max_bytes=DEFAULT_LIMITS.hello,
+    )
 
-    def _entries(self) -> dict[str, object]:
-        entries: dict[str, object] = {
-            "role": self.role,
-            "agent": self.agent,
-            "versions": list(self.versions),
-            "max_data": self.max_data,
-            "credit": self.credit,
-        }
-        if self.name:
-            entries["name"] = self.name
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Hello:
-        role = fields.text("role", 16)
-        if role not in ROLES:
-            raise violation(f"unknown role {role!r} in Hello")
-        versions = fields.texts("versions", MAX_AGENT_CHARS)
-        if not versions or not all(version.isprintable() for version in versions):
+    def _check(self) -> None:
+        if not self.versions or not all(version.isprintable() for version in self.versions):
             raise violation("Hello names no version, or one that is not printable")
-        agent = printable_line(fields.text("agent", MAX_AGENT_CHARS))
-        return cls(
-            role,
-            agent,
-            versions,
-            max_data=fields.uint("max_data", MAX_U32, smallest=MIN_PEER_DATA),
-            credit=fields.uint("credit", MAX_U64),
-            name=printable_line(fields.optional_text("name", MAX_MACHINE_CHARS)).strip(),
-        )
+
+
+def _cut(said: str) -> str:
+    said = printable_line(said)
+    return said if len(said) <= MAX_ERROR_CHARS else said[: MAX_ERROR_CHARS - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +140,12 @@ class ErrorPayload(ControlPayload):
     text: str
     retry_after: float | None = None
 
-    _name = "Error"
-    _keys = frozenset({"code", "text", "retry_after"})
-    _max_bytes = DEFAULT_LIMITS.error
-
-    def _entries(self) -> dict[str, object]:
-        text = printable_line(self.text)
-        if len(text) > MAX_ERROR_CHARS:
-            text = text[: MAX_ERROR_CHARS - 1] + "…"
-        entries: dict[str, object] = {"code": int(self.code), "text": text}
-        if self.retry_after is not None:
-            entries["retry_after"] = float(self.retry_after)
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> ErrorPayload:
-        return cls(
-            code=fields.uint("code", 0xFFFF, smallest=1),
-            text=printable_line(fields.text("text", MAX_ERROR_CHARS)),
-            retry_after=fields.optional_seconds("retry_after", MAX_RETRY_AFTER),
-        )
+    _map = Map(
+        "Error",
+        {
+            "code": uint(0xFFFF, smallest=1),
+            "text": replace(line(MAX_ERROR_CHARS), write=_cut),
+            "retry_after": optional(seconds(MAX_RETRY_AFTER)),
+        },
+        max_bytes=DEFAULT_LIMITS.error,
+    )

@@ -5,14 +5,13 @@ What a device's memory is, GPUInfo says. How speed is measured, and what is done
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import Map, array, fixed, line, one_of, optional, uint
 from neurogrid.p2p.wire.limits import MAX_DEVICE_KIND_CHARS, MAX_LAYERS
-from neurogrid.p2p.wire.maps import MAX_U64, Fields, printable_line
+from neurogrid.p2p.wire.maps import MAX_U64
 from neurogrid.p2p.wire.types import DTYPES
 
 __all__ = ["MODEL_FINGERPRINT_BYTES", "DeviceInfo", "DeviceInfoRequest"]
@@ -33,19 +32,13 @@ class DeviceInfoRequest(ControlPayload):
     dtype: str
     model: bytes = b""
 
-    _name = "DeviceInfoRequest"
-    _keys = frozenset({"dtype", "model"})
-
-    def _entries(self) -> dict[str, object]:
-        entries: dict[str, object] = {"dtype": self.dtype}
-        if self.model:
-            entries["model"] = self.model
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> DeviceInfoRequest:
-        size = MODEL_FINGERPRINT_BYTES
-        return cls(_dtype(fields, cls._name), fields.optional_binary("model", size, smallest=size))
+    _map = Map(
+        "DeviceInfoRequest",
+        {
+            "dtype": one_of(DTYPES),
+            "model": optional(fixed(MODEL_FINGERPRINT_BYTES)),
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +63,14 @@ class DeviceInfo(ControlPayload):
     compute_rate: int = 0
     layer_nanos: int = 0
 
-    _name = "DeviceInfo"
-    _keys = frozenset({"kind", "dtype", "held", "read_rate", "compute_rate", "layer_nanos"})
-    _arrays: ClassVar[Mapping[str, int]] = {"held": MAX_LAYERS}
-
-    def _entries(self) -> dict[str, object]:
-        entries: dict[str, object] = {
-            "kind": self.kind,
-            "dtype": self.dtype,
-            "held": list(self.held),
-        }
-        for key in ("read_rate", "compute_rate", "layer_nanos"):
-            if getattr(self, key):
-                entries[key] = getattr(self, key)
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> DeviceInfo:
-        return cls(
-            kind=printable_line(fields.text("kind", MAX_DEVICE_KIND_CHARS)),
-            dtype=_dtype(fields, cls._name),
-            held=fields.uints("held", MAX_LAYERS - 1),
-            read_rate=fields.optional_uint("read_rate", MAX_U64),
-            compute_rate=fields.optional_uint("compute_rate", MAX_U64),
-            layer_nanos=fields.optional_uint("layer_nanos", MAX_U64),
-        )
-
-
-def _dtype(fields: Fields, what: str) -> str:
-    dtype = fields.text("dtype", 16)
-    if dtype not in DTYPES:
-        raise violation(f"unknown dtype {dtype!r} in {what}")
-    return dtype
+    _map = Map(
+        "DeviceInfo",
+        {
+            "kind": line(MAX_DEVICE_KIND_CHARS),
+            "dtype": one_of(DTYPES),
+            "held": array(uint(MAX_LAYERS - 1), MAX_LAYERS),
+            "read_rate": optional(uint(MAX_U64)),
+            "compute_rate": optional(uint(MAX_U64)),
+            "layer_nanos": optional(uint(MAX_U64)),
+        },
+    )

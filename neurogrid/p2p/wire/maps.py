@@ -20,6 +20,7 @@ from neurogrid.p2p.wire.messages import Data
 
 __all__ = [
     "Fields",
+    "check_span",
     "decode_map",
     "encode_map",
     "printable_line",
@@ -163,140 +164,74 @@ def _read_array(unpacker: msgpack.Unpacker, what: str, max_items: int) -> Value:
 
 
 class Fields:
-    """Typed access to the entries of a decoded map.
+    """The entries of a decoded map, and typed access to some of them.
 
     Each getter raises RemoteProtocolError (PROTOCOL_VIOLATION) when the entry is absent, of another
-    type or out of its range.
+    type or out of its range. `forms` has more.
+
+    Attributes:
+        what: the name of the map, for the error's text.
     """
 
     def __init__(self, what: str, values: Mapping[str, Value]) -> None:
-        self._what = what
+        self.what = what
         self._values = values
 
     def has(self, key: str) -> bool:
         """Whether the entry is there, and not nil."""
         return self._values.get(key) is not None
 
-    def uint(self, key: str, largest: int, *, smallest: int = 0) -> int:
-        """An integer from `smallest` to `largest`."""
-        return self._check_uint(key, self._get(key), smallest, largest)
+    def get(self, key: str) -> Value:
+        """The entry, whatever it is."""
+        if key not in self._values:
+            raise violation(f"{self.what} has no {key}")
+        return self._values[key]
 
-    def optional_uint(self, key: str, largest: int) -> int:
-        """An integer from 0 to `largest`; 0 where the entry is absent or nil."""
-        return 0 if self._values.get(key) is None else self.uint(key, largest)
+    def uint(self, key: str, largest: int) -> int:
+        """An integer from 0 to `largest`."""
+        return self._check_uint(key, self.get(key), largest)
 
     def uints(self, key: str, largest: int) -> tuple[int, ...]:
         """An array of integers from 0 to `largest`."""
-        return tuple(self._check_uint(key, item, 0, largest) for item in self._items(key))
+        value = self.get(key)
+        if not isinstance(value, list):
+            raise violation(f"{key} of {self.what} must be an array")
+        return tuple(self._check_uint(key, item, largest) for item in value)
 
     def optional_uints(self, key: str, largest: int) -> tuple[int, ...]:
         """The same; empty where the entry is absent, nil or empty."""
-        return () if self._values.get(key) is None else self.uints(key, largest)
+        return self.uints(key, largest) if self.has(key) else ()
 
     def text(self, key: str, max_chars: int) -> str:
         """A string of at most `max_chars` characters."""
-        return self._check_text(key, self._get(key), max_chars)
-
-    def texts(self, key: str, max_chars: int) -> tuple[str, ...]:
-        """An array of strings of at most `max_chars` characters each."""
-        return tuple(self._check_text(key, item, max_chars) for item in self._items(key))
-
-    def optional_texts(self, key: str, max_chars: int) -> tuple[str, ...]:
-        """The same; empty where the entry is absent, nil or empty."""
-        return () if self._values.get(key) is None else self.texts(key, max_chars)
-
-    def binary(self, key: str, num_bytes: int) -> bytes:
-        """A byte string of exactly `num_bytes` bytes."""
-        value = self._get(key)
-        if not isinstance(value, bytes) or len(value) != num_bytes:
-            raise violation(f"{key} of {self._what} must be {num_bytes} bytes")
+        value = self.get(key)
+        if not isinstance(value, str) or len(value) > max_chars:
+            raise violation(
+                f"{key} of {self.what} must be a string of at most {max_chars} characters"
+            )
         return value
-
-    def binary_up_to(self, key: str, max_bytes: int) -> bytes:
-        """A byte string of at most `max_bytes` bytes."""
-        value = self._get(key)
-        if not isinstance(value, bytes) or len(value) > max_bytes:
-            raise violation(f"{key} of {self._what} must be at most {max_bytes} bytes")
-        return value
-
-    def optional_binary(self, key: str, max_bytes: int, *, smallest: int = 0) -> bytes:
-        """A byte string of `smallest` to `max_bytes` bytes; empty where the entry is absent or nil."""
-        if self._values.get(key) is None:
-            return b""
-        value = self.binary_up_to(key, max_bytes)
-        if len(value) < smallest:
-            raise violation(f"{key} of {self._what} must be at least {smallest} bytes")
-        return value
-
-    def optional_text(self, key: str, max_chars: int) -> str:
-        """A string of 1 to `max_chars` characters; empty where the entry is absent or nil."""
-        if self._values.get(key) is None:
-            return ""
-        value = self.text(key, max_chars)
-        if not value:
-            raise violation(f"{key} of {self._what} must not be empty")
-        return value
-
-    def boolean(self, key: str) -> bool:
-        """A boolean."""
-        value = self._get(key)
-        if not isinstance(value, bool):
-            raise violation(f"{key} of {self._what} must be a boolean")
-        return value
-
-    def optional_boolean(self, key: str) -> bool:
-        """A boolean; False where the entry is absent or nil."""
-        return self._values.get(key) is not None and self.boolean(key)
-
-    def optional_seconds(self, key: str, largest: float) -> float | None:
-        """A finite number from 0 to `largest`, or None where the entry is absent or nil."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value <= largest
-        ):
-            raise violation(f"{key} of {self._what} must be from 0 to {largest} seconds")
-        return float(value)
 
     def span(self, start_key: str, stop_key: str, max_stop: int) -> tuple[int, int]:
         """Two integers with 0 <= start < stop <= max_stop."""
         start, stop = self.uint(start_key, max_stop), self.uint(stop_key, max_stop)
-        if start >= stop:
-            raise violation(f"{self._what} names layers {start} to {stop}, which is no range")
+        check_span(self.what, start, stop)
         return start, stop
 
-    def _get(self, key: str) -> Value:
-        if key not in self._values:
-            raise violation(f"{self._what} has no {key}")
-        return self._values[key]
-
-    def _items(self, key: str) -> list[int | float | str | bytes | bool | None]:
-        value = self._get(key)
-        if not isinstance(value, list):
-            raise violation(f"{key} of {self._what} must be an array")
-        return value
-
-    def _check_uint(self, key: str, value: Value, smallest: int, largest: int) -> int:
+    def _check_uint(self, key: str, value: Value, largest: int) -> int:
         # A boolean is an int in Python, and not on the wire.
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not smallest <= value <= largest
-        ):
-            raise violation(
-                f"{key} of {self._what} must be an integer from {smallest} to {largest}"
-            )
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
+            raise violation(f"{key} of {self.what} must be an integer from 0 to {largest}")
         return value
 
-    def _check_text(self, key: str, value: Value, max_chars: int) -> str:
-        if not isinstance(value, str) or len(value) > max_chars:
-            raise violation(
-                f"{key} of {self._what} must be a string of at most {max_chars} characters"
-            )
-        return value
+
+def check_span(what: str, start: int, stop: int) -> None:
+    """Check that layers [start, stop) are any.
+
+    Raises:
+        RemoteProtocolError: they are not (PROTOCOL_VIOLATION).
+    """
+    if start >= stop:
+        raise violation(f"{what} names layers {start} to {stop}, which is no range")
 
 
 def printable_line(text: str) -> str:

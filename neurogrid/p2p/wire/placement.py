@@ -6,14 +6,13 @@ What a worker holds and what its answers should be is not known here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import Map, array, fixed, one_of, uint
 from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_SESSIONS
-from neurogrid.p2p.wire.maps import MAX_U32, Fields
+from neurogrid.p2p.wire.maps import MAX_U32, check_span
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import DTYPES
 
@@ -28,8 +27,6 @@ __all__ = [
 
 FINGERPRINT_BYTES: Final = 32
 """Bytes in the fingerprint of a model config, a SHA-256."""
-
-_MAX_LAYER_ID: Final = MAX_LAYERS - 1
 
 
 def config_fingerprint(data: Data) -> bytes:
@@ -47,15 +44,7 @@ class ConfigAck(ControlPayload):
 
     fingerprint: bytes
 
-    _name = "ConfigAck"
-    _keys = frozenset({"fingerprint"})
-
-    def _entries(self) -> dict[str, object]:
-        return {"fingerprint": self.fingerprint}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> ConfigAck:
-        return cls(fields.binary("fingerprint", FINGERPRINT_BYTES))
+    _map = Map("ConfigAck", {"fingerprint": fixed(FINGERPRINT_BYTES)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +64,19 @@ class Assign(ControlPayload):
     max_sessions: int
     dtype: str
 
-    _name = "Assign"
-    _keys = frozenset({"start", "stop", "max_length", "max_sessions", "dtype"})
+    _map = Map(
+        "Assign",
+        {
+            "start": uint(MAX_LAYERS),
+            "stop": uint(MAX_LAYERS),
+            "max_length": uint(MAX_U32, smallest=1),
+            "max_sessions": uint(MAX_SESSIONS, smallest=1),
+            "dtype": one_of(DTYPES),
+        },
+    )
 
-    def _entries(self) -> dict[str, object]:
-        return {
-            "start": self.start_layer,
-            "stop": self.stop_layer,
-            "max_length": self.max_length,
-            "max_sessions": self.max_sessions,
-            "dtype": self.dtype,
-        }
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Assign:
-        start, stop = fields.span("start", "stop", MAX_LAYERS)
-        dtype = fields.text("dtype", 16)
-        if dtype not in DTYPES:
-            raise violation(f"unknown dtype {dtype!r} in Assign")
-        return cls(
-            start,
-            stop,
-            max_length=fields.uint("max_length", MAX_U32, smallest=1),
-            max_sessions=fields.uint("max_sessions", MAX_SESSIONS, smallest=1),
-            dtype=dtype,
-        )
+    def _check(self) -> None:
+        check_span("Assign", self.start_layer, self.stop_layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +90,7 @@ class AssignAck(ControlPayload):
 
     held: tuple[int, ...]
 
-    _name = "AssignAck"
-    _keys = frozenset({"held"})
-    _arrays: ClassVar[Mapping[str, int]] = {"held": MAX_LAYERS}
-
-    def _entries(self) -> dict[str, object]:
-        return {"held": list(self.held)}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> AssignAck:
-        return cls(fields.uints("held", _MAX_LAYER_ID))
+    _map = Map("AssignAck", {"held": array(uint(MAX_LAYERS - 1), MAX_LAYERS)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +100,7 @@ class Ready(ControlPayload):
     start_layer: int
     stop_layer: int
 
-    _name = "Ready"
-    _keys = frozenset({"start", "stop"})
+    _map = Map("Ready", {"start": uint(MAX_LAYERS), "stop": uint(MAX_LAYERS)})
 
-    def _entries(self) -> dict[str, object]:
-        return {"start": self.start_layer, "stop": self.stop_layer}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Ready:
-        return cls(*fields.span("start", "stop", MAX_LAYERS))
+    def _check(self) -> None:
+        check_span("Ready", self.start_layer, self.stop_layer)

@@ -6,14 +6,13 @@ Which peer signs, and whether a route is believed, is not known here: `neurogrid
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import Final
 
-from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import Map, array, text, uint
 from neurogrid.p2p.wire.limits import (
     MAX_ADDRESS_CHARS,
     MAX_LAYERS,
@@ -22,11 +21,10 @@ from neurogrid.p2p.wire.limits import (
     MAX_STAGE_ADDRESSES,
     MAX_STAGES,
 )
-from neurogrid.p2p.wire.maps import MAX_U64, Fields
+from neurogrid.p2p.wire.maps import MAX_U64
 
 __all__ = ["Route"]
 
-_VERSION: Final = 1
 _MAX_TIME: Final = 2**40 - 1
 
 
@@ -50,14 +48,18 @@ class Route(ControlPayload):
     bounds: tuple[int, ...]
     addresses: tuple[str, ...] = ()
 
-    _name = "a route"
-    _keys = frozenset({"v", "sid", "until", "peers", "bounds", "addresses"})
-    _arrays: ClassVar[Mapping[str, int]] = {
-        "peers": MAX_STAGES,
-        "bounds": MAX_STAGES + 1,
-        "addresses": MAX_STAGES * MAX_STAGE_ADDRESSES,
-    }
-    _max_bytes = MAX_ROUTE_BYTES
+    _map = Map(
+        "the route",
+        {
+            "sid": uint(MAX_U64, smallest=1),
+            "until": uint(_MAX_TIME),
+            "peers": array(text(MAX_PEER_ID_CHARS), MAX_STAGES),
+            "bounds": array(uint(MAX_LAYERS), MAX_STAGES + 1),
+            "addresses": array(text(MAX_ADDRESS_CHARS), MAX_STAGES * MAX_STAGE_ADDRESSES),
+        },
+        max_bytes=MAX_ROUTE_BYTES,
+        version=1,
+    )
 
     def layers_of(self, index: int) -> tuple[int, int]:
         """The layers [start, stop) of worker `index`."""
@@ -67,44 +69,22 @@ class Route(ControlPayload):
         """Where a worker can be dialled."""
         return tuple(a for a in self.addresses if a.rpartition("/p2p/")[2] == peer_id)
 
-    def _entries(self) -> dict[str, object]:
-        return {
-            "v": _VERSION,
-            "sid": self.session_id,
-            "until": self.until,
-            "peers": list(self.peers),
-            "bounds": list(self.bounds),
-            "addresses": list(self.addresses),
-        }
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Route:
-        version = fields.uint("v", 2**32 - 1)
-        if version != _VERSION:
-            raise _violation(f"is of version {version}; this program reads version {_VERSION}")
-        route = cls(
-            session_id=fields.uint("sid", MAX_U64, smallest=1),
-            until=fields.uint("until", _MAX_TIME),
-            peers=fields.texts("peers", MAX_PEER_ID_CHARS),
-            bounds=fields.uints("bounds", MAX_LAYERS),
-            addresses=fields.texts("addresses", MAX_ADDRESS_CHARS),
-        )
-        peers = set(route.peers)
-        if not peers or "" in peers or len(peers) != len(route.peers):
-            raise _violation("names no worker, one without an id, or one twice")
-        rises = all(low < high for low, high in pairwise(route.bounds))
-        if len(route.bounds) != len(peers) + 1 or not rises:
-            raise _violation(f"does not give each of {len(peers)} workers a range of layers")
+    def _check(self) -> None:
+        peers = set(self.peers)
+        if not peers or "" in peers or len(peers) != len(self.peers):
+            raise violation("the route names no worker, one without an id, or one twice")
+        rises = all(low < high for low, high in pairwise(self.bounds))
+        if len(self.bounds) != len(peers) + 1 or not rises:
+            raise violation(
+                f"the route does not give each of {len(peers)} workers a range of layers"
+            )
         places = Counter(
             at if separator else ""
-            for _, separator, at in (a.rpartition("/p2p/") for a in route.addresses)
+            for _, separator, at in (a.rpartition("/p2p/") for a in self.addresses)
         )
         if not peers.issuperset(places):
-            raise _violation("has an address of none of its workers")
+            raise violation("the route has an address of none of its workers")
         if places and max(places.values()) > MAX_STAGE_ADDRESSES:
-            raise _violation(f"has more than {MAX_STAGE_ADDRESSES} addresses of one worker")
-        return route
-
-
-def _violation(text: str) -> RemoteProtocolError:
-    return violation(f"the route {text}")
+            raise violation(
+                f"the route has more than {MAX_STAGE_ADDRESSES} addresses of one worker"
+            )

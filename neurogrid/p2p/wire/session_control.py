@@ -6,12 +6,13 @@ A session's caches, and its life, are not known here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import BOOLEAN, Map, binary, nullable, one_of, optional, uint
 from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_ROUTE_BYTES
-from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, Fields
+from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64, check_span
 
 __all__ = ["SESSION_DTYPES", "SessionAck", "SessionClose", "SessionOpen", "SessionQuery"]
 
@@ -49,90 +50,51 @@ class SessionOpen(ControlPayload):
     prior_length: int = 0
     keep_prior: bool = False
 
-    _name = "SessionOpen"
-    _keys = frozenset(
-        {"sid", "start", "stop", "max_length", "route", "wire"}
-        | {"prior", "prior_length", "keep_prior"}
+    _map = Map(
+        "SessionOpen",
+        {
+            "sid": uint(MAX_U64, smallest=1),
+            "start": uint(MAX_LAYERS),
+            "stop": uint(MAX_LAYERS),
+            "max_length": uint(MAX_U32, smallest=1),
+            "route": optional(binary(MAX_ROUTE_BYTES, smallest=_MIN_ROUTE_BYTES)),
+            "wire": optional(one_of(SESSION_DTYPES)),
+            "prior": optional(uint(MAX_U64)),
+            "prior_length": optional(uint(MAX_U32)),
+            "keep_prior": optional(BOOLEAN),
+        },
     )
-    _max_binary = MAX_ROUTE_BYTES
 
-    def _entries(self) -> dict[str, object]:
-        entries: dict[str, object] = {
-            "sid": self.session_id,
-            "start": self.start_layer,
-            "stop": self.stop_layer,
-            "max_length": self.max_length,
-        }
-        if self.route:
-            entries["route"] = self.route
-        if self.wire:
-            entries["wire"] = self.wire
-        if self.prior:
-            entries["prior"] = self.prior
-        if self.prior_length:
-            entries["prior_length"] = self.prior_length
-        if self.keep_prior:
-            entries["keep_prior"] = True
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> SessionOpen:
-        start, stop = fields.span("start", "stop", MAX_LAYERS)
-        opened = cls(
-            fields.uint("sid", MAX_U64, smallest=1),
-            start,
-            stop,
-            fields.uint("max_length", MAX_U32, smallest=1),
-            route=fields.optional_binary("route", MAX_ROUTE_BYTES, smallest=_MIN_ROUTE_BYTES),
-            wire=fields.optional_text("wire", 16),
-            prior=fields.optional_uint("prior", MAX_U64),
-            prior_length=fields.optional_uint("prior_length", MAX_U32),
-            keep_prior=fields.optional_boolean("keep_prior"),
-        )
-        if opened.wire and opened.wire not in SESSION_DTYPES:
-            raise violation(f"activations do not travel in {opened.wire!r}")
-        if bool(opened.prior) != bool(opened.prior_length) or (
-            opened.keep_prior and not opened.prior
-        ):
+    def _check(self) -> None:
+        check_span("SessionOpen", self.start_layer, self.stop_layer)
+        if bool(self.prior) != bool(self.prior_length) or (self.keep_prior and not self.prior):
             raise violation("a prior session and its length go together")
-        if opened.prior and (
-            opened.prior_length > opened.max_length or opened.prior == opened.session_id
-        ):
+        if self.prior and (self.prior_length > self.max_length or self.prior == self.session_id):
             raise violation(
-                f"no session of {opened.max_length} tokens begins with {opened.prior_length} of session "
-                f"{opened.prior}"
+                f"no session of {self.max_length} tokens begins with {self.prior_length} of session "
+                f"{self.prior}"
             )
-        return opened
+
+
+_SESSION_ID: Final = {"sid": uint(MAX_U64)}
 
 
 @dataclass(frozen=True, slots=True)
-class _SessionId(ControlPayload):
-    """The id of the session that a SessionClose or a SessionQuery speaks of, u64."""
+class SessionClose(ControlPayload):
+    """The session is over and its caches may go."""
 
     session_id: int
 
-    _keys = frozenset({"sid"})
-
-    def _entries(self) -> dict[str, object]:
-        return {"sid": self.session_id}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Self:
-        return cls(fields.uint("sid", MAX_U64))
+    _map = Map("SessionClose", _SESSION_ID)
 
 
 @dataclass(frozen=True, slots=True)
-class SessionClose(_SessionId):
-    """The session is over and its caches may go."""
-
-    _name = "SessionClose"
-
-
-@dataclass(frozen=True, slots=True)
-class SessionQuery(_SessionId):
+class SessionQuery(ControlPayload):
     """How far is the session?"""
 
-    _name = "SessionQuery"
+    session_id: int
+
+    _map = Map("SessionQuery", _SESSION_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +109,4 @@ class SessionAck(ControlPayload):
     session_id: int
     length: int | None = None
 
-    _name = "SessionAck"
-    _keys = frozenset({"sid", "length"})
-
-    def _entries(self) -> dict[str, object]:
-        entries: dict[str, object] = {"sid": self.session_id}
-        if self.length is not None:
-            entries["length"] = self.length
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> Self:
-        has_length = fields.has("length")
-        return cls(
-            fields.uint("sid", MAX_U64), fields.uint("length", MAX_U32) if has_length else None
-        )
+    _map = Map("SessionAck", {"sid": uint(MAX_U64), "length": nullable(uint(MAX_U32))})

@@ -6,14 +6,15 @@ peer has, and what it does with one, is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES, DIGEST_BYTES, blob_id, num_chunks
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import BOOLEAN, Map, array, binary, fixed, optional, text, uint
 from neurogrid.p2p.wire.limits import (
     DEFAULT_LIMITS,
     MAX_ADDRESS_CHARS,
@@ -22,7 +23,6 @@ from neurogrid.p2p.wire.limits import (
     MAX_LAYERS,
     MAX_SOURCES,
 )
-from neurogrid.p2p.wire.maps import Fields
 from neurogrid.p2p.wire.types import ErrorCode
 
 __all__ = [
@@ -33,7 +33,8 @@ __all__ = [
     "decode_bitmap",
 ]
 
-_MAX_LAYER_ID: Final = MAX_LAYERS - 1
+_LAYER_ID: Final = uint(MAX_LAYERS - 1)
+_BLOB_ID: Final = fixed(BLOB_ID_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,7 @@ class TransferRequest(ControlPayload):
 
     blob_id: bytes
 
-    _name = "TransferRequest"
-    _keys = frozenset({"blob"})
-
-    def _entries(self) -> dict[str, object]:
-        return {"blob": self.blob_id}
-
-    @classmethod
-    def _read(cls, fields: Fields) -> TransferRequest:
-        return cls(fields.binary("blob", BLOB_ID_BYTES))
+    _map = Map("TransferRequest", {"blob": _BLOB_ID})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +69,18 @@ class TransferOffer(ControlPayload):
     digests: bytes
     sources: tuple[str, ...] = ()
 
-    _name = "TransferOffer"
-    _keys = frozenset({"layer", "bytes", "blob", "digests", "sources"})
-    _arrays: ClassVar[Mapping[str, int]] = {"sources": MAX_SOURCES}
-    _max_bytes = DEFAULT_LIMITS.transfer_offer
-    # Any that fits a message: a list of the wrong length is TRANSFER_INVALID, however long.
-    _max_binary = DEFAULT_LIMITS.transfer_offer
+    _map = Map(
+        "TransferOffer",
+        {
+            "layer": _LAYER_ID,
+            "bytes": uint(MAX_BLOB_BYTES),
+            "blob": _BLOB_ID,
+            # Any that fits a message: a list of the wrong length is TRANSFER_INVALID, however long.
+            "digests": binary(DEFAULT_LIMITS.transfer_offer),
+            "sources": optional(array(text(MAX_ADDRESS_CHARS), MAX_SOURCES)),
+        },
+        max_bytes=DEFAULT_LIMITS.transfer_offer,
+    )
 
     @property
     def num_chunks(self) -> int:
@@ -92,38 +91,20 @@ class TransferOffer(ControlPayload):
         """The digest that chunk `index` must have, 32 bytes."""
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
-    def _entries(self) -> dict[str, object]:
-        return {
-            "layer": self.layer_id,
-            "bytes": self.num_bytes,
-            "blob": self.blob_id,
-            "digests": self.digests,
-            **({"sources": list(self.sources)} if self.sources else {}),
-        }
-
-    @classmethod
-    def _read(cls, fields: Fields) -> TransferOffer:
-        offer = cls(
-            layer_id=fields.uint("layer", _MAX_LAYER_ID),
-            num_bytes=fields.uint("bytes", MAX_BLOB_BYTES),
-            blob_id=fields.binary("blob", BLOB_ID_BYTES),
-            digests=fields.binary_up_to("digests", cls._max_binary),
-            sources=fields.optional_texts("sources", MAX_ADDRESS_CHARS),
-        )
-        for address in offer.sources:
+    def _check(self) -> None:
+        for address in self.sources:
             _, is_full, peer_id = address.rpartition("/p2p/")
             if not is_full or not peer_id:
                 raise violation("a source of TransferOffer names no peer")
-        if len(offer.digests) != DIGEST_BYTES * offer.num_chunks:
+        if len(self.digests) != DIGEST_BYTES * self.num_chunks:
             raise _invalid(
-                f"{len(offer.digests)} bytes of digests for a blob of {offer.num_chunks} chunks"
+                f"{len(self.digests)} bytes of digests for a blob of {self.num_chunks} chunks"
             )
-        if blob_id((offer.digests,)) != offer.blob_id:
+        if blob_id((self.digests,)) != self.blob_id:
             raise _invalid(
                 "the digests of an offer are not those of its blob: it was damaged, or its sender hashes "
                 "otherwise, as those before revision r6 of the protocol do"
             )
-        return offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +123,10 @@ class TransferAccept(ControlPayload):
     needed: bool
     have: bytes = b""
 
-    _name = "TransferAccept"
-    _keys = frozenset({"layer", "needed", "have"})
-    _max_binary = MAX_BITMAP_BYTES
-
-    def _entries(self) -> dict[str, object]:
-        entries: dict[str, object] = {"layer": self.layer_id, "needed": self.needed}
-        if self.have:
-            entries["have"] = self.have
-        return entries
-
-    @classmethod
-    def _read(cls, fields: Fields) -> TransferAccept:
-        return cls(
-            layer_id=fields.uint("layer", _MAX_LAYER_ID),
-            needed=fields.boolean("needed"),
-            have=fields.optional_binary("have", MAX_BITMAP_BYTES),
-        )
+    _map = Map(
+        "TransferAccept",
+        {"layer": _LAYER_ID, "needed": BOOLEAN, "have": optional(binary(MAX_BITMAP_BYTES))},
+    )
 
 
 def encode_bitmap(chunks: Iterable[int], total_chunks: int) -> bytes:
