@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 from google.protobuf.message import DecodeError
@@ -28,13 +28,12 @@ from neurogrid.errors import (
     StreamBrokenError,
 )
 from neurogrid.p2p.hosts.dialing import MAX_ADDRESSES
-from neurogrid.p2p.hosts.host import parse_peer_address
+from neurogrid.p2p.hosts.host import Host, parse_peer_address
 from neurogrid.p2p.streams.stream import Stream
 
 __all__ = [
     "MAX_ANSWER_BYTES",
     "Answer",
-    "OpensStreams",
     "add_provider",
     "ask",
     "dialable",
@@ -50,12 +49,6 @@ MAX_ANSWER_BYTES: Final = 512 * 1024
 
 MAX_NAMED_PEERS: Final = 512
 """Peers taken from one answer."""
-
-
-class OpensStreams(Protocol):
-    """A host, as far as it is needed here."""
-
-    async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ def add_provider(key: bytes, own_id: ID, addresses: Sequence[str]) -> Message:
     return message
 
 
-async def ask(host: OpensStreams, peer_id: str, protocol_id: str, question: Message) -> Answer:
+async def ask(host: Host, peer_id: str, protocol_id: str, question: Message) -> Answer:
     """Put a question to a connected server.
 
     go-libp2p and js-libp2p do not answer an announcement: the end of their stream is waited for instead, which says

@@ -28,7 +28,6 @@ from qh3.quic.events import (
     StreamReset,
 )
 
-from neurogrid.p2p.quic.carrier import Carrier
 from neurogrid.p2p.quic.core import Core
 from neurogrid.p2p.quic.limits import WindowPool
 from neurogrid.p2p.quic.quic_stream import QuicMuxedStream
@@ -37,6 +36,8 @@ from neurogrid.p2p.quic.window import ConnectionWindow
 
 if TYPE_CHECKING:
     from qh3.quic.configuration import QuicConfiguration
+
+    from neurogrid.p2p.quic.endpoint import UdpEndpoint
 
 __all__ = ["QuicMuxedConn"]
 
@@ -62,7 +63,7 @@ class QuicMuxedConn(IMuxedConn):
 
     def __init__(
         self,
-        carrier: Carrier,
+        carrier: UdpEndpoint,
         configuration: QuicConfiguration,
         pool: WindowPool,
         address: tuple[Any, ...],

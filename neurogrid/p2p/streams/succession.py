@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from neurogrid.errors import HeaderWriteError
 from neurogrid.p2p.wire import TensorMessage
 
-__all__ = ["DRAIN_TIMEOUT", "Hold", "OldStream", "StreamMovedError"]
+if TYPE_CHECKING:
+    from neurogrid.p2p.streams.message_stream import MessageStream
+
+__all__ = ["DRAIN_TIMEOUT", "Hold", "StreamMovedError"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +33,6 @@ class StreamMovedError(HeaderWriteError):
     """Nothing of the message went out: the stream has a successor, which is to take it. Never leaves `Exchange`."""
 
 
-class OldStream(Protocol):
-    """A stream that has a successor.
-
-    Attributes:
-        peer_id: of the peer at its other end.
-        received_all: set when nothing more will come on it, for whatever reason.
-    """
-
-    peer_id: str
-    received_all: trio.Event
-
-
 class Hold:
     """Messages that came on a new stream behind its Hello, kept until nothing more comes on the old ones.
 
@@ -51,7 +42,7 @@ class Hold:
         old: the streams that the new one follows; none holds nothing.
     """
 
-    def __init__(self, old: Sequence[OldStream]) -> None:
+    def __init__(self, old: Sequence[MessageStream]) -> None:
         self._old = tuple(old)
         self._messages: list[TensorMessage] = []
         self.is_on = False
