@@ -39,14 +39,14 @@ from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.provider_store import ProviderRecord, ProviderStore
-from libp2p.kad_dht.routing_table import KBucket, RoutingTable
+from libp2p.kad_dht.routing_table import KBucket
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.records.validator import NamespacedValidator
 from multiaddr import Multiaddr
 
-__all__ = ["Kademlia", "KademliaNetwork", "ProviderTable", "filled_buckets", "key_in_bucket"]
+__all__ = ["Kademlia", "KademliaNetwork", "ProviderTable", "key_in_bucket"]
 
 logger = logging.getLogger(__name__)
 
@@ -356,8 +356,3 @@ def key_in_bucket(bucket: KBucket, *, max_tries: int = 4096) -> bytes:
         if place ^ middle < nearest_distance:
             nearest, nearest_distance = key, place ^ middle
     return nearest
-
-
-def filled_buckets(table: RoutingTable) -> list[KBucket]:
-    """The buckets of a table that hold anybody."""
-    return [bucket for bucket in table.buckets if bucket.size()]

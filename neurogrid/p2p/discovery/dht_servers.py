@@ -21,7 +21,6 @@ from neurogrid.errors import NeuroGridError
 from neurogrid.p2p.discovery.dht_kademlia import (
     Kademlia,
     KademliaNetwork,
-    filled_buckets,
     key_in_bucket,
 )
 from neurogrid.p2p.discovery.dht_lookup import Lookup
@@ -204,7 +203,8 @@ class Servers:
         """Look ourselves up, and a random key in each bucket; returns how many servers are known then."""
         own_key = self._own_id.to_bytes()
         await self.walk(own_key, find_node(own_key))
-        for bucket in filled_buckets(self._table)[:_MAX_REFRESHED_BUCKETS]:
+        filled = [bucket for bucket in self._table.buckets if bucket.size()]
+        for bucket in filled[:_MAX_REFRESHED_BUCKETS]:
             if self.num_known > NUM_CLOSEST:  # the first walk has met all of a smaller DHT
                 key = key_in_bucket(bucket)
                 await self.walk(key, find_node(key))

@@ -20,7 +20,6 @@ __all__ = [
     "DATA",
     "FIN",
     "GO_AWAY",
-    "GO_AWAY_INTERNAL_ERROR",
     "GO_AWAY_NORMAL",
     "GO_AWAY_PROTOCOL_ERROR",
     "HEADER_BYTES",
@@ -47,7 +46,6 @@ RST: Final = 8
 
 GO_AWAY_NORMAL: Final = 0
 GO_AWAY_PROTOCOL_ERROR: Final = 1
-GO_AWAY_INTERNAL_ERROR: Final = 2
 
 # Bytes that either side may send on a new stream before it has any credit; the specification's.
 INITIAL_WINDOW: Final = 256 * 1024

@@ -146,11 +146,6 @@ class Opener:
             self._start, self._end = 0, left
         return self._buffer[self._end :]
 
-    @property
-    def num_buffered(self) -> int:
-        """Bytes received and not opened: zero between messages."""
-        return self._end - self._start
-
     def received(self, num_bytes: int) -> None:
         """Say how many bytes were written to `space`."""
         self._end += num_bytes

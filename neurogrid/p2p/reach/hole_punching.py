@@ -119,10 +119,6 @@ class HolePuncher:
         host.set_stream_handler(DCUTR_PROTOCOL, self._serve)
         host.on_disconnected(self._lost)
 
-    def path(self, peer_id: str) -> PeerPath | None:
-        """Which way leads to a peer; None if it was never connected through a relay."""
-        return self._paths.get(peer_id)
-
     def paths(self) -> tuple[PeerPath, ...]:
         """The ways to all connected peers that were connected through a relay."""
         return tuple(self._paths.values())
