@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 import trio
 
 from neurogrid.p2p.discovery.known import PeerChange, PeerFound, PeerLost
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["PeerChanges"]
 
@@ -23,7 +24,7 @@ class PeerChanges(AsyncIterator[PeerChange]):
         self._waiting: dict[str, PeerChange] = {found.peer_id: found for found in known}
         self._shown: set[str] = set()
         self._is_closed = False
-        self._news = trio.Event()
+        self._news = RenewedEvent()
 
     @property
     def num_waiting(self) -> int:
@@ -49,7 +50,6 @@ class PeerChanges(AsyncIterator[PeerChange]):
         while not self._waiting:
             if self._is_closed:
                 raise StopAsyncIteration
-            self._news = trio.Event()
             await self._news.wait()
         change = self._waiting.pop(next(iter(self._waiting)))
         if isinstance(change, PeerFound):

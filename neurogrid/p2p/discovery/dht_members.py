@@ -22,6 +22,7 @@ from neurogrid.p2p.discovery.records_book import Acceptance, RecordBook
 from neurogrid.p2p.discovery.records_exchange import RecordExchange
 from neurogrid.p2p.discovery.sighting import Attempt, OnAttempt, OnSighting, Sighting
 from neurogrid.p2p.hosts.host import Host
+from neurogrid.renewed_event import RenewedEvent
 
 __all__ = ["Members"]
 
@@ -86,7 +87,7 @@ class Members:
         self._on_attempt = on_attempt
         self._may_know = may_know
         self._candidates: dict[str, _Candidate] = {}
-        self._changed = trio.Event()
+        self._changed = RenewedEvent()
         self._limiter = trio.CapacityLimiter(_MAX_ASKING)
 
     def note_named(self, peer_id: str, addresses: Sequence[str]) -> bool:
@@ -98,7 +99,7 @@ class Members:
             if peer_id == self._host.peer_id or is_full or not self._may_know(peer_id):
                 return False
             self._candidates[peer_id] = _Candidate(tuple(addresses), now, now)
-            self._wake()
+            self._changed.set()
             return True
         candidate.named_at = now
         if addresses and peer_id not in self._book.members:
@@ -110,7 +111,7 @@ class Members:
         candidate = self._candidates.get(peer_id)
         if candidate is not None and candidate.num_failures:
             candidate.due = trio.current_time()
-            self._wake()
+            self._changed.set()
 
     def note_accepted(self, acceptance: Acceptance) -> None:
         """A member has told us its record, asked or not."""
@@ -125,7 +126,7 @@ class Members:
         # In the middle of what is left, and not all at once.
         wait = self._book.seconds_left(record) * random.uniform(0.4, 0.6)
         candidate.due = now + wait
-        self._wake()
+        self._changed.set()
         if acceptance.is_new or acceptance.has_moved:
             self._on_sighting(Sighting(record.peer_id, record.addresses, "dht", role=record.role))
         if acceptance.is_new:
@@ -138,14 +139,14 @@ class Members:
         for candidate in self._candidates.values():
             if candidate.num_failures:
                 candidate.due = trio.current_time()
-        self._wake()
+        self._changed.set()
 
     def tell_all(self) -> None:
         """Exchange records with every member at once: what we say of ourselves has changed."""
         for peer_id in self._book.members:
             if (candidate := self._candidates.get(peer_id)) is not None:
                 candidate.due = trio.current_time()
-        self._wake()
+        self._changed.set()
 
     async def run(self, exchange: RecordExchange) -> None:
         """Ask each peer that is due, and report each whose record has expired, until cancelled."""
@@ -153,16 +154,12 @@ class Members:
             while True:
                 self._report_lost()
                 now = trio.current_time()
-                self._changed = trio.Event()
                 for peer_id, candidate in self._candidates.items():
                     if candidate.due <= now and not candidate.is_asked:
                         candidate.is_asked = True
                         nursery.start_soon(self._ask, peer_id, candidate, exchange)
                 with trio.move_on_after(self._seconds_to_next(now)):
                     await self._changed.wait()
-
-    def _wake(self) -> None:
-        self._changed.set()
 
     def _seconds_to_next(self, now: float) -> float:
         due = [c.due - now for c in self._candidates.values() if not c.is_asked]
@@ -194,7 +191,7 @@ class Members:
                 self.note_accepted(acceptance)
         finally:
             candidate.is_asked = False
-            self._wake()
+            self._changed.set()
 
     def _note_failure(self, peer_id: str, candidate: _Candidate) -> None:
         now = trio.current_time()

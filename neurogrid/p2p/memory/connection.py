@@ -329,7 +329,7 @@ class MemoryStream(Stream):
         self._take_up(len(self._inbox))
         self._inbox.clear()
         self._end.forget(self)
-        self._wake()
+        self._changed.set()
 
     async def reset(self) -> None:
         await trio.lowlevel.cancel_shielded_checkpoint()
@@ -356,7 +356,7 @@ class MemoryStream(Stream):
             self._broken = reason
             self.negotiated.set()
             self._end.forget(self)
-            self._wake()
+            self._changed.set()
 
     def take_protocol(self, protocol_id: str) -> None:
         self.protocol_id = protocol_id
@@ -367,7 +367,7 @@ class MemoryStream(Stream):
             self._take_up(len(data))
         elif self._broken is None:
             self._inbox += data
-            self._wake()
+            self._changed.set()
 
     def _take_up(self, num_bytes: int) -> None:
         """Let the writer send as many bytes as were taken here; it is told at half a window."""
@@ -378,16 +378,13 @@ class MemoryStream(Stream):
 
     def _take_credit(self, num_bytes: int) -> None:
         self._window += num_bytes
-        self._wake()
+        self._changed.set()
 
     def _take_eof(self, _: bytes) -> None:
         if self._broken is None:
             self._is_eof_received = True
-            self._wake()
+            self._changed.set()
 
     def _take_reset(self, _: bytes) -> None:
         self._is_reset_by_peer = self._broken is None
         self.break_off("the other side has reset it")
-
-    def _wake(self) -> None:
-        self._changed.set()

@@ -114,9 +114,6 @@ class _Peer:
     round_trip: float | None = None
     news: RenewedEvent = field(default_factory=RenewedEvent)
 
-    def wake(self) -> None:
-        self.news.set()
-
     def ordered_addresses(self) -> list[str]:
         """The address of the last success, then direct ones, then those through relays."""
         direct = [address for address in self.addresses if not is_relayed_address(address)]
@@ -184,7 +181,7 @@ class Keeper:
             if peer.good_address is not None and peer.good_address not in merged:
                 merged[-1] = peer.good_address
             peer.addresses = merged
-            peer.wake()
+            peer.news.set()
         return True
 
     def forget(self, peer_id: str) -> None:
@@ -312,7 +309,7 @@ class Keeper:
     def _peer_connected(self, peer_id: str) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None:
-            peer.wake()
+            peer.news.set()
 
     def _is_ghost(self, peer: _Peer) -> bool:
         since = peer.unreachable_since

@@ -203,7 +203,7 @@ class RelayClient:
         if not state.is_reserved:
             logger.info("reachable through the relay %s", state.address)
         state.is_reserved, state.last_error, state.was_asked = True, "", True
-        self._note_changed()
+        self._changed.set()
         remaining = answer.reservation.expire - time.time()
         return min(MAX_RENEWAL, max(MIN_RENEWAL, remaining / 2))
 
@@ -227,9 +227,6 @@ class RelayClient:
             logger.warning("not reachable through the relay %s: %s", state.address, reason)
         state.is_reserved, state.addresses, state.last_error = False, (), reason
         state.was_asked = True
-        self._note_changed()
-
-    def _note_changed(self) -> None:
         self._changed.set()
 
     async def _accept(self, stream: Stream) -> None:

@@ -174,7 +174,7 @@ class MessageStream:
         if self._closed is None and not self.is_retired:
             self.is_retired = True
             self._outbox.finish(self._moved())
-            self._wake_credited()
+            self._credit_came.set()
 
     def _moved(self) -> StreamMovedError:
         return StreamMovedError(f"the stream to {self.peer_id} has a successor")
@@ -304,7 +304,7 @@ class MessageStream:
             if not outgoing.is_begun:
                 # The peer will never count it, so neither may we: our count must not run away from its.
                 self._credit.take_back(num_bytes)
-                self._wake_credited()
+                self._credit_came.set()
             raise
 
     async def _wait_credit(self, num_bytes: int) -> None:
@@ -421,9 +421,6 @@ class MessageStream:
 
     def _take_grant(self, max_total: int) -> None:
         self._credit.grant(max_total)
-        self._wake_credited()
-
-    def _wake_credited(self) -> None:
         self._credit_came.set()
 
     async def _write(self) -> None:

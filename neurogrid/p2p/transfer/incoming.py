@@ -87,19 +87,19 @@ class IncomingTransfer:
             self.end(error)
         elif self.takes_chunks:
             self._is_closed, self._error = True, error
-            self._note_change()
+            self._queue_changed.set()
 
     def end(self, error: NeuroGridError | None = None) -> None:
         """End it: with an error, or because the blob is whole or nobody cares. The first end counts."""
         if not self._ended.is_set():
             self._error = error
             self._ended.set()
-            self._note_change()
+            self._queue_changed.set()
 
     def put(self, layer_id: int, chunk: WeightsChunk) -> Awaitable[None] | None:
         """A chunk has come; what is returned waits until so many more may."""
         self._queue.append((layer_id, chunk))
-        self._note_change()
+        self._queue_changed.set()
         return self._wait_short() if len(self._queue) > CHUNKS_AHEAD else None
 
     async def take(self) -> list[tuple[int, WeightsChunk]]:
@@ -112,15 +112,12 @@ class IncomingTransfer:
             self._queue.clear()
         num_chunks = min(len(self._queue), CHUNKS_AT_ONCE)
         taken = [self._queue.popleft() for _ in range(num_chunks)]
-        self._note_change()
+        self._queue_changed.set()
         return taken
 
     async def _wait_short(self) -> None:
         while len(self._queue) > CHUNKS_AHEAD and not self.is_over:
             await self._queue_changed.wait()
-
-    def _note_change(self) -> None:
-        self._queue_changed.set()
 
     async def wait(self, silence_timeout: float) -> StoredBlob | None:
         """Wait for the end: the whole blob, or None when the transfer was forgotten.

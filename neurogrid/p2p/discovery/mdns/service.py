@@ -148,7 +148,7 @@ class _Service:
         for interface, addresses in choice.used:
             if interface.index in used:
                 self._engine.set_link(interface, addresses, trio.current_time())
-        self._notify()
+        self._changed.set()
 
     async def _open(self, interface: Interface, version: int) -> None:
         what = f"join the mDNS group on {interface}, IPv{version}"
@@ -205,7 +205,7 @@ class _Service:
                 continue
             await budget.spend()
             self._engine.receive(data, source, interface.index, trio.current_time())
-            self._notify()
+            self._changed.set()
 
     async def _send(self, packet: Packet) -> None:
         for (interface, version), socket in list(self._sockets.items()):
@@ -224,9 +224,6 @@ class _Service:
                 if what in self._failing:
                     self._failing.remove(what)
                     self._report(what, "done, after it had failed", is_good=True)
-
-    def _notify(self) -> None:
-        self._changed.set()
 
     def _report(self, what: str, outcome: str, *, is_good: bool = False) -> None:
         self._on_attempt(Attempt(SOURCE, what, outcome, is_good))
