@@ -29,7 +29,7 @@ async def ask_anybody(
         NeuroGridError: it is not reached, or what `question` raises.
     """
     refusal: NotAdmittedError | None = None
-    if peer_id not in host.connected_peers | host.unadmitted_peers:
+    if not host.is_linked(peer_id):
         if not addresses:
             raise PeerUnreachableError(NO_DIALLED_ADDRESS)
         try:

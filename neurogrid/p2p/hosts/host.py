@@ -101,8 +101,11 @@ class Host(ABC):
         gate: decides which peers it serves; None where every peer is served.
     """
 
-    def __init__(self, identity: Identity, admission: Admission | None = None) -> None:
+    def __init__(
+        self, identity: Identity, nursery: trio.Nursery, admission: Admission | None = None
+    ) -> None:
         self.identity = identity
+        self._nursery = nursery
         self.gate: Gate | None = None
         if admission is not None:
             admission.bind(identity.peer_id)
@@ -139,26 +142,26 @@ class Host(ABC):
     def connected_peers(self) -> frozenset[str]:
         """Peers with at least one open connection, as far as they are admitted."""
         if self.gate is None:
-            return self._linked_peers
-        return frozenset(filter(self.gate.is_admitted, self._linked_peers))
+            return self.linked_peers
+        return frozenset(filter(self.gate.is_admitted, self.linked_peers))
 
     @property
     def unadmitted_peers(self) -> frozenset[str]:
         """The other peers with an open connection: not admitted yet, or tolerated."""
-        return self._linked_peers - self.connected_peers
+        return self.linked_peers - self.connected_peers
 
     def is_connected(self, peer_id: str) -> bool:
         """Whether a peer is one of `connected_peers`, without a look at the others."""
-        return self._is_linked(peer_id) and (self.gate is None or self.gate.is_admitted(peer_id))
+        return self.is_linked(peer_id) and (self.gate is None or self.gate.is_admitted(peer_id))
 
     @property
     @abstractmethod
-    def _linked_peers(self) -> frozenset[str]:
-        """Peers with at least one open connection, admitted or not."""
+    def linked_peers(self) -> frozenset[str]:
+        """Peers with at least one open connection, admitted or not: those of a relay and of a DHT may be outsiders."""
 
     @abstractmethod
-    def _is_linked(self, peer_id: str) -> bool:
-        """Whether a peer is one of `_linked_peers`."""
+    def is_linked(self, peer_id: str) -> bool:
+        """Whether a peer is one of `linked_peers`, without a look at the others."""
 
     def addresses_of(self, peer_id: str) -> tuple[str, ...]:
         """Full multiaddrs at which a peer can be dialled, as far as is known: it was, or it said so itself."""
@@ -178,7 +181,7 @@ class Host(ABC):
         """
         if self.gate is not None:
             return self.gate.role_of(peer_id)
-        return ANY_ROLE if self._is_linked(peer_id) else None
+        return ANY_ROLE if self.is_linked(peer_id) else None
 
     def tolerate(self, peer_id: str, protocol_ids: Iterable[str] = ()) -> None:
         """Keep connections to a peer although it is not admitted: a bootstrap peer, a relay.
@@ -212,16 +215,15 @@ class Host(ABC):
         if self.gate is not None:
             self.gate.refuse_strangers(protocol_ids)
 
-    @abstractmethod
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run `function(*args)` in the host's nursery, until it ends or the host does."""
+        self._nursery.start_soon(function, *args)
 
     def ways_to(self, peer_id: str, addresses: Iterable[str]) -> list[str]:
         """The addresses that are known of a peer, and those at which it may be besides: for `connect_any`."""
         known = list(addresses)
         return known if self._reach is None else [*known, *self._reach.ways_to(peer_id)]
 
-    @abstractmethod
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr and return the peer id; an open connection is used again.
 
@@ -234,6 +236,26 @@ class Host(ABC):
 
         After cancellation there may be a connection or none; a half-open one is not left.
         """
+        multiaddr, peer_id = parse_peer_address(address)
+        if peer_id == self.peer_id:
+            raise ConfigurationError(f"{address} is this peer's own address")
+        if "/p2p-circuit/" in address:
+            if self._reach is None:
+                raise PeerUnreachableError(
+                    f"{address} leads through a relay, and this host uses none: it takes a `Reach`"
+                )
+            return await self._reach.connect_relayed(address)
+        if self.is_linked(peer_id):
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._dial(address, multiaddr, peer_id)
+        if self.gate is not None:
+            await self.gate.wait_admitted(peer_id)
+        return peer_id
+
+    @abstractmethod
+    async def _dial(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
+        """Connect to a peer directly; raises PeerUnreachableError."""
 
     async def connect_any(self, addresses: Sequence[str]) -> str:
         """Dial one peer at several addresses side by side and return its peer id.
@@ -311,7 +333,7 @@ class Host(ABC):
 
         All: the handlers of `on_disconnected`, and the gate (`role_of`).
         """
-        if self._is_linked(peer_id) or peer_id in self._disconnected:
+        if self.is_linked(peer_id) or peer_id in self._disconnected:
             await self._disconnected.setdefault(peer_id, trio.Event()).wait()
 
     # For implementations
@@ -331,7 +353,7 @@ class Host(ABC):
         Raises:
             PeerUnreachableError: there is no connection, or the peer is not admitted.
         """
-        if not self._is_linked(peer_id):
+        if not self.is_linked(peer_id):
             raise PeerUnreachableError(f"there is no connection to {peer_id}")
         if self.gate is not None and not self.gate.may_ask(peer_id, protocol_ids):
             raise PeerUnreachableError(f"{peer_id} is connected, but not admitted")
@@ -348,7 +370,7 @@ class Host(ABC):
             handler(peer_id)
 
     def _note_disconnected(self, peer_id: str) -> None:
-        if self._is_linked(peer_id):
+        if self.is_linked(peer_id):
             return  # another connection to the same peer is still there
         if self.gate is None or self.gate.disconnected(peer_id):
             for handler in self._disconnected_handlers:

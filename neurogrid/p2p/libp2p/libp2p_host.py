@@ -24,7 +24,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -57,7 +57,6 @@ from neurogrid.p2p.hosts.host import (
     NEGOTIATE_TIMEOUT,
     Host,
     StreamHandler,
-    parse_peer_address,
     serve_stream,
 )
 from neurogrid.p2p.hosts.identity import Identity
@@ -165,9 +164,8 @@ class Libp2pHost(Host):
         nursery: trio.Nursery,
         admission: Admission | None = None,
     ) -> None:
-        super().__init__(identity, admission)
+        super().__init__(identity, nursery, admission)
         self.libp2p = libp2p
-        self._nursery = nursery
         self._served: set[str] = set()
         self._dials: dict[str, Errand[None]] = {}
 
@@ -195,7 +193,7 @@ class Libp2pHost(Host):
         return tuple(dict.fromkeys((*circuits, *(f"{place}{suffix}" for place in places))))
 
     def remote_ip(self, peer_id: str) -> str:
-        if not self._is_linked(peer_id):
+        if not self.is_linked(peer_id):
             return ""
         # Of a relayed connection there is none: at the other end of its socket is the relay.
         remotes = (
@@ -205,40 +203,24 @@ class Libp2pHost(Host):
         return next((remote[0] for remote in remotes if remote is not None), "")
 
     @property
-    def _linked_peers(self) -> frozenset[str]:
+    def linked_peers(self) -> frozenset[str]:
         return frozenset(peer.to_base58() for peer in self.libp2p.get_connected_peers())
 
-    def _is_linked(self, peer_id: str) -> bool:
+    def is_linked(self, peer_id: str) -> bool:
         try:
             return _id_of(peer_id) in self._swarm.connections
         except ValueError:
             return False  # it is no peer id at all
 
-    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        self._nursery.start_soon(function, *args)
-
-    async def connect(self, address: str) -> str:
-        multiaddr, peer_id = parse_peer_address(address)
-        if peer_id == self.peer_id:
-            raise ConfigurationError(f"{address} is this peer's own address")
-        if "/p2p-circuit/" in address:
-            if self._reach is None:
-                raise PeerUnreachableError(
-                    f"{address} leads through a relay, and this host uses none: it takes a `Reach`"
-                )
-            return await self._reach.connect_relayed(address)
-        if not self._is_linked(peer_id):
-            dial = self._dials.get(address)
-            if dial is None:
-                dial = Errand(partial(self._dial, address, multiaddr, peer_id))
-                self._dials[address] = dial
-                self._nursery.start_soon(dial.run)
-            await dial.wait()
-        if self.gate is not None:
-            await self.gate.wait_admitted(peer_id)
-        return peer_id
-
     async def _dial(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = Errand(partial(self._dial_now, address, multiaddr, peer_id))
+            self._dials[address] = dial
+            self._nursery.start_soon(dial.run)
+        await dial.wait()
+
+    async def _dial_now(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
         try:
             with trio.fail_after(DIAL_TIMEOUT):
                 connection = await self._swarm.dial_addr(multiaddr, _id_of(peer_id))

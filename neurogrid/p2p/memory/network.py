@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
+from multiaddr import Multiaddr
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerUnreachableError
 from neurogrid.exception_groups import unwrap_errors
@@ -15,7 +16,6 @@ from neurogrid.p2p.hosts.host import (
     NEGOTIATE_TIMEOUT,
     Host,
     StreamHandler,
-    parse_peer_address,
     serve_stream,
 )
 from neurogrid.p2p.hosts.identity import Identity
@@ -129,7 +129,7 @@ class MemoryNetwork:
             raise PeerUnreachableError(f"cannot connect to {address}: connection refused")
         if listener.peer_id != peer_id:
             raise PeerUnreachableError(f"cannot connect to {address}: another peer lives there")
-        if not dialler._is_linked(peer_id):
+        if not dialler.is_linked(peer_id):
             self._join(dialler, listener)
 
     def _join(self, dialler: MemoryHost, listener: MemoryHost) -> None:
@@ -166,10 +166,9 @@ class MemoryHost(Host):
         nursery: trio.Nursery,
         admission: Admission | None = None,
     ) -> None:
-        super().__init__(identity, admission)
+        super().__init__(identity, nursery, admission)
         self._network = network
         self._address = address
-        self._nursery = nursery
         self._stream_handlers: dict[str, StreamHandler] = {}
         self._ends: dict[str, ConnectionEnd] = {}
 
@@ -186,29 +185,17 @@ class MemoryHost(Host):
         )
 
     @property
-    def _linked_peers(self) -> frozenset[str]:
+    def linked_peers(self) -> frozenset[str]:
         return frozenset(self._ends)
 
-    def _is_linked(self, peer_id: str) -> bool:
+    def is_linked(self, peer_id: str) -> bool:
         return peer_id in self._ends
 
-    def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        self._nursery.start_soon(function, *args)
-
-    async def connect(self, address: str) -> str:
-        multiaddr, peer_id = parse_peer_address(address)
-        if peer_id == self.peer_id:
-            raise ConfigurationError(f"{address} is this peer's own address")
-        if peer_id in self._ends:
-            await trio.lowlevel.checkpoint()
-        else:
-            with trio.move_on_after(DIAL_TIMEOUT) as scope:
-                await self._network._dial(self, str(multiaddr), peer_id)
-            if scope.cancelled_caught:
-                raise PeerUnreachableError(f"no answer from {address} in {DIAL_TIMEOUT:g} s")
-        if self.gate is not None:
-            await self.gate.wait_admitted(peer_id)
-        return peer_id
+    async def _dial(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
+        with trio.move_on_after(DIAL_TIMEOUT) as scope:
+            await self._network._dial(self, str(multiaddr), peer_id)
+        if scope.cancelled_caught:
+            raise PeerUnreachableError(f"no answer from {address} in {DIAL_TIMEOUT:g} s")
 
     async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream:
         try:

@@ -29,7 +29,6 @@ from multiaddr.exceptions import Error as MultiaddrError
 from neurogrid.errors import RemoteProtocolError, TransportError
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.framing import receive_message, send_message
-from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.observed import observed_address
 from neurogrid.p2p.reach.relayed import connection_of, is_relayed
 from neurogrid.p2p.streams.stream import Stream
@@ -117,7 +116,7 @@ class AutoNat:
             await trio.sleep(next(pauses, CHECK_INTERVAL))
             if not any(map(_is_beyond_loopback, self._own_addresses())):
                 continue  # there is nothing to find out
-            peers = sorted(linked_peers(self._host))
+            peers = sorted(self._host.linked_peers)
             await self.check(self._draw.sample(peers, min(MAX_ASKED, len(peers))))
 
     async def check(self, peers: Iterable[str]) -> ReachabilityState:

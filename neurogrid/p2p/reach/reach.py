@@ -22,7 +22,6 @@ from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.autonat import MAX_ASKED, AutoNat, Reachability, ReachabilityState
 from neurogrid.p2p.reach.circuit import circuit_address, is_relayed_address
 from neurogrid.p2p.reach.hole_punching import HolePuncher, Path, PeerPath
-from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.port_mapping import PortMapper, PortMappingState
 from neurogrid.p2p.reach.relay_client import RelayClient, RelayState
 from neurogrid.p2p.reach.relay_service import (
@@ -204,7 +203,7 @@ class Reach:
     async def check_reachability(self) -> None:
         """Ask the peers that are connected now whether they can dial this host; `state` has what they say."""
         if self._autonat is not None:
-            await self._autonat.check(sorted(linked_peers(self._host))[:MAX_ASKED])
+            await self._autonat.check(sorted(self._host.linked_peers)[:MAX_ASKED])
 
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr, direct or through a relay, and return the peer id. As `Host.connect`."""

@@ -46,7 +46,6 @@ from neurogrid.p2p.reach.circuit import (
     split_circuit,
 )
 from neurogrid.p2p.reach.framing import receive_message, send_message
-from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.observed import observed_address
 from neurogrid.p2p.reach.own_port import dial_from_own_port
 from neurogrid.p2p.reach.relay_service import HOP_PROTOCOL, STOP_PROTOCOL
@@ -128,7 +127,7 @@ class RelayClient:
     @property
     def observed_addresses(self) -> tuple[str, ...]:
         """Our own addresses as relays see them that were dialled from our listening port; without `/p2p/`."""
-        connected = linked_peers(self._host)
+        connected = self._host.linked_peers
         observed = [seen for relay, seen in self._observed.items() if relay in connected]
         return tuple(dict.fromkeys(observed))
 
@@ -209,7 +208,7 @@ class RelayClient:
 
     async def _dial_relay(self, address: str, relay_id: str) -> None:
         """Connect to a relay, from our own port since hole punching may follow."""
-        if relay_id in linked_peers(self._host):
+        if self._host.is_linked(relay_id):
             return
         self._host.tolerate(relay_id, [HOP_PROTOCOL, STOP_PROTOCOL])
         self._observed.pop(relay_id, None)
@@ -313,7 +312,7 @@ class RelayClient:
         relay_address, peer_id = split_circuit(address)
         if peer_id == self._host.peer_id:
             raise ConfigurationError(f"{address} is this peer's own address")
-        if peer_id not in linked_peers(self._host):
+        if not self._host.is_linked(peer_id):
             dial = self._dials.get(address)
             if dial is None:
                 dial = Errand(partial(self._dial, address, relay_address, peer_id))
@@ -347,7 +346,7 @@ class RelayClient:
         lock = self._joining.setdefault(peer_id, trio.Lock())
         async with lock:
             try:
-                if peer_id not in linked_peers(self._host):
+                if not self._host.is_linked(peer_id):
                     stream = await self._host.open_stream(relay_id, [HOP_PROTOCOL])
                     await self._upgrade(stream, peer_id)
             finally:

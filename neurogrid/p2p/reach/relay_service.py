@@ -38,7 +38,6 @@ from neurogrid.errors import (
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.reach.circuit import is_relayed_address
 from neurogrid.p2p.reach.framing import receive_message, send_message
-from neurogrid.p2p.reach.linked import linked_peers
 from neurogrid.p2p.reach.relayed import is_relayed
 from neurogrid.p2p.reach.vouchers import make_voucher
 from neurogrid.p2p.shares import client_address, share_of
@@ -354,7 +353,7 @@ class RelayService:
 
     def _drop_expired(self) -> None:
         now = trio.current_time()
-        connected = linked_peers(self._host)
+        connected = self._host.linked_peers
         for peer_id, until in list(self._reservations.items()):
             if until <= now or peer_id not in connected:
                 del self._reservations[peer_id]
