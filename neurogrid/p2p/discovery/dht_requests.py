@@ -17,7 +17,7 @@ import trio
 from google.protobuf.message import DecodeError
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
-from libp2p.utils.varint import decode_uvarint, encode_varint_prefixed
+from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
@@ -29,7 +29,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.hosts.dialing import MAX_ADDRESSES
 from neurogrid.p2p.hosts.host import Host, parse_peer_address
-from neurogrid.p2p.streams.stream import Stream
+from neurogrid.p2p.streams.stream import Stream, receive_prefixed
 
 __all__ = [
     "MAX_ANSWER_BYTES",
@@ -95,7 +95,7 @@ async def ask(host: Host, peer_id: str, protocol_id: str, question: Message) -> 
 
     Raises:
         PeerUnreachableError: no connection, or the peer is no server of this DHT.
-        StreamBrokenError: it refused.
+        StreamBrokenError: it refused, or its answer is cut short.
         ResponseTimeout: it did not answer in time.
         RemoteProtocolError: it answered something else.
     """
@@ -109,7 +109,7 @@ async def ask(host: Host, peer_id: str, protocol_id: str, question: Message) -> 
                 if question.type == Message.MessageType.ADD_PROVIDER:
                     await _wait_for_end(stream)
                     return Answer({}, {})
-                return _parse(await _receive_message(stream), question)
+                return _parse(await receive_prefixed(stream, MAX_ANSWER_BYTES), question)
             finally:
                 await stream.aclose()
     except trio.TooSlowError as exc:
@@ -124,34 +124,6 @@ async def _wait_for_end(stream: Stream) -> None:
         # js-libp2p resets a stream that ends after a message without an answer, which it has dealt with.
         if not stream.is_reset_by_peer:
             raise
-
-
-async def _receive_message(stream: Stream) -> bytes:
-    received = bytearray()
-    while (start := _end_of_varint(received)) is None:
-        received += await _some(stream)
-    length = decode_uvarint(bytes(received[:start]))
-    if length > MAX_ANSWER_BYTES:
-        raise RemoteProtocolError(f"an answer of {length} bytes; {MAX_ANSWER_BYTES} is the limit")
-    while len(received) < start + length:
-        received += await _some(stream)
-    return bytes(received[start : start + length])
-
-
-async def _some(stream: Stream) -> bytes:
-    some = await stream.receive_some()
-    if not some:
-        raise RemoteProtocolError("the answer is cut short")
-    return some
-
-
-def _end_of_varint(data: bytearray) -> int | None:
-    for index, byte in enumerate(data[:5]):
-        if byte < 0x80:
-            return index + 1
-    if len(data) >= 5:
-        raise RemoteProtocolError("the answer begins with no length")
-    return None
 
 
 def _parse(body: bytes, question: Message) -> Answer:

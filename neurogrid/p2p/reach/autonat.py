@@ -30,7 +30,7 @@ from neurogrid.errors import RemoteProtocolError, TransportError
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.observed import observed_address
-from neurogrid.p2p.reach.relayed import connection_of, is_relayed
+from neurogrid.p2p.reach.relayed import connection_of
 from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["AUTONAT_PROTOCOL", "AutoNat", "Reachability", "ReachabilityState"]
@@ -195,7 +195,7 @@ class AutoNat:
             return Message.E_BAD_REQUEST, "this is no request", None
         if bytes(request.dial.peer.id) != ID.from_base58(stream.peer_id).to_bytes():
             return Message.E_BAD_REQUEST, "it names another peer", None
-        seen = None if is_relayed(stream) else connection_of(stream).get_remote_address()
+        seen = None if stream.is_relayed else connection_of(stream).get_remote_address()
         if seen is None:
             return Message.E_DIAL_REFUSED, "your address cannot be seen from here", None
         if not self._may_dial(stream.peer_id):

@@ -41,7 +41,6 @@ from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.own_port import own_tcp_source
-from neurogrid.p2p.reach.relayed import is_relayed
 from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["DCUTR_PROTOCOL", "HolePuncher", "Path", "PeerPath"]
@@ -183,7 +182,7 @@ class HolePuncher:
 
     async def _serve(self, stream: Stream) -> None:
         peer_id = stream.peer_id
-        if not is_relayed(stream):
+        if not stream.is_relayed:
             await stream.reset()  # there is nothing to be upgraded
             return
         self._protect(peer_id)

@@ -38,7 +38,6 @@ from neurogrid.errors import (
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.reach.circuit import is_relayed_address
 from neurogrid.p2p.reach.framing import receive_message, send_message
-from neurogrid.p2p.reach.relayed import is_relayed
 from neurogrid.p2p.reach.vouchers import make_voucher
 from neurogrid.p2p.shares import client_address, share_of
 from neurogrid.p2p.streams.stream import Stream
@@ -195,7 +194,7 @@ class RelayService:
     async def _answer(self, stream: Stream, request: HopMessage, place: ExitStack) -> Stream | None:
         """Do what was asked for, and say so; returns the other end of a circuit, which has its place until `place`
         is closed."""
-        if is_relayed(stream):
+        if stream.is_relayed:
             raise _Refused(Status.PERMISSION_DENIED, "it comes through a relay itself")
         if not self._may_use(stream.peer_id):
             raise _Refused(Status.PERMISSION_DENIED, "it may not use this relay")

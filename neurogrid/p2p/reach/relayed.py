@@ -17,7 +17,7 @@ from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p.libp2p.libp2p_stream import Libp2pStream
 from neurogrid.p2p.streams.stream import Stream
 
-__all__ = ["RelayedConnection", "connection_of", "is_relayed"]
+__all__ = ["RelayedConnection", "connection_of"]
 
 # A longer read than this is no ping of the muxer (12 B of Yamux, 16 of Noise, 2 of length), but somebody's data.
 _PING_BYTES = 64
@@ -85,8 +85,3 @@ class RelayedConnection(IRawConnection):
 def connection_of(stream: Stream) -> Any:
     """The muxed connection under a stream of a libp2p host."""
     return cast(Libp2pStream, stream)._net_stream.muxed_conn
-
-
-def is_relayed(stream: Stream) -> bool:
-    """Whether a stream of a libp2p host runs through a relay."""
-    return bool(connection_of(stream).get_connection_type() == ConnectionType.RELAYED)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from neurogrid.errors import StreamBrokenError
+from neurogrid.errors import RemoteProtocolError, StreamBrokenError
 from neurogrid.p2p.streams.intake import Intake, feed
 
-__all__ = ["Stream", "receive_exactly"]
+__all__ = ["Stream", "receive_exactly", "receive_prefixed"]
+
+_MAX_LENGTH_BYTES = 4  # of any bound that is asked for
 
 
 class Stream(ABC):
@@ -143,3 +145,30 @@ async def receive_exactly(stream: Stream, num_bytes: int) -> bytes:
             raise StreamBrokenError(f"{stream.peer_id} ended a {stream.protocol_id} stream early")
         received += data
     return bytes(received)
+
+
+async def receive_prefixed(stream: Stream, max_bytes: int) -> bytes:
+    """Receive what stands behind its length, an unsigned varint, as libp2p's own protocols write their messages.
+
+    Nothing of what follows is taken: a relayed connection begins right behind a message. The caller sets the deadline.
+
+    Raises:
+        RemoteProtocolError: the length has no end, or is above `max_bytes`.
+        StreamBrokenError: the stream ended before.
+
+    Source: https://github.com/multiformats/unsigned-varint
+    """
+    length = shift = 0
+    for _ in range(_MAX_LENGTH_BYTES):
+        (byte,) = await receive_exactly(stream, 1)
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            break
+    else:
+        raise RemoteProtocolError(f"{stream.peer_id} announces a message without an end")
+    if length > max_bytes:
+        raise RemoteProtocolError(
+            f"{stream.peer_id} announces a message of {length} B, and {max_bytes} B are the most"
+        )
+    return await receive_exactly(stream, length)
