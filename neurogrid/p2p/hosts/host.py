@@ -9,9 +9,11 @@ connections, and what becomes of an error that leaves a stream handler.
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple, Protocol
 
 import trio
 from multiaddr import Multiaddr
@@ -31,8 +33,10 @@ __all__ = [
     "DIAL_TIMEOUT",
     "Host",
     "HostReach",
+    "IpPlace",
     "NEGOTIATE_TIMEOUT",
     "StreamHandler",
+    "ip_place",
     "parse_peer_address",
     "serve_stream",
 ]
@@ -48,6 +52,7 @@ NEGOTIATE_TIMEOUT = 15.0  # seconds: one or two round trips of multistream-selec
 # The parts of a multiaddr that say where a peer is: a TCP port, QUIC on a UDP port, or a place in this process's
 # memory.
 _PLACES = frozenset({"tcp", "quic-v1", "memory"})
+_IP_PLACE = re.compile(r"/ip[46]/([^/]+)/(?:tcp/(\d+)|udp/(\d+)/quic-v1)(?:/p2p/[^/]+)?")
 
 
 def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
@@ -70,6 +75,23 @@ def parse_peer_address(address: str) -> tuple[Multiaddr, str]:
     if not protocols & _PLACES:
         raise ConfigurationError(f"{address!r} has no TCP port: {example}")
     return multiaddr, str(ids[-1])
+
+
+class IpPlace(NamedTuple):
+    """Where a host listens or is dialled, by TCP or by QUIC."""
+
+    ip: IPv4Address | IPv6Address
+    port: int
+    is_quic: bool
+
+
+def ip_place(address: Multiaddr | str) -> IpPlace | None:
+    """The place in `/ip4/.../tcp/...` or `/ip4/.../udp/.../quic-v1`, whichever peer is there; None in any other."""
+    found = _IP_PLACE.fullmatch(str(address))
+    if found is None:
+        return None
+    ip, tcp_port, quic_port = found.groups()
+    return IpPlace(ip_address(ip), int(tcp_port or quic_port), is_quic=quic_port is not None)
 
 
 class HostReach(Protocol):

@@ -14,8 +14,8 @@ from libp2p.custom_types import THandler
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
+from neurogrid.p2p.hosts.host import ip_place
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.quic.core import Configurations
 from neurogrid.p2p.quic.endpoint import UdpEndpoint
@@ -142,12 +142,5 @@ def _new_socket(place: tuple[str, int]) -> UdpSocket:
 
 def _place(maddr: Multiaddr) -> tuple[str, int] | None:
     """The host and port of `/ip4/.../udp/.../quic-v1`, whatever peer it names; None for any other address."""
-    try:
-        names = [protocol.name for protocol in maddr.protocols()]
-        if names[:3] not in (["ip4", "udp", "quic-v1"], ["ip6", "udp", "quic-v1"]):
-            return None
-        if names[3:] not in ([], ["p2p"]):
-            return None
-        return str(maddr.value_for_protocol(names[0])), int(str(maddr.value_for_protocol("udp")))
-    except (MultiaddrError, ValueError):
-        return None
+    place = ip_place(maddr)
+    return (str(place.ip), place.port) if place is not None and place.is_quic else None

@@ -27,6 +27,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import RemoteProtocolError, TransportError
+from neurogrid.p2p.hosts.host import ip_place
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.observed import observed_address
@@ -250,11 +251,9 @@ def _at_ip(addresses: Iterable[bytes], ip: str) -> list[Multiaddr]:
     for raw in addresses:
         try:
             address = Multiaddr(str(Multiaddr(bytes(raw))).partition("/p2p/")[0])
-            names = [protocol.name for protocol in address.protocols()]
-            if names in (["ip4", "tcp"], ["ip6", "tcp"]) or names[1:] == ["udp", "quic-v1"]:
-                at = ipaddress.ip_address(str(address.value_for_protocol(names[0])))
-                if at == wanted:
-                    found[str(address)] = address
+            place = ip_place(address)
+            if place is not None and place.ip == wanted:
+                found[str(address)] = address
         except (MultiaddrError, ValueError) as exc:
             logger.debug("a strange address is to be dialled: %s", exc)
     return list(found.values())

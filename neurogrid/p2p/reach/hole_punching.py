@@ -19,7 +19,6 @@ Source: https://github.com/libp2p/specs/blob/master/relay/DCUtR.md
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import RemoteProtocolError, TransportError
+from neurogrid.p2p.hosts.host import ip_place
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.framing import receive_message, send_message
@@ -370,11 +370,10 @@ class HolePuncher:
 
 def _may_be_dialled(address: Multiaddr) -> bool:
     """Whether it is a plain TCP address of one machine."""
-    names = [protocol.name for protocol in address.protocols()]
-    if names[:2] not in (["ip4", "tcp"], ["ip6", "tcp"]) or names[2:] not in ([], ["p2p"]):
+    place = ip_place(address)
+    if place is None or place.is_quic:
         return False
-    ip = ipaddress.ip_address(str(address.value_for_protocol(names[0])))
-    return not (ip.is_multicast or ip.is_unspecified)
+    return not (place.ip.is_multicast or place.ip.is_unspecified)
 
 
 def _failure(theirs: Sequence[Multiaddr], ours: Sequence[str]) -> str:

@@ -7,17 +7,15 @@ has to wait for a better day.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from typing import Any
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
-from multiaddr import Multiaddr
 
 from neurogrid.errors import PeerUnreachableError
-from neurogrid.p2p.hosts.host import DIAL_TIMEOUT, parse_peer_address
+from neurogrid.p2p.hosts.host import DIAL_TIMEOUT, ip_place, parse_peer_address
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 
 __all__ = ["dial_from_own_port", "own_tcp_source"]
@@ -27,15 +25,14 @@ logger = logging.getLogger(__name__)
 
 def own_tcp_source(host: Libp2pHost, address: str) -> tuple[str, int] | None:
     """The local address and port to dial `address` from; None if we do not listen where that would be of use."""
-    target = _ip_and_port(address)
-    if target is None:
+    target = ip_place(address)
+    if target is None or target.is_quic:
         return None
-    for listening in host.libp2p.get_transport_addrs():
-        own = _ip_and_port(str(listening))
-        if own is not None and own[0].version == target[0].version:
-            ip, port = own
-            if ip.is_loopback == target[0].is_loopback or ip.is_unspecified:
-                return str(ip), port
+    for own in map(ip_place, host.libp2p.get_transport_addrs()):
+        if own is None or own.is_quic or own.ip.version != target.ip.version:
+            continue
+        if own.ip.is_loopback == target.ip.is_loopback or own.ip.is_unspecified:
+            return str(own.ip), own.port
     return None
 
 
@@ -69,14 +66,3 @@ async def dial_from_own_port(host: Libp2pHost, address: str) -> bool:
         await host.connect(address)
         return False
     return True
-
-
-def _ip_and_port(
-    address: str,
-) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int] | None:
-    multiaddr = Multiaddr(address)
-    names = [protocol.name for protocol in multiaddr.protocols()][:3]
-    if names[:2] not in (["ip4", "tcp"], ["ip6", "tcp"]) or names[2:] not in ([], ["p2p"]):
-        return None
-    host = str(multiaddr.value_for_protocol(names[0]))
-    return ipaddress.ip_address(host), int(str(multiaddr.value_for_protocol("tcp")))

@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import miniupnpc
 import trio
-from multiaddr import Multiaddr
 
+from neurogrid.p2p.hosts.host import ip_place
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
 
@@ -217,14 +217,7 @@ def _listening_ports(host: Libp2pHost) -> list[tuple[Literal["TCP", "UDP"], int]
     """Return the ports to map: those on which peers can reach us on IPv4 from another machine."""
     ports: list[tuple[Literal["TCP", "UDP"], int]] = []
     for listening in host.libp2p.get_transport_addrs():
-        address = Multiaddr(str(listening).partition("/p2p/")[0])
-        names = [protocol.name for protocol in address.protocols()]
-        if names[:1] != ["ip4"] or len(names) < 2:
-            continue
-        if ipaddress.ip_address(str(address.value_for_protocol("ip4"))).is_loopback:
-            continue
-        if names == ["ip4", "tcp"]:
-            ports.append(("TCP", int(str(address.value_for_protocol("tcp")))))
-        elif names == ["ip4", "udp", "quic-v1"]:
-            ports.append(("UDP", int(str(address.value_for_protocol("udp")))))
+        place = ip_place(listening)
+        if place is not None and place.ip.version == 4 and not place.ip.is_loopback:
+            ports.append(("UDP" if place.is_quic else "TCP", place.port))
     return list(dict.fromkeys(ports))

@@ -10,14 +10,11 @@ Everything runs in the host's own tasks and ends with it.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from multiaddr import Multiaddr
-
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.hosts.host import parse_peer_address
+from neurogrid.p2p.hosts.host import ip_place, parse_peer_address
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.autonat import MAX_ASKED, AutoNat, Reachability, ReachabilityState
 from neurogrid.p2p.reach.circuit import circuit_address, is_relayed_address
@@ -261,9 +258,7 @@ def own_address(address: str, peer_id: str) -> str:
 
 
 def _is_tcp(address: str) -> bool:
-    multiaddr = Multiaddr(address)
-    names = [protocol.name for protocol in multiaddr.protocols()]
-    if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
+    place = ip_place(address)
+    if place is None or place.is_quic:
         return False
-    ip = ipaddress.ip_address(str(multiaddr.value_for_protocol(names[0])))
-    return not (ip.is_unspecified or ip.is_link_local)
+    return not (place.ip.is_unspecified or place.ip.is_link_local)
