@@ -27,6 +27,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.exchange.pending import Waiter
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.memory_store import MemoryStore
 from neurogrid.p2p.transfer.sending import require_stream, tell_stopped
@@ -97,8 +98,7 @@ class Fetcher:
 
     async def take_offer(self, message: TensorMessage) -> bool:
         """Whether an offer answers a request of ours; the task that asked gets it, if it still waits."""
-        assert message.from_peer is not None  # set by Exchange for all that is received
-        key = (message.from_peer, message.request_id)
+        key = (sender_of(message), message.request_id)
         asked = self._asked.get(key)
         if asked is not None and not asked.is_done:
             asked.resolve(message)

@@ -22,6 +22,7 @@ from neurogrid.errors import NeuroGridError, RemoteProtocolError, RequestRefused
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.pending import Waiter
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer.chunks import BlobInfo, require_fit, transfer_invalid
 from neurogrid.p2p.transfer.limits import TransferLimits
 from neurogrid.p2p.transfer.partials import Added, PartialTable, SharedBlob
@@ -253,9 +254,8 @@ class IncomingTransfers:
 
     async def answer(self, offer: TensorMessage, msg_type: MessageType, data: bytes = b"") -> None:
         """Answer an offer: to its sender, under its ids."""
-        assert offer.from_peer is not None  # set by Exchange for all that is received
         await self._protocol.send(
-            offer.from_peer,
+            sender_of(offer),
             TensorMessage(
                 msg_type=msg_type, layer_id=offer.layer_id, request_id=offer.request_id, data=data
             ),
@@ -285,8 +285,7 @@ class IncomingTransfers:
             RequestRefusedError: there is no such transfer.
             RemoteProtocolError: it is no chunk at all.
         """
-        assert message.from_peer is not None  # set by Exchange for all that is received
-        key = (message.from_peer, message.request_id)
+        key = (sender_of(message), message.request_id)
         transfer = self._open.get(key)
         if transfer is None or transfer.shared is None:
             if key in self._ended_well:
@@ -374,7 +373,6 @@ async def decode_offer(message: TensorMessage) -> OfferedBlob:
         RequestRefusedError: the digests are not those of the blob (TRANSFER_INVALID).
         RemoteProtocolError: it is no offer at all.
     """
-    assert message.from_peer is not None  # set by Exchange for all that is received
     try:
         if len(message.data) <= _SMALL_OFFER:
             offer = TransferOffer.decode(message.data)
@@ -386,7 +384,7 @@ async def decode_offer(message: TensorMessage) -> OfferedBlob:
         # The frame was whole: this offer is refused, the stream goes on.
         raise RequestRefusedError(str(exc), code=exc.code) from exc
     return OfferedBlob(
-        message.from_peer,
+        sender_of(message),
         offer.layer_id,
         message.request_id,
         BlobInfo.of_offer(offer),

@@ -31,6 +31,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.pending import Waiter
+from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer.chunks import BlobInfo, transfer_invalid
 from neurogrid.p2p.transfer.fetching import FetchedBlob, Fetcher
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
@@ -163,7 +164,7 @@ class Transfers:
     # Offers and chunks
 
     def _on_weights(self, message: TensorMessage) -> Awaitable[None] | None:
-        peer_id = _sender(message)
+        peer_id = sender_of(message)
         WeightsChunk.require_numbers(message.data)
         if not self._fetcher.is_awaited(peer_id, message.request_id):
             self._policy.authorize(peer_id)
@@ -172,12 +173,12 @@ class Transfers:
     def _on_offer(self, message: TensorMessage) -> Awaitable[None]:
         # The sender may end it with its next message, before the task that takes the offer has begun.
         self._protocol.announce(
-            _sender(message), MessageType.WEIGHTS, request_id=message.request_id
+            sender_of(message), MessageType.WEIGHTS, request_id=message.request_id
         )
         return self._take_offer(message)
 
     async def _take_offer(self, message: TensorMessage) -> None:
-        peer_id = _sender(message)
+        peer_id = sender_of(message)
         # The sender's Error fails this waiter, as does the loss of the stream.
         with self._protocol.expect(
             peer_id, MessageType.WEIGHTS, request_id=message.request_id
@@ -194,7 +195,7 @@ class Transfers:
         Raises:
             RequestRefusedError: it is (TRANSFER_INVALID).
         """
-        key = (_sender(message), message.request_id)
+        key = (sender_of(message), message.request_id)
         twice = transfer_invalid(
             message.layer_id, "the request id is that of a transfer under way, which ends with this"
         )
@@ -214,7 +215,7 @@ class Transfers:
                 del self._taking[key]
 
     async def _take_unasked(self, message: TensorMessage, told: Waiter) -> None:
-        peer_id = _sender(message)
+        peer_id = sender_of(message)
         self._policy.authorize(peer_id)
         with _counted(self._num_deciding, peer_id, self._limits.max_offers_per_peer):
             offered = await decode_offer(message)
@@ -249,7 +250,7 @@ class Transfers:
     # Requests
 
     async def _on_request(self, message: TensorMessage) -> None:
-        peer_id = _sender(message)
+        peer_id = sender_of(message)
         self._policy.authorize_request(peer_id)
         blob_id = TransferRequest.decode(message.data).blob_id
         limits = self._limits
@@ -289,8 +290,3 @@ def _counted(counter: Counter[str], whose: str, limit: int) -> Iterator[None]:
         counter[whose] -= 1
         if not counter[whose]:
             del counter[whose]
-
-
-def _sender(message: TensorMessage) -> str:
-    assert message.from_peer is not None  # set by Exchange for all that is received
-    return message.from_peer
