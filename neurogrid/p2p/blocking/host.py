@@ -18,7 +18,7 @@ import neurogrid.p2p.libp2p.libp2p_host
 from neurogrid.errors import LocalProtocolError
 from neurogrid.p2p.blocking.handler_threads import HandlerThreads
 from neurogrid.p2p.blocking.trio_thread import TrioThread
-from neurogrid.p2p.blocking.twins import Blocking, shown_as, twin
+from neurogrid.p2p.blocking.twins import Blocking, shown_as, sync_twin, twin
 from neurogrid.p2p.hosts.identity import Identity
 
 __all__ = ["AsyncHost", "HANDLERS_TIMEOUT", "Host", "in_thread", "open_host"]
@@ -64,17 +64,8 @@ class Host(Blocking[AsyncHost]):
         """Peers with at least one open connection."""
         return self._thread.call_sync(lambda: self._inner.connected_peers)
 
-    def is_connected(self, peer_id: str) -> bool:
-        """Whether a peer is one of `connected_peers`, without a look at the others."""
-        return self._thread.call_sync(lambda: self._inner.is_connected(peer_id))
-
-    def role_of(self, peer_id: str) -> str | None:
-        """Return the role that a connected peer may act in: "coordinator", "worker"; "any" where nobody decides.
-
-        None for a peer that is not admitted, or not connected.
-        """
-        return self._thread.call_sync(lambda: self._inner.role_of(peer_id))
-
+    is_connected = sync_twin(AsyncHost.is_connected)
+    role_of = sync_twin(AsyncHost.role_of)
     connect = twin(AsyncHost.connect)
     connect_any = twin(AsyncHost.connect_any)
     disconnect = twin(AsyncHost.disconnect)
