@@ -9,6 +9,7 @@ Source: the Kademlia specification of libp2p, "RPC messages".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -101,17 +102,13 @@ async def ask(host: Host, peer_id: str, protocol_id: str, question: Message) -> 
     """
     try:
         with trio.fail_after(REQUEST_TIMEOUT):
-            stream = await host.open_stream(peer_id, [protocol_id])
-            try:
-                body = question.SerializeToString()
-                await stream.send_all(encode_varint_prefixed(body))
+            async with aclosing(await host.open_stream(peer_id, [protocol_id])) as stream:
+                await stream.send_all(encode_varint_prefixed(question.SerializeToString()))
                 await stream.send_eof()
                 if question.type == Message.MessageType.ADD_PROVIDER:
                     await _wait_for_end(stream)
                     return Answer({}, {})
                 return _parse(await receive_prefixed(stream, MAX_ANSWER_BYTES), question)
-            finally:
-                await stream.aclose()
     except trio.TooSlowError as exc:
         raise ResponseTimeout(f"no answer in {REQUEST_TIMEOUT:g} s") from exc
 

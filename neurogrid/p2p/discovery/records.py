@@ -16,17 +16,16 @@ from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from neurogrid.errors import RemoteProtocolError
+from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.p2p.discovery.dht_key import CLUSTER_KEY_BYTES
-from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.hosts.identity import Identity, signing_key
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.p2p.wire.control import ROLES, ControlPayload
 from neurogrid.p2p.wire.forms import Map, array, binary, fixed, line, one_of, optional, text, uint
-from neurogrid.p2p.wire.limits import MAX_LAYERS
+from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_LAYERS, MAX_PEER_ID_CHARS
 from neurogrid.p2p.wire.maps import MAX_U64, printable_line
 from neurogrid.p2p.wire.messages import Data
 
@@ -49,9 +48,6 @@ __all__ = [
 MAX_ADDRESSES: Final = 16
 """Addresses in a record: some for each interface, each transport and each relay; more are never dialled."""
 
-MAX_ADDRESS_CHARS: Final = 512
-"""Characters of an address: one through a relay that has a long name has under 300."""
-
 MAX_MODEL_CHARS: Final = 256
 """Characters of a model id."""
 
@@ -67,9 +63,6 @@ MAX_RECORD_BYTES: Final = 16 * 1024
 # Before the record's bytes when they are signed, so that no signature made for anything else will do.
 _DOMAIN: Final = b"neurogrid/member-record/1\x00"
 _SIGNATURE_BYTES: Final = 64
-
-# A peer id of an Ed25519 key is that key: identity multihash of 36 bytes, protobuf of type Ed25519, 32 bytes.
-_ED25519_PEER_ID: Final = b"\x00\x24\x08\x01\x12\x20"
 
 
 class RecordFault(Enum):
@@ -135,7 +128,7 @@ class MemberRecord(ControlPayload):
         "a member record",
         {
             "cluster": fixed(CLUSTER_KEY_BYTES),
-            "peer": text(128),
+            "peer": text(MAX_PEER_ID_CHARS),
             "sequence": uint(MAX_U64, smallest=1),
             "expires": uint(MAX_U64),
             "role": one_of(ROLES),
@@ -218,12 +211,9 @@ def public_key(peer_id: str) -> Ed25519PublicKey:
         RecordRefusedError: MALFORMED: it is none of an Ed25519 key.
     """
     try:
-        encoded = ID.from_base58(peer_id).to_bytes()
-    except ValueError as exc:
-        raise _malformed("its peer id is not base58") from exc
-    if len(encoded) != 38 or not encoded.startswith(_ED25519_PEER_ID):
-        raise _malformed("its peer id is none of an Ed25519 key")
-    return Ed25519PublicKey.from_public_bytes(encoded[len(_ED25519_PEER_ID) :])
+        return signing_key(peer_id)
+    except ConfigurationError as exc:
+        raise _malformed(str(exc)) from exc
 
 
 def names_peer(address: str, peer_id: str) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -122,14 +123,12 @@ class RecordExchange:
         """
         try:
             with trio.fail_after(EXCHANGE_TIMEOUT):
-                stream = await self._host.open_stream(peer_id, [RECORD_PROTOCOL])
-                try:
+                opened = await self._host.open_stream(peer_id, [RECORD_PROTOCOL])
+                async with aclosing(opened) as stream:
                     question = RecordMessage(self._cluster, self._own_record())
                     await stream.send_all(question.encode())
                     await stream.send_eof()
                     answer = RecordMessage.decode(await _receive_all(stream))
-                finally:
-                    await stream.aclose()
         except trio.TooSlowError as exc:
             raise ResponseTimeout(f"no record from {peer_id} in {EXCHANGE_TIMEOUT:g} s") from exc
         if answer.cluster != self._cluster:

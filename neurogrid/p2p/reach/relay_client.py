@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -189,11 +189,8 @@ class RelayClient:
     async def _reserve(self, state: RelayState, relay_id: str) -> float:
         """Have a slot; returns the seconds after which to renew it."""
         await self._dial_relay(state.address, relay_id)
-        stream = await self._host.open_stream(relay_id, [HOP_PROTOCOL])
-        try:
+        async with aclosing(await self._host.open_stream(relay_id, [HOP_PROTOCOL])) as stream:
             answer = await self._ask(stream, HopMessage(type=HopMessage.RESERVE))
-        finally:
-            await stream.aclose()
         relays = dict.fromkeys([state.address, *_addresses(answer, relay_id, state.address)])
         state.addresses = tuple(
             circuit_address(address, self._host.peer_id)
