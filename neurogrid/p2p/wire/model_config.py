@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
 
 from neurogrid.errors import ConfigFormatError, LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.wire.faults import over_limit
+from neurogrid.p2p.wire.forms import BOOLEAN, Form, array, nullable, optional, uint
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_DEPTH, MAX_LAYERS, MAX_NAME_BYTES
+from neurogrid.p2p.wire.maps import Fields
 from neurogrid.p2p.wire.messages import Data
 from neurogrid.p2p.wire.types import CONFIG_DTYPES, ErrorCode
 
@@ -64,6 +67,55 @@ class ModelConfig:
     checkpoint_config: Mapping[str, object] | None = None
 
 
+def _is_name(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and value.isprintable()
+        and len(value.encode("utf-8")) <= MAX_NAME_BYTES
+    )
+
+
+def _is_label(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= _MAX_LABEL_CHARS
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
+
+
+_SIZE: Final = uint(_MAX_SIZE, smallest=1)
+_NAME: Final = Form(f"a printable string of at most {MAX_NAME_BYTES} bytes", _is_name)
+_NUMBER: Final = Form("a finite number, not negative", _is_number, read=float)
+_LABEL: Final = Form(f"a name of at most {_MAX_LABEL_CHARS} printable characters", _is_label)
+_DTYPE: Final = Form(
+    f"one of {', '.join(CONFIG_DTYPES)}",
+    lambda value: isinstance(value, str) and value in CONFIG_DTYPES,
+)
+# Of each field, in their order.
+_FORMS: Final = {
+    "model_name": _NAME,
+    "hidden_size": _SIZE,
+    "intermediate_size": _SIZE,
+    "num_layers": uint(MAX_LAYERS, smallest=1),
+    "num_heads": _SIZE,
+    "num_kv_heads": _SIZE,
+    "head_dim": _SIZE,
+    "vocab_size": _SIZE,
+    "max_seq_len": _SIZE,
+    "rms_norm_eps": _NUMBER,
+    "rope_theta": replace(
+        optional(_NUMBER),
+        absent=DEFAULT_ROPE_THETA,
+        read=lambda theta: float(theta) or DEFAULT_ROPE_THETA,
+    ),
+    "layer_types": nullable(array(_LABEL, MAX_LAYERS)),
+    "tie_embeddings": nullable(BOOLEAN),
+    "dtype": nullable(_DTYPE),
+    "model_type": nullable(_NAME),
+    "checkpoint_config": nullable(Form("an object", lambda value: isinstance(value, dict))),
+}
+
+
 def serialize_config(config: ModelConfig) -> bytes:
     """The Data of a ModelConfig message: compact JSON in UTF-8; what is None is left out.
 
@@ -109,105 +161,24 @@ def deserialize_config(data: Data) -> ModelConfig:
         raise _invalid(f"it is {'null' if parsed is None else 'no object'}")
     for _ in _levels(list(parsed.values())):
         pass  # also what is under keys that are not known
-    return _Reader(parsed).config()
-
-
-class _Reader:
-    """Typed access to the parsed object; each getter raises when the entry is not as it must be."""
-
-    def __init__(self, entries: dict[str, object]) -> None:
-        self._entries = {key: value for key, value in entries.items() if value is not None}
-
-    def config(self) -> ModelConfig:
-        num_layers = self._size("num_layers", MAX_LAYERS)
-        return ModelConfig(
-            model_name=self._name("model_name", MAX_NAME_BYTES),
-            hidden_size=self._size("hidden_size"),
-            intermediate_size=self._size("intermediate_size"),
-            num_layers=num_layers,
-            num_heads=self._size("num_heads"),
-            num_kv_heads=self._size("num_kv_heads"),
-            head_dim=self._size("head_dim"),
-            vocab_size=self._size("vocab_size"),
-            max_seq_len=self._size("max_seq_len"),
-            rms_norm_eps=self._number("rms_norm_eps"),
-            rope_theta=(self._number("rope_theta") if "rope_theta" in self._entries else 0.0)
-            or DEFAULT_ROPE_THETA,
-            layer_types=self._layer_types(num_layers),
-            tie_embeddings=self._boolean("tie_embeddings"),
-            dtype=self._dtype(),
-            model_type=self._name("model_type", MAX_NAME_BYTES)
-            if "model_type" in self._entries
-            else None,
-            checkpoint_config=self._checkpoint_config(),
-        )
-
-    def _get(self, key: str) -> object:
-        if key not in self._entries:
+    for key, form in _FORMS.items():
+        if not form.is_optional and parsed.get(key) is None:
             raise _invalid(f"{key} is missing")
-        return self._entries[key]
+    entries = Fields("the message", parsed)
+    try:
+        config = ModelConfig(*(form.take(entries, key) for key, form in _FORMS.items()))
+    except RemoteProtocolError as error:
+        raise _invalid(str(error)) from error
+    _check(config)
+    return config
 
-    def _size(self, key: str, largest: int = _MAX_SIZE) -> int:
-        value = self._get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-            raise _invalid(f"{key} must be an integer from 1 to {largest}")
-        return value
 
-    def _number(self, key: str) -> float:
-        value = self._get(key)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 <= value < math.inf
-        ):
-            raise _invalid(f"{key} must be a finite number, not negative")
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise _invalid(f"{key} is too large") from error
-
-    def _name(self, key: str, max_bytes: int) -> str:
-        value = self._get(key)
-        if not isinstance(value, str) or not value.isprintable():
-            raise _invalid(f"{key} must be a printable string")
-        if len(value.encode("utf-8")) > max_bytes:
-            raise _invalid(f"{key} has more than {max_bytes} bytes")
-        return value
-
-    def _boolean(self, key: str) -> bool | None:
-        value = self._entries.get(key)
-        if value is None or isinstance(value, bool):
-            return value
-        raise _invalid(f"{key} must be true or false")
-
-    def _dtype(self) -> str | None:
-        value = self._entries.get("dtype")
-        if value is None or (isinstance(value, str) and value in CONFIG_DTYPES):
-            return value
-        raise _invalid(f"dtype must be one of {', '.join(CONFIG_DTYPES)}")
-
-    def _layer_types(self, num_layers: int) -> tuple[str, ...] | None:
-        value = self._entries.get("layer_types")
-        if value is None:
-            return None
-        if not isinstance(value, list) or len(value) != num_layers:
-            raise _invalid(f"layer_types must be an array of {num_layers} names")
-        if not all(
-            isinstance(n, str) and n.isprintable() and len(n) <= _MAX_LABEL_CHARS for n in value
-        ):
-            raise _invalid(f"layer_types must hold names of at most {_MAX_LABEL_CHARS} characters")
-        return tuple(value)
-
-    def _checkpoint_config(self) -> dict[str, object] | None:
-        value = self._entries.get("checkpoint_config")
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise _invalid("checkpoint_config must be an object")
-        for level in _levels([value]):
-            if not all(map(_is_sound, level)):
-                raise _invalid("checkpoint_config holds an infinite number or half a character")
-        return value
+def _check(config: ModelConfig) -> None:
+    if config.layer_types is not None and len(config.layer_types) != config.num_layers:
+        raise _invalid(f"layer_types must be an array of {config.num_layers} names")
+    for level in _levels([config.checkpoint_config]) if config.checkpoint_config else ():
+        if not all(map(_is_sound, level)):
+            raise _invalid("checkpoint_config holds an infinite number or half a character")
 
 
 def _is_sound(item: object) -> bool:
