@@ -7,8 +7,6 @@ stream and without encoding.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 from neurogrid.p2p.streams.buffers import Tensor
 from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.wire import Data, GPUInfo, TensorMessage
@@ -16,53 +14,8 @@ from neurogrid.p2p.wire import Data, GPUInfo, TensorMessage
 __all__ = ["LocalTransport", "P2PTransport", "Transport"]
 
 
-class Transport(ABC):
-    """Calls to one peer. Errors and cancellation are those of `Protocol`'s methods of the same names."""
-
-    @property
-    @abstractmethod
-    def peer_id(self) -> str:
-        """The peer (base58)."""
-
-    @abstractmethod
-    async def send_activation(
-        self, layer_id: int, seq_id: int, request_id: int, data: Tensor
-    ) -> None:
-        """Send a tensor to be computed with; `wait_for_response` gives the result."""
-
-    @abstractmethod
-    async def wait_for_response(self, request_id: int, *, timeout: float) -> TensorMessage:
-        """The response to the activation with this request id, within `timeout` seconds."""
-
-    @abstractmethod
-    async def request_activation(
-        self, layer_id: int, seq_id: int, data: Tensor, *, timeout: float
-    ) -> TensorMessage:
-        """Send a tensor and wait for its response, `timeout` seconds at most."""
-
-    @abstractmethod
-    async def send_weights(self, layer_id: int, data: Data) -> None:
-        """Send a layer's bytes."""
-
-    @abstractmethod
-    async def wait_for_weights_ack(self, layer_id: int, *, timeout: float) -> None:
-        """Wait until the layer is usable, `timeout` seconds at most."""
-
-    @abstractmethod
-    async def send_model_config(self, config: Data) -> None:
-        """Send a model config, as `serialize_config` makes it."""
-
-    @abstractmethod
-    async def request_layer_status(self, *, timeout: float) -> tuple[int, ...]:
-        """Ask which layers the peer has in memory."""
-
-    @abstractmethod
-    async def request_gpu_info(self, *, timeout: float) -> GPUInfo:
-        """Ask about the peer's memory."""
-
-
-class P2PTransport(Transport):
-    """A peer of `protocol`, over its host's network."""
+class Transport:
+    """Calls to one peer of a protocol. Errors and cancellation are those of `Protocol`'s methods of the same names."""
 
     def __init__(self, protocol: Protocol, peer_id: str) -> None:
         self._protocol = protocol
@@ -70,40 +23,53 @@ class P2PTransport(Transport):
 
     @property
     def peer_id(self) -> str:
+        """The peer (base58)."""
         return self._peer_id
 
     async def send_activation(
         self, layer_id: int, seq_id: int, request_id: int, data: Tensor
     ) -> None:
+        """Send a tensor to be computed with; `wait_for_response` gives the result."""
         await self._protocol.send_activation(self._peer_id, layer_id, seq_id, request_id, data)
 
     async def wait_for_response(self, request_id: int, *, timeout: float) -> TensorMessage:
+        """The response to the activation with this request id, within `timeout` seconds."""
         return await self._protocol.wait_for_response(self._peer_id, request_id, timeout=timeout)
 
     async def request_activation(
         self, layer_id: int, seq_id: int, data: Tensor, *, timeout: float
     ) -> TensorMessage:
+        """Send a tensor and wait for its response, `timeout` seconds at most."""
         return await self._protocol.request_activation(
             self._peer_id, layer_id, seq_id, data, timeout=timeout
         )
 
     async def send_weights(self, layer_id: int, data: Data) -> None:
+        """Send a layer's bytes."""
         await self._protocol.send_weights(self._peer_id, layer_id, data)
 
     async def wait_for_weights_ack(self, layer_id: int, *, timeout: float) -> None:
+        """Wait until the layer is usable, `timeout` seconds at most."""
         await self._protocol.wait_for_weights_ack(self._peer_id, layer_id, timeout=timeout)
 
     async def send_model_config(self, config: Data) -> None:
+        """Send a model config, as `serialize_config` makes it."""
         await self._protocol.send_model_config(self._peer_id, config)
 
     async def request_layer_status(self, *, timeout: float) -> tuple[int, ...]:
+        """Ask which layers the peer has in memory."""
         return await self._protocol.request_layer_status(self._peer_id, timeout=timeout)
 
     async def request_gpu_info(self, *, timeout: float) -> GPUInfo:
+        """Ask about the peer's memory."""
         return await self._protocol.request_gpu_info(self._peer_id, timeout=timeout)
 
 
-class LocalTransport(P2PTransport):
+class P2PTransport(Transport):
+    """A peer of `protocol`, over its host's network."""
+
+
+class LocalTransport(Transport):
     """The handlers of `protocol` itself, in this process.
 
     Data is copied once, so that a handler may keep it and write to it, as with what came over a stream.
