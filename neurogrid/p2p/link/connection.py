@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
-from libp2p.abc import IMuxedConn, ISecureConn
+from libp2p.abc import ISecureConn
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamReset
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 
 from neurogrid.errors import LocalProtocolError, RemoteProtocolError
 from neurogrid.p2p.link.events import (
@@ -37,6 +37,7 @@ from neurogrid.p2p.link.frames import GO_AWAY_NORMAL, GO_AWAY_PROTOCOL_ERROR
 from neurogrid.p2p.link.keepalive import KeepAlive
 from neurogrid.p2p.link.limits import BufferPool, ConnectionBuffers
 from neurogrid.p2p.link.link_stream import LinkStream
+from neurogrid.p2p.link.muxed_stream import MuxedConn
 from neurogrid.p2p.link.pipe import Pipe, Pushed, open_pipe
 from neurogrid.p2p.link.stream_state import StreamState
 from neurogrid.p2p.link.yamux import Yamux
@@ -58,7 +59,7 @@ BREATH_CALL = 16 * 1024
 _BROKEN = (OSError, BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
-class LinkConnection(IMuxedConn):
+class LinkConnection(MuxedConn):
     """One connection to one peer. py-libp2p's swarm makes, starts and closes it.
 
     Args:
@@ -68,22 +69,15 @@ class LinkConnection(IMuxedConn):
 
     Attributes:
         core: the state machine, for the streams.
-        event_started: set once streams can be opened.
-        event_shutting_down: set when no more can be.
-        event_closed: set when the socket is closed.
-        end_reason: why nothing can come or go any more; None while it can.
         is_idle: whether nothing waits to be sent, so that what comes now goes out at once.
     """
 
     def __init__(self, conn: ISecureConn, peer_id: ID, *, pool: BufferPool) -> None:
+        super().__init__(is_initiator=bool(conn.is_initiator))
         self.peer_id = peer_id
         self.secured_conn = conn
-        self.event_started = trio.Event()
-        self.event_shutting_down = trio.Event()
-        self.event_closed = trio.Event()
         self._limits = pool.limits
         self._buffers = ConnectionBuffers(pool)
-        self._is_initiator = bool(conn.is_initiator)
         self.core = Yamux(
             is_initiator=self._is_initiator,
             limits=pool.limits,
@@ -93,7 +87,6 @@ class LinkConnection(IMuxedConn):
         self._pipe: Pipe | None = None
         self._scope = trio.CancelScope()  # of all tasks
 
-        self.end_reason: str | None = None
         self._is_closing = False  # in order: what is sealed is still sent
         self._said_goodbye = trio.Event()
         self._backlog: deque[LinkStream] = deque()
@@ -107,19 +100,9 @@ class LinkConnection(IMuxedConn):
     # ------------------------------------------------------------------ what the swarm asks for
 
     @property
-    def is_initiator(self) -> bool:
-        """Whether we dialled."""
-        return self._is_initiator
-
-    @property
     def is_established(self) -> bool:
         """Whether streams can be opened."""
         return self.event_started.is_set() and not self.event_shutting_down.is_set()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the socket is closed."""
-        return self.event_closed.is_set()
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """The peer's host and port."""
@@ -211,15 +194,6 @@ class LinkConnection(IMuxedConn):
             await self._stream_came.wait()
 
     # ------------------------------------------------------------------ what its streams ask for
-
-    def check_alive(self) -> None:
-        """Raise if nothing can come or go any more.
-
-        Raises:
-            MuxedStreamReset: why.
-        """
-        if self.end_reason is not None:
-            raise MuxedStreamReset(self.end_reason)
 
     def consumed(self, state: StreamState, num_bytes: int) -> None:
         """A reader took bytes out of a stream's inbox."""

@@ -327,9 +327,3 @@ class LinkStream(MuxedStream):
         self._connection.core.reset(self.state)
         self.wake()
         self._connection.kick()
-
-    # ------------------------------------------------------------------ the rest of the interface
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """The peer's host and port."""
-        return self._connection.get_remote_address()

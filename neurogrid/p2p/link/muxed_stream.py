@@ -1,18 +1,62 @@
-"""The part of py-libp2p's stream beside reading and writing, the same over TCP and QUIC."""
+"""The part of py-libp2p's connection and stream beside reading and writing, the same over TCP and QUIC."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import Self
 
-from libp2p.abc import IMuxedStream
-from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamReset
 
-__all__ = ["MuxedStream"]
+__all__ = ["MuxedConn", "MuxedStream"]
+
+
+class MuxedConn(IMuxedConn):
+    """A connection as py-libp2p's swarm has it.
+
+    Attributes:
+        event_started: set once streams can be opened.
+        event_shutting_down: set when no more can be.
+        event_closed: set when it is over.
+        end_reason: why nothing can come or go any more; None while it can.
+    """
+
+    def __init__(self, *, is_initiator: bool) -> None:
+        self.event_started = trio.Event()
+        self.event_shutting_down = trio.Event()
+        self.event_closed = trio.Event()
+        self.end_reason: str | None = None
+        self._is_initiator = is_initiator
+
+    @property
+    def is_initiator(self) -> bool:
+        """Whether we dialled."""
+        return self._is_initiator
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is over."""
+        return self.event_closed.is_set()
+
+    @abstractmethod
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """The peer's host and port."""
+
+    def check_alive(self) -> None:
+        """Raise if nothing can come or go any more.
+
+        Raises:
+            MuxedStreamReset: why.
+        """
+        if self.end_reason is not None:
+            raise MuxedStreamReset(self.end_reason)
 
 
 class MuxedStream(IMuxedStream):
     """A stream that is read by `receive_some`."""
+
+    muxed_conn: MuxedConn
 
     @abstractmethod
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -45,6 +89,10 @@ class MuxedStream(IMuxedStream):
             NotImplementedError: always, as in py-libp2p's own Yamux.
         """
         raise NotImplementedError("use trio's cancel scopes")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """The peer's host and port."""
+        return self.muxed_conn.get_remote_address()
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,10 +14,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import trio
-from libp2p.abc import IMuxedConn
 from libp2p.connection_types import ConnectionType
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamReset
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from multiaddr import Multiaddr
 from qh3.quic.events import (
     ConnectionIdIssued,
@@ -28,6 +27,7 @@ from qh3.quic.events import (
     StreamReset,
 )
 
+from neurogrid.p2p.link.muxed_stream import MuxedConn
 from neurogrid.p2p.quic.core import Core
 from neurogrid.p2p.quic.limits import WindowPool
 from neurogrid.p2p.quic.quic_stream import QuicMuxedStream
@@ -47,7 +47,7 @@ LINGER = 1.0  # seconds that a connection is kept when it is over, to tell a pee
 MIN_INTERVAL = 0.1  # seconds between two looks at whether a peer is alive
 
 
-class QuicMuxedConn(IMuxedConn):
+class QuicMuxedConn(MuxedConn):
     """One connection to one peer. A `UdpEndpoint` makes it, py-libp2p's swarm starts and closes it.
 
     Attributes:
@@ -56,9 +56,6 @@ class QuicMuxedConn(IMuxedConn):
         breath: what its streams take after each call.
         peer_id: the peer at its other end; to be read once the handshake is complete.
         handshake_over: set when the handshake is complete, or has failed.
-        event_started: set once streams can be opened.
-        event_shutting_down: set when no more can be.
-        event_closed: set when it is over.
     """
 
     def __init__(
@@ -72,10 +69,8 @@ class QuicMuxedConn(IMuxedConn):
         original_cid: bytes | None = None,
         retry_cid: bytes | None = None,
     ) -> None:
+        super().__init__(is_initiator=bool(configuration.is_client))
         self.handshake_over = trio.Event()
-        self.event_started = trio.Event()
-        self.event_shutting_down = trio.Event()
-        self.event_closed = trio.Event()
         self.limits = pool.limits
         self.breath = Breath()
         self.core = Core(
@@ -88,12 +83,10 @@ class QuicMuxedConn(IMuxedConn):
         )
         self._carrier = carrier
         self._address = address
-        self._is_initiator = bool(configuration.is_client)
         self._window = ConnectionWindow(self.core, pool)
         self._cids: set[bytes] = set()
         self._is_complete = False
 
-        self._reason: str | None = None  # why its streams cannot go on
         self._streams: dict[int, QuicMuxedStream] = {}
         self._num_opened = 0  # streams of ours that are not over
         self._blocked: set[QuicMuxedStream] = set()
@@ -118,19 +111,9 @@ class QuicMuxedConn(IMuxedConn):
         return peer_id
 
     @property
-    def is_initiator(self) -> bool:
-        """Whether we dialled."""
-        return self._is_initiator
-
-    @property
     def is_established(self) -> bool:
         """Whether streams can be opened."""
-        return self._is_complete and self._reason is None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it is over."""
-        return self.event_closed.is_set()
+        return self._is_complete and self.end_reason is None
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """The peer's host and port."""
@@ -162,11 +145,11 @@ class QuicMuxedConn(IMuxedConn):
             MuxedConnUnavailable: the connection is closing or gone, or has too many streams.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self._reason is None and not self.core.can_open:
+        while self.end_reason is None and not self.core.can_open:
             self._can_open = trio.Event()
             await self._can_open.wait()
-        if self._reason is not None:
-            raise MuxedConnUnavailable(self._reason)
+        if self.end_reason is not None:
+            raise MuxedConnUnavailable(self.end_reason)
         if self._num_opened >= self.limits.max_streams:
             raise MuxedConnUnavailable(f"the connection has {self._num_opened} streams of ours")
         self._num_opened += 1
@@ -183,25 +166,16 @@ class QuicMuxedConn(IMuxedConn):
                 stream = self._backlog.popleft()
                 if stream.was_reset is None:
                     return stream
-            if self._reason is not None:
-                raise MuxedConnUnavailable(self._reason)
+            if self.end_reason is not None:
+                raise MuxedConnUnavailable(self.end_reason)
             self._stream_came = trio.Event()
             await self._stream_came.wait()
 
     # ------------------------------------------------------------------ what its streams ask for
 
-    def check_alive(self) -> None:
-        """Raise if nothing can come or go any more.
-
-        Raises:
-            MuxedStreamReset: why.
-        """
-        if self._reason is not None:
-            raise MuxedStreamReset(self._reason)
-
     def consumed(self, window: Any, num_bytes: int) -> None:
         """Bytes of a stream were read or dropped."""
-        if num_bytes and self._reason is None:
+        if num_bytes and self.end_reason is None:
             window.consume(num_bytes)
             if self.core.has_news:
                 self.flush()
@@ -303,7 +277,7 @@ class QuicMuxedConn(IMuxedConn):
     def _find(self, stream_id: int) -> QuicMuxedStream | None:
         """The stream of a number, which may be new; None if it is over."""
         stream = self._streams.get(stream_id)
-        if stream is None and self.core.find(stream_id) is not None and self._reason is None:
+        if stream is None and self.core.find(stream_id) is not None and self.end_reason is None:
             stream = self._add(stream_id)
             if len(self._backlog) >= self.limits.max_unaccepted:
                 stream.give_up("too many streams wait to be accepted")
@@ -334,7 +308,7 @@ class QuicMuxedConn(IMuxedConn):
 
     async def _keep_time(self) -> None:
         while (deadline := self.core.get_timer()) is not None:
-            if self._reason is not None:
+            if self.end_reason is not None:
                 # For a while, what the peer still sends is answered with our end of the connection.
                 self._given_up_at = self._given_up_at or trio.current_time() + LINGER
                 if trio.current_time() >= self._given_up_at:
@@ -371,15 +345,15 @@ class QuicMuxedConn(IMuxedConn):
         """Wait until what was written has reached the peer, or it is clear that it will not."""
         with trio.move_on_after(self.limits.close_timeout) as scope:
             scope.shield = True
-            while self._reason is None and not self.core.is_drained:
+            while self.end_reason is None and not self.core.is_drained:
                 self._sent = trio.Event()
                 await self._sent.wait()
 
     def _end(self, reason: str) -> None:
         """Let no task wait for this connection any more. What has arrived can still be read."""
-        if self._reason is not None:
+        if self.end_reason is not None:
             return
-        self._reason = reason
+        self.end_reason = reason
         logger.debug("the connection to %s ends: %s", self._address, reason)
         self.event_shutting_down.set()
         self.event_started.set()
@@ -398,4 +372,4 @@ class QuicMuxedConn(IMuxedConn):
     @property
     def reason(self) -> str:
         """Why it is over."""
-        return self._reason or "it is not over"
+        return self.end_reason or "it is not over"

@@ -281,9 +281,3 @@ class QuicMuxedStream(MuxedStream):
             return False
         self._writable.set()
         return True
-
-    # ------------------------------------------------------------------ the rest of the interface
-
-    def get_remote_address(self) -> tuple[str, int] | None:
-        """The peer's host and port."""
-        return self._connection.get_remote_address()
