@@ -17,16 +17,15 @@ from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.rsa import create_new_key_pair as create_rsa
 from libp2p.crypto.secp256k1 import create_new_key_pair as create_secp256k1
 from libp2p.peer.id import ID
-from libp2p.security.tls.certificate import create_cert_template, generate_certificate
+from libp2p.security.tls.certificate import (
+    create_cert_template,
+    encode_signed_key,
+    generate_certificate,
+)
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p import Identity
-from neurogrid.p2p.quic.certificate import (
-    decode_signed_key,
-    encode_signed_key,
-    make_certificate,
-    peer_id_of,
-)
+from neurogrid.p2p.quic.certificate import decode_signed_key, make_certificate, peer_id_of
 
 # What hostile certificates have in their numbers and names; it is refused or harmless.
 pytestmark = pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")

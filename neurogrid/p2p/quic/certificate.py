@@ -15,26 +15,22 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
-from cryptography.x509.oid import ExtensionOID, ObjectIdentifier
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import ExtensionOID
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.peer.id import ID
+from libp2p.security.tls.certificate import (
+    LIBP2P_CERT_PREFIX,
+    LIBP2P_EXTENSION_OID,
+    generate_certificate,
+)
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.quic.certificate_template import certificate_template
 
 __all__ = ["make_certificate", "peer_id_of"]
 
-_EXTENSION: Final = ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
-_SIGNED_PREFIX: Final = b"libp2p-tls-handshake:"
 # Critical extensions that change nothing here: the certificate certifies itself alone, for one connection.
 _HARMLESS: Final = frozenset(
     {ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE, ExtensionOID.EXTENDED_KEY_USAGE}
@@ -49,22 +45,8 @@ _SEQUENCE: Final = 0x30
 
 def make_certificate(identity: KeyPair) -> tuple[bytes, bytes]:
     """Make a certificate for a new P-256 key, vouched for by `identity`; return it and its private key as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    signature = identity.private_key.sign(_SIGNED_PREFIX + spki)
-    certificate = (
-        certificate_template()
-        .public_key(key.public_key())
-        .add_extension(
-            x509.UnrecognizedExtension(
-                _EXTENSION, encode_signed_key(identity.public_key.serialize(), signature)
-            ),
-            critical=False,
-        )
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return certificate.public_bytes(Encoding.PEM), private
+    certificate, key = generate_certificate(identity.private_key, certificate_template())
+    return certificate.encode(), key.encode()
 
 
 def peer_id_of(der: bytes) -> ID:
@@ -101,7 +83,7 @@ def peer_id_of(der: bytes) -> ID:
     except x509.DuplicateExtension as exc:
         raise RemoteProtocolError("the certificate has an extension twice") from exc
     key = _public_key(encoded_key)
-    if not _verifies(key, _SIGNED_PREFIX + spki, signature):
+    if not _verifies(key, LIBP2P_CERT_PREFIX + spki, signature):
         raise RemoteProtocolError("the peer's key does not vouch for the certificate")
     return ID.from_pubkey(key)
 
@@ -109,7 +91,9 @@ def peer_id_of(der: bytes) -> ID:
 def _libp2p_extension(certificate: x509.Certificate) -> bytes:
     found: bytes | None = None
     for extension in certificate.extensions:
-        if extension.oid == _EXTENSION and isinstance(extension.value, x509.UnrecognizedExtension):
+        if extension.oid == LIBP2P_EXTENSION_OID and isinstance(
+            extension.value, x509.UnrecognizedExtension
+        ):
             found = extension.value.value
         elif extension.critical and extension.oid not in _HARMLESS:
             raise RemoteProtocolError(
@@ -136,11 +120,6 @@ def _verifies(key: PublicKey, data: bytes, signature: bytes) -> bool:
         raise RemoteProtocolError("the certificate's signature is malformed") from exc
 
 
-def encode_signed_key(key: bytes, signature: bytes) -> bytes:
-    """The value of the extension: DER of a sequence of two octet strings."""
-    return _element(_SEQUENCE, _element(_OCTET_STRING, key) + _element(_OCTET_STRING, signature))
-
-
 def decode_signed_key(der: bytes) -> tuple[bytes, bytes]:
     """The key and the signature in the value of the extension.
 
@@ -155,14 +134,6 @@ def decode_signed_key(der: bytes) -> tuple[bytes, bytes]:
     if end != len(content) or not key or not signature:
         raise RemoteProtocolError("the extension is not a key and a signature")
     return key, signature
-
-
-def _element(tag: int, content: bytes) -> bytes:
-    length = len(content)
-    if length < 0x80:
-        return bytes([tag, length]) + content
-    encoded = length.to_bytes((length.bit_length() + 7) // 8, "big")
-    return bytes([tag, 0x80 | len(encoded)]) + encoded + content
 
 
 def _read_element(der: bytes, start: int, tag: int) -> tuple[bytes, int]:
