@@ -21,7 +21,8 @@ from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.memory import Link, MemoryHost, MemoryNetwork, open_memory_network
 from neurogrid.p2p.reach.backoff import Backoff
 from neurogrid.p2p.reach.keeper import Keeper, KeeperLimits, keep_connections
-from neurogrid.p2p.reach.ping import PING_PROTOCOL, answer_pings, ping
+from neurogrid.p2p.reach.ping import PING_PROTOCOL, ping
+from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.trust import Refusal, RefusedError
 
 pytestmark = pytest.mark.usefixtures("autojump_clock")
@@ -257,6 +258,12 @@ async def test_who_is_forgotten_is_not_dialled_any_more(hosts: Hosts) -> None:
         await trio.sleep(200)
         assert not ours.connected_peers
         assert keeper.states() == ()
+
+
+async def answer_pings(stream: Stream) -> None:
+    """As py-libp2p's hosts do by themselves."""
+    while data := await stream.receive_some(32):
+        await stream.send_all(data)
 
 
 async def test_a_silent_peer_is_noticed_by_ping_and_comes_back(hosts: Hosts) -> None:

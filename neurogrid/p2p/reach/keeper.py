@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import trio
@@ -75,7 +75,7 @@ class KeeperLimits:
     ping_timeout: float = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeptPeer:
     """How it stands with a wanted peer. Times are of `trio.current_time`.
 
@@ -92,34 +92,31 @@ class KeptPeer:
 
     peer_id: str
     addresses: tuple[str, ...]
-    connected_since: float | None
-    unreachable_since: float | None
-    num_failures: int
-    last_error: str
-    next_attempt: float | None
-    round_trip: float | None
-
-
-@dataclass
-class _Peer:
-    peer_id: str
-    addresses: list[str]  # the newest first
-    scope: trio.CancelScope
-    unreachable_since: float | None
-    good_address: str | None = None  # of the last success
     connected_since: float | None = None
+    unreachable_since: float | None = None
     num_failures: int = 0
     last_error: str = ""
     next_attempt: float | None = None
     round_trip: float | None = None
+
+
+@dataclass
+class _Peer(KeptPeer):
+    """Its addresses are in the order in which they came, the newest first."""
+
+    good_address: str | None = None  # of the last success
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     news: RenewedEvent = field(default_factory=RenewedEvent)
 
-    def ordered_addresses(self) -> list[str]:
+    def state(self) -> KeptPeer:
+        return replace(self, addresses=self.ordered_addresses())
+
+    def ordered_addresses(self) -> tuple[str, ...]:
         """The address of the last success, then direct ones, then those through relays."""
         direct = [address for address in self.addresses if not is_relayed_address(address)]
         relayed = [address for address in self.addresses if is_relayed_address(address)]
         first = [self.good_address] if self.good_address in self.addresses else []
-        return list(dict.fromkeys([*first, *dial_order(direct), *relayed]))
+        return tuple(dict.fromkeys([*first, *dial_order(direct), *relayed]))
 
 
 class Keeper:
@@ -165,7 +162,7 @@ class Keeper:
         """
         if peer_id == self._host.peer_id:
             raise ConfigurationError(f"{peer_id} is this host: it needs no connection to itself")
-        fresh = list(dict.fromkeys(addresses))[: self._limits.max_addresses]
+        fresh = tuple(dict.fromkeys(addresses))[: self._limits.max_addresses]
         for address in fresh:
             if parse_any_address(address)[1] != peer_id:
                 raise ConfigurationError(f"{address} is no address of {peer_id}")
@@ -173,14 +170,15 @@ class Keeper:
         if peer is None:
             if len(self._peers) >= self._limits.max_peers and not self._make_room():
                 return False
-            peer = _Peer(peer_id, fresh, trio.CancelScope(), trio.current_time())
-            self._peers[peer_id] = peer
+            peer = self._peers[peer_id] = _Peer(
+                peer_id, fresh, unreachable_since=trio.current_time()
+            )
             self._nursery.start_soon(self._keep, peer)
         elif not set(fresh) <= set(peer.addresses):
             merged = list(dict.fromkeys([*fresh, *peer.addresses]))[: self._limits.max_addresses]
             if peer.good_address is not None and peer.good_address not in merged:
                 merged[-1] = peer.good_address
-            peer.addresses = merged
+            peer.addresses = tuple(merged)
             peer.news.set()
         return True
 
@@ -193,11 +191,11 @@ class Keeper:
     def state(self, peer_id: str) -> KeptPeer | None:
         """How it stands with a peer; None if it is not wanted."""
         peer = self._peers.get(peer_id)
-        return None if peer is None else _shown(peer)
+        return None if peer is None else peer.state()
 
     def states(self) -> tuple[KeptPeer, ...]:
         """How it stands with all wanted peers, in the order in which they were first wanted."""
-        return tuple(_shown(peer) for peer in self._peers.values())
+        return tuple(peer.state() for peer in self._peers.values())
 
     # ------------------------------------------------------------------ one peer
 
@@ -208,8 +206,10 @@ class Keeper:
                     await self._stay(peer)
                 if not peer.num_failures:
                     continue
-                if self._is_ghost(peer):
-                    self._give_up(peer)
+                since = peer.unreachable_since
+                if since is not None and trio.current_time() - since >= self._limits.gone_after:
+                    reason = f"not reached for {self._limits.gone_after:g} s: {peer.last_error}"
+                    self._give_up(peer, reason)
                     return
                 await self._pause(peer)
 
@@ -311,14 +311,6 @@ class Keeper:
         if peer is not None:
             peer.news.set()
 
-    def _is_ghost(self, peer: _Peer) -> bool:
-        since = peer.unreachable_since
-        return since is not None and trio.current_time() - since >= self._limits.gone_after
-
-    def _give_up(self, peer: _Peer) -> None:
-        reason = f"not reached for {self._limits.gone_after:g} s: {peer.last_error}"
-        self._remove(peer, reason)
-
     def _make_room(self) -> bool:
         """Give up the peer that has been out of reach for longest; False if all are in reach."""
         away = [
@@ -328,27 +320,15 @@ class Keeper:
         ]
         if not away:
             return False
-        self._remove(min(away, key=lambda pair: pair[0])[1], "out of reach, and others are wanted")
+        _, peer = min(away, key=lambda pair: pair[0])
+        self._give_up(peer, "out of reach, and others are wanted")
         return True
 
-    def _remove(self, peer: _Peer, reason: str) -> None:
+    def _give_up(self, peer: _Peer, reason: str) -> None:
         self.forget(peer.peer_id)
         logger.info("giving up %s: %s", peer.peer_id, reason)
         if self._on_gone is not None:
             self._on_gone(peer.peer_id, reason)
-
-
-def _shown(peer: _Peer) -> KeptPeer:
-    return KeptPeer(
-        peer_id=peer.peer_id,
-        addresses=tuple(peer.ordered_addresses()),
-        connected_since=peer.connected_since,
-        unreachable_since=peer.unreachable_since,
-        num_failures=peer.num_failures,
-        last_error=peer.last_error,
-        next_attempt=peer.next_attempt,
-        round_trip=peer.round_trip,
-    )
 
 
 @asynccontextmanager

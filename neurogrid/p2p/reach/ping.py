@@ -12,14 +12,12 @@ import trio
 
 from neurogrid.errors import StreamBrokenError
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.streams.stream import Stream, receive_exactly
+from neurogrid.p2p.streams.stream import receive_exactly
 
-__all__ = ["PING_PROTOCOL", "answer_pings", "ping"]
+__all__ = ["PING_PROTOCOL", "ping"]
 
 PING_PROTOCOL: Final = "/ipfs/ping/1.0.0"
 PING_BYTES: Final = 32
-# Seconds without a ping after which a stream is closed: a peer that comes back opens another.
-IDLE_TIMEOUT: Final = 60.0
 
 
 async def ping(host: Host, peer_id: str) -> float:
@@ -39,15 +37,3 @@ async def ping(host: Host, peer_id: str) -> float:
         return trio.current_time() - started_at
     finally:
         await stream.reset()
-
-
-async def answer_pings(stream: Stream) -> None:
-    """A stream handler that answers pings; py-libp2p has one of its own, other networks do not."""
-    with trio.move_on_after(IDLE_TIMEOUT) as scope:
-        try:
-            while True:
-                await stream.send_all(await receive_exactly(stream, PING_BYTES))
-                scope.deadline = trio.current_time() + IDLE_TIMEOUT
-        except StreamBrokenError:
-            pass  # the usual end
-    await stream.aclose()
