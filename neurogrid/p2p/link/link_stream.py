@@ -60,15 +60,7 @@ class LinkStream(MuxedStream):
     # ------------------------------------------------------------------ reading
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what arrived in one piece, at least a byte and at most `max_bytes`; `b""` at the end.
-
-        Without `max_bytes` the bytes are those that were decrypted, not a copy, if there are many.
-
-        Raises:
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-
-        Cancellation is safe: bytes that were not returned stay for the next call.
-        """
+        # Without `max_bytes` these are the bytes that were decrypted, not a copy, if there are many.
         await trio.lowlevel.checkpoint_if_cancelled()
         inbox = self.state.inbox
         while not inbox.size:
@@ -81,16 +73,8 @@ class LinkStream(MuxedStream):
         return data
 
     async def receive_each(self, intake: Intake) -> bool:
-        """Give `intake` what arrives until it wants no more; returns False at the end.
-
-        It is called where the bytes arrive, in the task that reads the connection, which saves a turn of this one;
-        its memory is decrypted into where frames allow. What it raises is raised here.
-
-        Raises:
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-
-        Cancellation is safe: what `intake` was not told of stays for the next call.
-        """
+        # It is called where the bytes arrive, in the task that reads the connection, which saves a turn of this one;
+        # its memory is decrypted into where frames allow.
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = self._connection
         while True:
@@ -113,15 +97,7 @@ class LinkStream(MuxedStream):
                 return True
 
     async def receive_into(self, destination: memoryview) -> int:
-        """Receive into `destination` (format "B", writable); return how many bytes came, 0 at the end.
-
-        It waits for one byte and takes what arrived by then, decrypted in place where frames and time allow.
-
-        Raises:
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-
-        Cancellation is safe: nothing that arrived is lost, and the memory is not written to any more.
-        """
+        # It waits for one byte and takes what arrived by then, decrypted in place where frames and time allow.
         await trio.lowlevel.checkpoint_if_cancelled()
         state, core = self.state, self._connection.core
         filled = 0
@@ -232,16 +208,7 @@ class LinkStream(MuxedStream):
     # ------------------------------------------------------------------ writing
 
     async def write(self, *data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`, contiguous buffers; return when they were sealed, and their memory is free.
-
-        It waits while the peer reads too slowly, however long.
-
-        Raises:
-            MuxedStreamClosed: this side has finished.
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-
-        Cancelled, a part of `data` from its beginning is sent, and the stream goes on.
-        """
+        # It returns when they were sealed.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_writable()
         connection = self._connection
@@ -260,12 +227,6 @@ class LinkStream(MuxedStream):
             raise MuxedStreamReset("the stream was reset in the middle of a write")
 
     def write_nowait(self, data: bytes) -> bool:
-        """Send all of `data` if nothing has to be waited for; False, and nothing is sent, if something has.
-
-        Raises:
-            MuxedStreamClosed: this side has finished.
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-        """
         self._check_writable()
         state, connection = self.state, self._connection
         if not connection.is_idle or state.outbox or len(data) > state.send_window:
@@ -279,11 +240,6 @@ class LinkStream(MuxedStream):
         return True
 
     def check_open(self) -> None:
-        """Raise if the stream was reset, or the connection is gone.
-
-        Raises:
-            MuxedStreamReset: which of them.
-        """
         self._connection.check_alive()
         if self.state.was_reset:
             raise MuxedStreamReset(
@@ -310,12 +266,10 @@ class LinkStream(MuxedStream):
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     async def close_write(self) -> None:
-        """Tell the peer that nothing more will be sent; reading goes on. Does not wait."""
         self._connection.core.finish(self.state)
         self._connection.kick()
 
     async def close(self) -> None:
-        """Finish sending, and drop what arrives. What was written still gets there. Does not wait."""
         core = self._connection.core
         core.finish(self.state)
         core.discard(self.state)
@@ -323,7 +277,6 @@ class LinkStream(MuxedStream):
         self._connection.kick()
 
     async def reset(self) -> None:
-        """Give the stream up in both directions: the peer sees a reset. Does not wait."""
         self._connection.core.reset(self.state)
         self.wake()
         self._connection.kick()

@@ -9,6 +9,8 @@ import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamReset
 
+from neurogrid.p2p.streams.intake import Intake
+
 __all__ = ["MuxedConn", "MuxedStream"]
 
 
@@ -54,7 +56,7 @@ class MuxedConn(IMuxedConn):
 
 
 class MuxedStream(IMuxedStream):
-    """A stream that is read by `receive_some`."""
+    """A stream whose reader takes the bytes as they come, and whose writer lends its memory."""
 
     muxed_conn: MuxedConn
 
@@ -67,6 +69,68 @@ class MuxedStream(IMuxedStream):
 
         Cancellation is safe: bytes that were not returned stay for the next call.
         """
+
+    @abstractmethod
+    async def receive_into(self, destination: memoryview) -> int:
+        """Receive into `destination` (format "B", writable); return how many bytes came, 0 at the end.
+
+        Raises:
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+
+        Cancellation is safe: nothing that arrived is lost, and the memory is not written to any more.
+        """
+
+    @abstractmethod
+    async def receive_each(self, intake: Intake) -> bool:
+        """Give `intake` what arrives until it wants no more; returns False at the end. What it raises is raised here.
+
+        Raises:
+            MuxedStreamReset: either side has reset the stream, or the connection is gone.
+
+        Cancellation is safe: what `intake` was not told of stays for the next call.
+        """
+
+    @abstractmethod
+    async def write(self, *data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`, contiguous buffers; return when their memory is free.
+
+        It waits while the peer reads too slowly, however long.
+
+        Raises:
+            MuxedStreamClosed: this side has finished.
+            MuxedStreamReset: either side has reset the stream, the peer reads no more, or the connection is gone.
+
+        Cancelled, a part of `data` from its beginning is sent, and the stream goes on.
+        """
+
+    @abstractmethod
+    def write_nowait(self, data: bytes) -> bool:
+        """Send all of `data` if nothing has to be waited for; False, and nothing is sent, if something has.
+
+        Raises:
+            MuxedStreamClosed: this side has finished.
+            MuxedStreamReset: either side has reset the stream, the peer reads no more, or the connection is gone.
+        """
+
+    @abstractmethod
+    def check_open(self) -> None:
+        """Raise if the stream was reset, or the connection is gone.
+
+        Raises:
+            MuxedStreamReset: which of them.
+        """
+
+    @abstractmethod
+    async def close_write(self) -> None:
+        """Tell the peer that nothing more will be sent; reading goes on. Does not wait."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish sending, and drop what arrives. What was written still gets there. Does not wait."""
+
+    @abstractmethod
+    async def reset(self) -> None:
+        """Give the stream up in both directions: the peer sees a reset. Does not wait."""
 
     async def read(self, n: int | None = None) -> bytes:
         """As `receive_some`, but that the end is an exception, as py-libp2p has it.

@@ -62,17 +62,9 @@ class QuicMuxedStream(MuxedStream):
     # ------------------------------------------------------------------ reading
 
     async def receive_each(self, intake: Intake) -> bool:
-        """Give `intake` what comes until it wants no more; returns False at the end. Raises as `receive_some`."""
         return await feed(intake, self.receive_some, self.receive_into)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what arrived, at least a byte and at most `max_bytes`; `b""` at the end.
-
-        Raises:
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-
-        Cancellation is safe: bytes that were not returned stay for the next call.
-        """
         if not await self._wait_readable():
             return b""
         data = self.inbox.take(max_bytes)
@@ -81,13 +73,6 @@ class QuicMuxedStream(MuxedStream):
         return data
 
     async def receive_into(self, destination: memoryview) -> int:
-        """Receive into `destination` (format "B", writable); return how many bytes came, 0 at the end.
-
-        Raises:
-            MuxedStreamReset: either side has reset the stream, or the connection is gone.
-
-        Cancellation is safe: nothing that arrived is lost.
-        """
         if not await self._wait_readable():
             return 0
         taken = self.inbox.take_into(destination)
@@ -119,17 +104,7 @@ class QuicMuxedStream(MuxedStream):
     # ------------------------------------------------------------------ writing
 
     async def write(self, *data: bytes | bytearray | memoryview) -> None:
-        """Send all of `data`, contiguous buffers; return when their memory is free.
-
-        It waits while the peer reads too slowly, however long. Some bytes are dropped, without an error, for a
-        peer that reads no more.
-
-        Raises:
-            MuxedStreamClosed: this side has finished.
-            MuxedStreamReset: either side has reset the stream, the peer reads no more, or the connection is gone.
-
-        Cancelled, a part of `data` from its beginning is sent, and the stream goes on.
-        """
+        # Some bytes are dropped, without an error, for a peer that reads no more.
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_writable()
         for buffer in data:
@@ -154,12 +129,6 @@ class QuicMuxedStream(MuxedStream):
             self._check_writable()
 
     def write_nowait(self, data: bytes) -> bool:
-        """Send all of `data` if nothing has to be waited for; False, and nothing is sent, if something has.
-
-        Raises:
-            MuxedStreamClosed: this side has finished.
-            MuxedStreamReset: either side has reset the stream, the peer reads no more, or the connection is gone.
-        """
         self._check_writable()
         if self.is_stopped or self._room() < len(data):
             return False
@@ -169,11 +138,6 @@ class QuicMuxedStream(MuxedStream):
         return True
 
     def check_open(self) -> None:
-        """Raise if the stream was reset, or the connection is gone.
-
-        Raises:
-            MuxedStreamReset: which of them.
-        """
         if self.was_reset is not None:
             raise MuxedStreamReset(self.was_reset)
         self._connection.check_alive()
@@ -202,18 +166,15 @@ class QuicMuxedStream(MuxedStream):
         return None if raw is None else raw.sender
 
     async def close_write(self) -> None:
-        """Tell the peer that nothing more will be sent; reading goes on. Does not wait."""
         self._finish()
         self._connection.flush()
 
     async def close(self) -> None:
-        """Finish sending, and drop what arrives. What was written still gets there. Does not wait."""
         self._finish()
         self._discard()
         self._connection.flush()
 
     async def reset(self) -> None:
-        """Give the stream up in both directions: the peer sees a reset. Does not wait."""
         self.give_up("the stream was reset here")
         self._connection.flush()
 
