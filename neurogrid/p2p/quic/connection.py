@@ -368,8 +368,3 @@ class QuicMuxedConn(MuxedConn):
         self._stream_came.set()
         self._can_open.set()
         self._sent.set()
-
-    @property
-    def reason(self) -> str:
-        """Why it is over."""
-        return self.end_reason or "it is not over"

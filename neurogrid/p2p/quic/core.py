@@ -142,14 +142,10 @@ class Core(QuicConnection):
         if self._failure is not None:
             return self._failure
         event = self._close_event
-        if event is None:
-            return "the connection was closed"
-        if event.reason_phrase:
+        if event is not None and event.reason_phrase:
             return str(event.reason_phrase)[:200]
-        code = event.error_code
-        return (
-            f"the connection was closed with code {code}" if code else "the connection was closed"
-        )
+        code = event.error_code if event is not None else 0
+        return "the connection was closed" + (f" with code {code}" if code else "")
 
     @property
     def is_drained(self) -> bool:

@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 import trio
@@ -27,7 +28,7 @@ from neurogrid.p2p.quic.retry import RetryTokens
 from neurogrid.p2p.quic.udp import Address, UdpSocket
 from neurogrid.p2p.shares import client_address
 
-__all__ = ["UdpEndpoint"]
+__all__ = ["Acceptor", "UdpEndpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,8 @@ class UdpEndpoint:
         self._by_cid: dict[bytes, QuicMuxedConn] = {}
         self._connections: set[QuicMuxedConn] = set()
         self._num_handshakes = 0
-        self._proven: Counter[str] = (
-            Counter()
-        )  # handshakes in progress, by the address that was shown
+        # Handshakes in progress, by the address that was shown.
+        self._proven: Counter[str] = Counter()
         self._waiting: set[QuicMuxedConn] = set()
         self._touched: set[QuicMuxedConn] = set()
         self._blocked = trio.Event()
@@ -154,19 +154,13 @@ class UdpEndpoint:
 
     def _dispatch(self, datagrams: list[bytes], address: Address) -> None:
         """Hand a train over. It may hold datagrams for several connections, if one peer has several."""
-        start = 0
-        while start < len(datagrams):
-            cid = _destination(datagrams[start])
-            end = start + 1
-            while end < len(datagrams) and _destination(datagrams[end]) == cid:
-                end += 1
+        for cid, run in groupby(datagrams, key=_destination):
             connection = self._by_cid.get(cid) if cid is not None else None
             if connection is not None:
-                self._give(connection, datagrams[start:end], address)
+                self._give(connection, list(run), address)
             else:
-                for datagram in datagrams[start:end]:
+                for datagram in run:
                     self._let_in(datagram, address)
-            start = end
 
     def _let_in(self, datagram: bytes, address: Address) -> None:
         """Take a datagram for no connection: perhaps a peer's first."""
@@ -295,7 +289,7 @@ class UdpEndpoint:
                 del self._proven[proven]
         if not connection.is_established:
             logger.debug(
-                "no connection from %s: %s", connection.get_remote_address(), connection.reason
+                "no connection from %s: %s", connection.get_remote_address(), connection.end_reason
             )
             return
         assert self._accept is not None

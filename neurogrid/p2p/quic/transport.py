@@ -6,10 +6,11 @@ Its connections bring their own security and streams, and the swarm takes them a
 from __future__ import annotations
 
 import socket
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import trio
-from libp2p.abc import IListener, IMuxedConn, IRawConnection, ITransport
+from libp2p.abc import IListener, IRawConnection, ITransport
 from libp2p.custom_types import THandler
 from libp2p.peer.id import ID
 from libp2p.transport.exceptions import OpenConnectionError
@@ -18,7 +19,7 @@ from multiaddr import Multiaddr
 from neurogrid.p2p.hosts.host import ip_place
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.quic.core import Configurations
-from neurogrid.p2p.quic.endpoint import UdpEndpoint
+from neurogrid.p2p.quic.endpoint import Acceptor, UdpEndpoint
 from neurogrid.p2p.quic.limits import QuicLimits, WindowPool
 from neurogrid.p2p.quic.udp import UdpSocket
 
@@ -62,12 +63,7 @@ class QuicTransport(ITransport):
         peer_id = maddr.value_for_protocol("p2p")
         if place is None or peer_id is None:
             raise OpenConnectionError(f"{maddr} is no address of QUIC, or names no peer")
-        udp = _new_socket(place)
-        try:
-            udp.connect(place)
-        except OSError as exc:
-            udp.close()
-            raise OpenConnectionError(f"cannot dial {maddr}: {exc.strerror}") from exc
+        udp = _open_socket(place, UdpSocket.connect, f"cannot dial {maddr}")
         endpoint = UdpEndpoint(udp, self._configurations, self._pool)
         await self._run(endpoint)
         try:
@@ -78,7 +74,7 @@ class QuicTransport(ITransport):
             raise
         if not connection.is_established:
             endpoint.close()
-            raise OpenConnectionError(connection.reason)
+            raise OpenConnectionError(connection.end_reason)
         # The swarm recognises a muxed connection, and takes it as it is.
         return cast(IRawConnection, connection)
 
@@ -86,24 +82,20 @@ class QuicTransport(ITransport):
         """A listener that hands its connections to `handler_function`."""
         return _QuicListener(self, handler_function)
 
-    def listen(self, place: tuple[str, int], handler: THandler) -> UdpEndpoint:
-        """An endpoint that is bound, but does not run yet.
+    async def listen(self, maddr: Multiaddr, handler: THandler) -> UdpEndpoint:
+        """An endpoint that lets peers in, and runs.
 
         Raises:
-            OpenConnectionError: the address cannot be had.
+            OpenConnectionError: the address is none of QUIC's, or cannot be had.
         """
-        udp = _new_socket(place)
-        try:
-            udp.bind(place)
-        except OSError as exc:
-            udp.close()
-            raise OpenConnectionError(f"cannot listen on {place}: {exc.strerror}") from exc
-
-        async def accept(connection: IMuxedConn) -> None:
-            connection_: Any = connection
-            await handler(connection_)
-
-        return UdpEndpoint(udp, self._configurations, self._pool, accept)
+        place = _place(maddr)
+        if place is None:
+            raise OpenConnectionError(f"{maddr} is no address of QUIC")
+        udp = _open_socket(place, UdpSocket.bind, f"cannot listen on {place}")
+        # The swarm takes a muxed connection where its type says a raw one.
+        endpoint = UdpEndpoint(udp, self._configurations, self._pool, cast(Acceptor, handler))
+        await self._run(endpoint)
+        return endpoint
 
     async def _run(self, endpoint: UdpEndpoint) -> None:
         if self._nursery is None:
@@ -119,14 +111,10 @@ class _QuicListener(IListener):
         self._addresses: tuple[Multiaddr, ...] = ()
 
     async def listen(self, maddr: Multiaddr) -> None:
-        place = _place(maddr)
-        if place is None:
-            raise OpenConnectionError(f"{maddr} is no address of QUIC")
-        self._endpoint = self._transport.listen(place, self._handler)
+        self._endpoint = await self._transport.listen(maddr, self._handler)
         host, port = self._endpoint.socket.address[:2]
         family = "ip6" if ":" in host else "ip4"
         self._addresses = (Multiaddr(f"/{family}/{host}/udp/{port}/quic-v1"),)
-        await self._transport._run(self._endpoint)
 
     def get_addrs(self) -> tuple[Multiaddr, ...]:
         return self._addresses
@@ -136,8 +124,16 @@ class _QuicListener(IListener):
             self._endpoint.close()
 
 
-def _new_socket(place: tuple[str, int]) -> UdpSocket:
-    return UdpSocket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+def _open_socket(
+    place: tuple[str, int], use: Callable[[UdpSocket, tuple[str, int]], None], failure: str
+) -> UdpSocket:
+    udp = UdpSocket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET)
+    try:
+        use(udp, place)
+    except OSError as exc:
+        udp.close()
+        raise OpenConnectionError(f"{failure}: {exc.strerror}") from exc
+    return udp
 
 
 def _place(maddr: Multiaddr) -> tuple[str, int] | None:
