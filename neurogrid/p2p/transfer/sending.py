@@ -297,7 +297,7 @@ async def require_stream(protocol: Exchange, peer_id: str) -> None:
     """Raise PeerUnreachableError for a peer that has no long-lived stream, and so no transfers."""
     if peer_id == protocol.host.peer_id:
         return
-    version = await protocol.open(peer_id)
+    version = (await protocol.open(peer_id)).rpartition("/")[2]
     if protocol.hello_of(peer_id) is None:
         raise PeerUnreachableError(
             f"{peer_id} speaks {version} alone, which has no transfers; send it plain weights"
