@@ -53,7 +53,7 @@ class ReadsMeanwhile(ReadsBefore):
     async def _read(self, indices: Iterable[int]) -> list[WeightsChunk]:
         chunks = await super()._read(indices)
         if chunks and chunks[0].chunk_index:
-            await cast(Breaking, self._protocol).broken.wait()
+            await cast(Breaking, self.protocol).broken.wait()
         return chunks
 
 

@@ -103,7 +103,7 @@ class BlobCache:
         """
         path = self._file(blob_id)
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = _open(path)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -195,16 +195,8 @@ class BlobCache:
         """Keep a blob that is here until `release`, whatever else needs the room; nothing if it is not here."""
         if blob_id in self._in_use:
             return
-        try:
-            file = os.open(self._file(blob_id), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # it is being dropped
-            os.close(file)
-            return
-        self._in_use[blob_id] = file
+        if (file := _lock(self._file(blob_id), fcntl.LOCK_SH)) is not None:
+            self._in_use[blob_id] = file
 
     def release(self, blob_id: bytes) -> None:
         """A blob is not needed any more: it may go when the room is needed."""
@@ -253,7 +245,7 @@ class BlobCache:
         for _, size, path in files if num_bytes <= self.max_bytes else ():
             if excess <= 0:
                 break
-            if (file := _lock(path)) is not None:
+            if (file := _lock(path, fcntl.LOCK_EX)) is not None:
                 chosen.append((file, size, path))
                 excess -= size
         # Nothing is dropped in vain.
@@ -291,7 +283,7 @@ class BlobCache:
 
     def _drop_unfinished(self) -> None:
         for path in [*self.path.glob("*.tmp"), *(self._notes.glob("*.tmp") if self._notes else ())]:
-            if (file := _lock(path)) is not None:
+            if (file := _lock(path, fcntl.LOCK_EX)) is not None:
                 path.unlink(missing_ok=True)
                 os.close(file)
 
@@ -336,18 +328,22 @@ def _in_blocks(num_bytes: int) -> int:
     return -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-def _lock(path: Path) -> int | None:
-    """The file, locked for us alone; None where it is gone or in use. Close it to give it back."""
+def _lock(path: Path, how: int) -> int | None:
+    """The file, locked; None where it is gone, or in use in another way. Close it to give it back."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = _open(path)
     except OSError:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how | fcntl.LOCK_NB)
     except OSError:
         os.close(file)
         return None
     return file
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def _read(file: int, num_bytes: int, path: Path) -> tuple[memoryview, bytes]:

@@ -114,9 +114,8 @@ class _FileBlob(PartialBlob):
         self._part = part
         self._whole = whole
         self._opened = opened
-        self._files: list[
-            int
-        ] = []  # the chunks, and the bitmap; none when it is whole or suspended
+        # The chunks, and the bitmap; none when it is whole or suspended.
+        self._files: list[int] = []
         if self._find_whole():
             return
         opened.add(part)

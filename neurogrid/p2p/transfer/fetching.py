@@ -8,8 +8,7 @@ Source: protocol_spec/transfers.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -72,23 +71,14 @@ class FetchedBlob:
     failures: Mapping[str, NeuroGridError] = field(default_factory=dict)
 
 
-@contextmanager
-def _noted(keys: set[tuple[str, int]], key: tuple[str, int]) -> Iterator[None]:
-    keys.add(key)
-    try:
-        yield
-    finally:
-        keys.remove(key)
-
-
 class Fetcher:
     """The fetches of one host."""
 
     def __init__(self, protocol: Exchange, incoming: IncomingTransfers) -> None:
         self._protocol = protocol
         self._incoming = incoming
-        self._asked: dict[tuple[str, int], Waiter] = {}
-        self._under_way: set[tuple[str, int]] = set()
+        # By peer and request id: what the offer of a fetch under way is waited for by.
+        self._under_way: dict[tuple[str, int], Waiter] = {}
         # Requests that nobody waits for any more; keys only, a dict keeps their order.
         self._given_up: dict[tuple[str, int], None] = {}
 
@@ -99,7 +89,7 @@ class Fetcher:
     async def take_offer(self, message: TensorMessage) -> bool:
         """Whether an offer answers a request of ours; the task that asked gets it, if it still waits."""
         key = (sender_of(message), message.request_id)
-        asked = self._asked.get(key)
+        asked = self._under_way.get(key)
         if asked is not None and not asked.is_done:
             asked.resolve(message)
         elif key in self._given_up:
@@ -150,7 +140,6 @@ class Fetcher:
         )
         key = (peer_id, request.request_id)
         with (
-            _noted(self._under_way, key),
             self._protocol.expect(
                 peer_id, MessageType.TRANSFER_OFFER, request_id=request.request_id
             ) as asked,
@@ -159,6 +148,7 @@ class Fetcher:
                 peer_id, MessageType.WEIGHTS, request_id=request.request_id
             ) as told,
         ):
+            self._under_way[key] = asked
             try:
                 offer = await self._ask(request, asked, offer_timeout)
                 stored = await self._take(offer, blob_id, store, max_bytes, told)
@@ -171,29 +161,26 @@ class Fetcher:
                     raise ResponseTimeout(f"{peer_id} stopped sending: {exc}") from exc
                 raise RemoteProtocolError(str(exc), code=exc.code) from exc
             except BaseException:  # cancelled, or this side's: the sender should not go on
-                reason = "the receiver stopped"
-                self._tell(
-                    request,
-                    peer_id,
-                    RequestRefusedError(reason, code=ErrorCode.DEADLINE_EXCEEDED),
+                stopped = RequestRefusedError(
+                    "the receiver stopped", code=ErrorCode.DEADLINE_EXCEEDED
                 )
+                self._tell(request, peer_id, stopped)
                 raise
+            finally:
+                del self._under_way[key]
         return stored
 
     def _tell(self, request: TensorMessage, peer_id: str, error: RequestRefusedError) -> None:
         self._protocol.host.start_soon(tell_stopped, self._protocol, peer_id, request, error)
 
     async def _ask(self, request: TensorMessage, asked: Waiter, timeout: float) -> TensorMessage:
-        key = (asked.peer_id, request.request_id)
-        self._asked[key] = asked
         try:
             with trio.move_on_after(timeout):
                 await self._protocol.send(asked.peer_id, request)
                 return await asked.wait(timeout=timeout)
         finally:
-            del self._asked[key]
             if not asked.is_done:
-                self._given_up[key] = None
+                self._given_up[asked.peer_id, request.request_id] = None
                 if len(self._given_up) > MAX_GIVEN_UP:
                     del self._given_up[next(iter(self._given_up))]
         raise ResponseTimeout(f"{asked.peer_id} took no request for a blob within {timeout:g} s")

@@ -39,11 +39,12 @@ from neurogrid.p2p.wire import (
 )
 from neurogrid.renewed_event import RenewedEvent
 
-__all__ = ["IncomingTransfer", "IncomingTransfers", "decode_offer"]
+__all__ = ["RETRY_AFTER", "IncomingTransfer", "IncomingTransfers", "decode_offer"]
 
 logger = logging.getLogger(__name__)
 
-# A peer that was told that there are too many transfers is told when to come again. Seconds.
+# A peer that is told that there are too many transfers, or that it asks for too many, is told when to come again.
+# Seconds.
 RETRY_AFTER = 10.0
 # Digests of at most 256 chunks cost microseconds to hash; 2 MiB of them take milliseconds, and a thread.
 _SMALL_OFFER = 8 * 1024

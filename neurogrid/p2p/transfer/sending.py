@@ -168,27 +168,18 @@ async def send_blob(
     )
 
 
+@dataclass
 class _Sending:
     """The chunks of one accepted transfer on their way."""
 
-    def __init__(
-        self,
-        protocol: Exchange,
-        peer_id: str,
-        offer: TensorMessage,
-        info: BlobInfo,
-        source: BlobSource,
-        stall_timeout: float,
-        on_sent: Callable[[int], None] | None,
-    ) -> None:
-        self.sent_bytes = 0
-        self._protocol = protocol
-        self._peer_id = peer_id
-        self._offer = offer
-        self._info = info
-        self._source = source
-        self._stall_timeout = stall_timeout
-        self._on_sent = on_sent
+    protocol: Exchange
+    peer_id: str
+    offer: TensorMessage
+    info: BlobInfo
+    source: BlobSource
+    stall_timeout: float
+    on_sent: Callable[[int], None] | None
+    sent_bytes: int = 0
 
     async def run(self, missing: Sequence[int], acknowledged: Waiter, ack_timeout: float) -> None:
         """Send the missing chunks and wait for the acknowledgement, which may come before the last:
@@ -204,7 +195,7 @@ class _Sending:
         self, missing: Sequence[int], acknowledged: Waiter, ack_timeout: float
     ) -> None:
         indices = iter(missing)
-        turn = _turn(self._protocol, self._peer_id)
+        turn = _turn(self.protocol, self.peer_id)
         while not await _acquire(turn, SIGN_OF_LIFE):
             for chunk in await self._read(islice(indices, 1)):
                 await self._send(chunk)
@@ -221,7 +212,7 @@ class _Sending:
         await trio.sleep(ack_timeout)
         acknowledged.resolve(
             ResponseTimeout(
-                f"{self._peer_id} acknowledged no blob {self._info.short_id} within {ack_timeout:g} s"
+                f"{self.peer_id} acknowledged no blob {self.info.short_id} within {ack_timeout:g} s"
             )
         )
 
@@ -244,26 +235,26 @@ class _Sending:
         numbers, data = chunk.encode_parts()
         message = TensorMessage(
             msg_type=MessageType.WEIGHTS,
-            layer_id=self._offer.layer_id,
-            request_id=self._offer.request_id,
+            layer_id=self.offer.layer_id,
+            request_id=self.offer.request_id,
             data=numbers,
         )
-        with trio.move_on_after(self._stall_timeout) as scope:
-            await self._protocol.send(self._peer_id, message, data)
+        with trio.move_on_after(self.stall_timeout) as scope:
+            await self.protocol.send(self.peer_id, message, data)
         if scope.cancelled_caught:
             raise TransportError(
-                f"the transfer stopped: no chunk went out for {self._stall_timeout:g} s"
+                f"the transfer stopped: no chunk went out for {self.stall_timeout:g} s"
             )
-        num_bytes = self._info.chunk_bytes(chunk.chunk_index)
+        num_bytes = self.info.chunk_bytes(chunk.chunk_index)
         self.sent_bytes += num_bytes
-        if self._on_sent is not None:
-            self._on_sent(num_bytes)
+        if self.on_sent is not None:
+            self.on_sent(num_bytes)
 
     async def _read(self, indices: Iterable[int]) -> list[WeightsChunk]:
         """The chunks, views of a file's pages perhaps, which lie in memory then."""
 
         def read() -> list[WeightsChunk]:
-            total, source = self._info.num_chunks, self._source
+            total, source = self.info.num_chunks, self.source
             views = [memoryview(source.chunk(index)) for index in wanted]
             # Bytes whatever their elements are: those go uncopied, and are counted by their length.
             views = [view.cast("B") if view.nbytes else memoryview(b"") for view in views]

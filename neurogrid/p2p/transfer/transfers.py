@@ -34,7 +34,7 @@ from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer.chunks import BlobInfo, transfer_invalid
 from neurogrid.p2p.transfer.fetching import FetchedBlob, Fetcher
-from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
+from neurogrid.p2p.transfer.incoming import RETRY_AFTER, IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.limits import DEFAULT_TRANSFER_LIMITS, TransferLimits
 from neurogrid.p2p.transfer.partials import PartialTable
 from neurogrid.p2p.transfer.policy import Held, OfferedBlob, TransferPolicy, Wanted
@@ -53,8 +53,6 @@ __all__ = ["Transfers"]
 
 logger = logging.getLogger(__name__)
 
-# A peer that asks for too many blobs at once is told when to ask again. Seconds.
-RETRY_AFTER = 10.0
 # Two would both answer every offer.
 _WITH_TRANSFERS: WeakSet[Exchange] = WeakSet()
 # In place of a peer id, for what is counted of all peers.
