@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 
 import ifaddr
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.hosts.host import ip_place
 
 __all__ = ["Choice", "Interface", "check_interfaces", "choose_interfaces", "list_interfaces"]
 
@@ -109,7 +110,7 @@ def choose_interfaces(
         own = tuple(
             address
             for address in addresses
-            if (ip := _ip_of(address)) is not None and _is_announced(ip) and interface.has(ip)
+            if (place := ip_place(address)) and _is_announced(place.ip) and interface.has(place.ip)
         )
         if interface.is_loopback:
             unused += [(name, "nobody else is on loopback") for name in sorted(names)]
@@ -138,13 +139,6 @@ def check_interfaces(interfaces: Sequence[Interface], named: Sequence[str]) -> N
                 f"there is no interface {name!r} here for mDNS: there are "
                 + ", ".join(str(item) for item in interfaces)
             )
-
-
-def _ip_of(address: str) -> IPv4Address | IPv6Address | None:
-    parts = address.split("/", 3)
-    if len(parts) < 4 or parts[1] not in ("ip4", "ip6"):
-        return None
-    return ip_address(parts[2])
 
 
 def _is_announced(ip: IPv4Address | IPv6Address) -> bool:

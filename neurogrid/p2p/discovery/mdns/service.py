@@ -10,6 +10,7 @@ from __future__ import annotations
 import string
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from random import SystemRandom
 
 import trio
@@ -38,9 +39,8 @@ __all__ = ["open_mdns"]
 
 RESCAN_INTERVAL = 5.0  # seconds
 GOODBYE_TIMEOUT = 1.0  # seconds
-GOODBYE_GAP = (
-    0.05  # seconds between a goodbye and its repetition: packets that are lost are lost in a row
-)
+# Seconds between a goodbye and its repetition: packets that are lost are lost in a row.
+GOODBYE_GAP = 0.05
 NAME_LENGTH = 32  # what the specification asks for at least
 
 NOTHING_TO_ANNOUNCE = (
@@ -102,31 +102,22 @@ async def open_mdns(
                 service.close()
 
 
+@dataclass
 class _Service:
     """The sockets of an engine, and the tasks that serve them."""
 
-    def __init__(
-        self,
-        host: Host,
-        engine: Engine,
-        named: tuple[str, ...],
-        on_attempt: OnAttempt,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._host = host
-        self._engine = engine
-        self._named = named
-        self._on_attempt = on_attempt
-        self._nursery = nursery
-        self._sockets: dict[tuple[Interface, int], GroupSocket] = {}
-        self._changed = trio.Event()
-        self._failing: set[str] = set()
+    host: Host
+    engine: Engine
+    named: tuple[str, ...]
+    on_attempt: OnAttempt
+    nursery: trio.Nursery
+    sockets: dict[tuple[Interface, int], GroupSocket] = field(default_factory=dict)
+    changed: trio.Event = field(default_factory=trio.Event)
+    failing: set[str] = field(default_factory=set)
 
     async def scan(self) -> None:
         """Look which interfaces there are, and use those that can be used."""
-        choice = choose_interfaces(
-            await _list_interfaces(), self._host.listen_addresses, self._named
-        )
+        choice = choose_interfaces(await _list_interfaces(), self.host.listen_addresses, self.named)
         for name, reason in choice.unused:
             self._report(f"interface {name}", f"not used: {reason}")
         places = ", ".join(str(interface) for interface, _ in choice.used)
@@ -138,17 +129,17 @@ class _Service:
             for interface, addresses in choice.used
             for version in versions_of(interface, addresses)
         }
-        for key in self._sockets.keys() - wanted.keys():
-            self._sockets.pop(key).close()
-        for key in wanted.keys() - self._sockets.keys():
+        for key in self.sockets.keys() - wanted.keys():
+            self.sockets.pop(key).close()
+        for key in wanted.keys() - self.sockets.keys():
             await self._open(*key)
-        used = {interface.index for interface, _ in self._sockets}
-        for index in self._engine.indexes - used:
-            self._engine.drop_link(index)
+        used = {interface.index for interface, _ in self.sockets}
+        for index in self.engine.indexes - used:
+            self.engine.drop_link(index)
         for interface, addresses in choice.used:
             if interface.index in used:
-                self._engine.set_link(interface, addresses, trio.current_time())
-        self._changed.set()
+                self.engine.set_link(interface, addresses, trio.current_time())
+        self.changed.set()
 
     async def _open(self, interface: Interface, version: int) -> None:
         what = f"join the mDNS group on {interface}, IPv{version}"
@@ -158,8 +149,8 @@ class _Service:
             self._report(what, _reason(exc))
             return
         self._report(what, "done", is_good=True)
-        self._sockets[interface, version] = socket
-        self._nursery.start_soon(self._receive, interface, socket)
+        self.sockets[interface, version] = socket
+        self.nursery.start_soon(self._receive, interface, socket)
 
     async def keep_scanning(self) -> None:
         """Scan again and again."""
@@ -170,15 +161,15 @@ class _Service:
     async def keep_time(self) -> None:
         """Send what is due when it is due."""
         while True:
-            self._changed = trio.Event()
-            for packet in self._engine.advance(trio.current_time()):
+            self.changed = trio.Event()
+            for packet in self.engine.advance(trio.current_time()):
                 await self._send(packet)
-            with trio.move_on_at(self._engine.next_deadline(trio.current_time())):
-                await self._changed.wait()
+            with trio.move_on_at(self.engine.next_deadline(trio.current_time())):
+                await self.changed.wait()
 
     async def say_goodbye(self) -> None:
         """Tell all that this host ends, twice."""
-        packets = self._engine.goodbye()
+        packets = self.engine.goodbye()
         for packet in packets:
             await self._send(packet)
         if packets:
@@ -188,7 +179,7 @@ class _Service:
 
     def close(self) -> None:
         """Close all sockets."""
-        for socket in self._sockets.values():
+        for socket in self.sockets.values():
             socket.close()
 
     async def _receive(self, interface: Interface, socket: GroupSocket) -> None:
@@ -204,11 +195,11 @@ class _Service:
                 await trio.sleep(RESCAN_INTERVAL)
                 continue
             await budget.spend()
-            self._engine.receive(data, source, interface.index, trio.current_time())
-            self._changed.set()
+            self.engine.receive(data, source, interface.index, trio.current_time())
+            self.changed.set()
 
     async def _send(self, packet: Packet) -> None:
-        for (interface, version), socket in list(self._sockets.items()):
+        for (interface, version), socket in list(self.sockets.items()):
             if interface.index != packet.index:
                 continue
             what = f"send on {interface}, IPv{version}"
@@ -218,15 +209,15 @@ class _Service:
                 continue
             except OSError as exc:
                 # A cable may be out. The engine asks again, and less and less often.
-                self._failing.add(what)
+                self.failing.add(what)
                 self._report(what, _reason(exc))
             else:
-                if what in self._failing:
-                    self._failing.remove(what)
+                if what in self.failing:
+                    self.failing.remove(what)
                     self._report(what, "done, after it had failed", is_good=True)
 
     def _report(self, what: str, outcome: str, *, is_good: bool = False) -> None:
-        self._on_attempt(Attempt(SOURCE, what, outcome, is_good))
+        self.on_attempt(Attempt(SOURCE, what, outcome, is_good))
 
 
 class _Budget:
