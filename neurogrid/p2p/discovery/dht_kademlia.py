@@ -85,9 +85,8 @@ class AddressBook(PeerStore):
     def __init__(self, identified: IPeerStore) -> None:
         super().__init__()
         self._identified = identified
-        self._heard: OrderedDict[ID, None] = (
-            OrderedDict()
-        )  # known by hearsay alone, the latest last
+        # Known by hearsay alone, the latest last.
+        self._heard: OrderedDict[ID, None] = OrderedDict()
 
     def hear(self, peer_id: ID, addrs: Sequence[Multiaddr]) -> None:
         """Keep what another peer says of this one, behind what is known of it."""

@@ -148,9 +148,8 @@ def _addresses(peer_id: ID, encoded: Sequence[bytes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address for address in found if address is not None))
 
 
-@lru_cache(
-    maxsize=4096
-)  # every server of a walk names the same peers, and multiaddrs are slow to read
+# Every server of a walk names the same peers, and multiaddrs are slow to read.
+@lru_cache(maxsize=4096)
 def _address(peer: bytes, data: bytes) -> str | None:
     """A full address of a peer; None if it is of no kind that we can dial."""
     peer_id = ID(peer).to_base58()

@@ -23,9 +23,8 @@ logger = logging.getLogger(__name__)
 
 IDENTIFY_PROTOCOL: Final = "/ipfs/id/1.0.0"
 TIMEOUT: Final = 10.0  # seconds
-MAX_IDENTIFY: Final = (
-    64 * 1024
-)  # bytes: a key, all addresses and protocols, and a signed record of them
+# Bytes: a key, all addresses and protocols, and a signed record of them.
+MAX_IDENTIFY: Final = 64 * 1024
 
 
 async def observed_address(host: Host, peer_id: str) -> str | None:

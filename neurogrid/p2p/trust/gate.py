@@ -96,9 +96,8 @@ class Gate:
         self._peers: dict[str, GatedPeer] = {}
         self._tolerated: dict[str, frozenset[str]] = {}
         self._for_strangers: frozenset[str] = frozenset()
-        self._strangers: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # peers that stay although they were refused
+        # Peers that stay although they were refused.
+        self._strangers: OrderedDict[str, None] = OrderedDict()
         self._refusals: OrderedDict[str, NotAdmittedError] = OrderedDict()
         self._log = RefusalLog(logger)
         self._changed = trio.Event()
