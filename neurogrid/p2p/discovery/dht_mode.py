@@ -10,6 +10,8 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
+from neurogrid.p2p.hosts.host import is_loopback_address
+
 __all__ = ["Mode", "elsewhere", "serves"]
 
 Mode: TypeAlias = Literal["auto", "server", "client"]
@@ -41,11 +43,7 @@ def serves(
 
 def elsewhere(addresses: Sequence[str]) -> tuple[str, ...]:
     """The addresses without those on loopback, at which everybody else finds somebody else; all, if all are."""
-    return tuple(a for a in addresses if not _is_loopback(a)) or tuple(addresses)
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith(("/ip4/127.", "/ip6/::1/"))
+    return tuple(a for a in addresses if not is_loopback_address(a)) or tuple(addresses)
 
 
 def _is_public(address: str) -> bool:

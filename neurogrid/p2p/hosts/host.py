@@ -37,6 +37,7 @@ __all__ = [
     "NEGOTIATE_TIMEOUT",
     "StreamHandler",
     "ip_place",
+    "is_loopback_address",
     "parse_peer_address",
     "serve_stream",
 ]
@@ -92,6 +93,11 @@ def ip_place(address: Multiaddr | str) -> IpPlace | None:
         return None
     ip, tcp_port, quic_port = found.groups()
     return IpPlace(ip_address(ip), int(tcp_port or quic_port), is_quic=quic_port is not None)
+
+
+def is_loopback_address(address: str) -> bool:
+    """Whether the first hop stays on this machine."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
 class HostReach(Protocol):

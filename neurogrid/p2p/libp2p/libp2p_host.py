@@ -198,7 +198,7 @@ class Libp2pHost(Host):
         # Of a relayed connection there is none: at the other end of its socket is the relay.
         remotes = (
             connection.muxed_conn.get_remote_address()
-            for connection in self._swarm.get_connections(_id_of(peer_id))
+            for connection in self.swarm.get_connections(_id_of(peer_id))
         )
         return next((remote[0] for remote in remotes if remote is not None), "")
 
@@ -208,7 +208,7 @@ class Libp2pHost(Host):
 
     def is_linked(self, peer_id: str) -> bool:
         try:
-            return _id_of(peer_id) in self._swarm.connections
+            return _id_of(peer_id) in self.swarm.connections
         except ValueError:
             return False  # it is no peer id at all
 
@@ -223,7 +223,7 @@ class Libp2pHost(Host):
     async def _dial_now(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
         try:
             with trio.fail_after(DIAL_TIMEOUT):
-                connection = await self._swarm.dial_addr(multiaddr, _id_of(peer_id))
+                connection = await self.swarm.dial_addr(multiaddr, _id_of(peer_id))
                 await connection.event_started.wait()
         except trio.TooSlowError as exc:
             raise PeerUnreachableError(f"no answer from {address} in {DIAL_TIMEOUT:g} s") from exc
@@ -282,13 +282,14 @@ class Libp2pHost(Host):
         try:
             # Not by the swarm's own `close_peer`: that also forgets, without closing it, a connection that the
             # peer has made meanwhile.
-            for connection in self._swarm.get_connections(_id_of(peer_id)):
+            for connection in self.swarm.get_connections(_id_of(peer_id)):
                 await connection.close()
         except BaseLibp2pError as exc:
             raise TransportError(f"cannot close the connection to {peer_id}: {exc}") from exc
 
     @property
-    def _swarm(self) -> Any:
+    def swarm(self) -> Any:
+        """What py-libp2p calls so: its connections, by peer."""
         return self.libp2p.get_network()
 
 
@@ -366,7 +367,7 @@ async def open_host(
             if len(host.listen_addresses) < len(listen_addrs):
                 raise ConfigurationError(f"cannot listen on {', '.join(map(str, listen_addrs))}")
             libp2p.get_network().register_notifee(_Notifee(host))
-            await host._swarm.auto_connector.stop()
+            await host.swarm.auto_connector.stop()
             try:
                 yield host
             finally:

@@ -27,7 +27,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import RemoteProtocolError, TransportError
-from neurogrid.p2p.hosts.host import ip_place
+from neurogrid.p2p.hosts.host import ip_place, is_loopback_address
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.observed import observed_address
@@ -85,29 +85,19 @@ class AutoNat:
     Args:
         host: the libp2p host.
         own_addresses: gives the addresses at which it might be dialled, without `/p2p/`.
-        is_serving: whether to dial others when they ask.
+
+    Attributes:
+        state: the findings up to now.
     """
 
-    def __init__(
-        self,
-        host: Libp2pHost,
-        *,
-        own_addresses: Callable[[], Sequence[str]],
-        is_serving: bool = True,
-    ) -> None:
+    def __init__(self, host: Libp2pHost, *, own_addresses: Callable[[], Sequence[str]]) -> None:
         self._host = host
         self._own_addresses = own_addresses
         self._draw = random.SystemRandom()
         self._dials: deque[tuple[float, str]] = deque()
-        self._state = ReachabilityState(Reachability.UNKNOWN, None, 0, "nobody was asked yet")
-        if is_serving:
-            host.set_stream_handler(AUTONAT_PROTOCOL, self._serve)
+        self.state = ReachabilityState(Reachability.UNKNOWN, None, 0, "nobody was asked yet")
+        host.set_stream_handler(AUTONAT_PROTOCOL, self._serve)
         host.start_soon(self._run)
-
-    @property
-    def state(self) -> ReachabilityState:
-        """The findings up to now."""
-        return self._state
 
     # ------------------------------------------------------------------ to ask
 
@@ -115,7 +105,7 @@ class AutoNat:
         pauses = iter(FIRST_CHECKS)
         while True:
             await trio.sleep(next(pauses, CHECK_INTERVAL))
-            if not any(map(_is_beyond_loopback, self._own_addresses())):
+            if all(map(is_loopback_address, self._own_addresses())):
                 continue  # there is nothing to find out
             peers = sorted(self._host.linked_peers)
             await self.check(self._draw.sample(peers, min(MAX_ASKED, len(peers))))
@@ -132,24 +122,24 @@ class AutoNat:
                 logger.debug("%s does not say whether it can dial us: %s", peer_id, exc)
                 continue
             if answer.status == Message.OK:
-                self._state = ReachabilityState(
+                self.state = ReachabilityState(
                     Reachability.PUBLIC,
                     _printed(answer.addr),
                     num_asked + 1,
                     f"{peer_id} got through",
                 )
-                return self._state
+                return self.state
             reasons.append(f"{peer_id}: {_reason(answer)}")
             if answer.status == Message.E_DIAL_ERROR:
                 num_asked += 1
         if num_asked:
-            self._state = ReachabilityState(
+            self.state = ReachabilityState(
                 Reachability.PRIVATE, None, num_asked, "; ".join(reasons[:8])
             )
-        elif self._state.reachability is Reachability.UNKNOWN:
+        elif self.state.reachability is Reachability.UNKNOWN:
             why = "; ".join(reasons[:8]) or "no connected peer could be asked"
-            self._state = ReachabilityState(Reachability.UNKNOWN, None, 0, why)
-        return self._state
+            self.state = ReachabilityState(Reachability.UNKNOWN, None, 0, why)
+        return self.state
 
     async def _ask(self, peer_id: str) -> Any:
         addresses = list(self._own_addresses())
@@ -221,8 +211,7 @@ class AutoNat:
 
     async def _can_dial(self, address: Multiaddr, peer_id: str) -> bool:
         """Whether that peer answers there, on a connection that the swarm does not know of."""
-        swarm: Any = self._host.libp2p.get_network()
-        transport = swarm.transport_manager.transport_for_dialing(address)
+        transport = self._host.swarm.transport_manager.transport_for_dialing(address)
         if transport is None:
             return False
         is_there = False
@@ -232,7 +221,7 @@ class AutoNat:
                 try:
                     if not getattr(transport, "provides_native_muxing", False):
                         target = ID.from_base58(peer_id)
-                        await swarm.upgrader.upgrade_security(raw, True, target)
+                        await self._host.swarm.upgrader.upgrade_security(raw, True, target)
                     is_there = True
                 finally:
                     with trio.move_on_after(CLOSE_TIMEOUT) as scope:
@@ -257,11 +246,6 @@ def _at_ip(addresses: Iterable[bytes], ip: str) -> list[Multiaddr]:
         except (MultiaddrError, ValueError) as exc:
             logger.debug("a strange address is to be dialled: %s", exc)
     return list(found.values())
-
-
-def _is_beyond_loopback(address: str) -> bool:
-    _, family, host, *_ = address.split("/")
-    return family not in ("ip4", "ip6") or not ipaddress.ip_address(host).is_loopback
 
 
 def _moved_to(seen: str | None, addresses: Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.p2p.hosts.host import parse_peer_address
+from neurogrid.p2p.hosts.host import is_loopback_address, parse_peer_address
 
 __all__ = [
     "circuit_address",
@@ -24,11 +24,6 @@ CIRCUIT: Final = "/p2p-circuit"
 def is_relayed_address(address: str) -> bool:
     """Whether the way leads through a relay."""
     return f"{CIRCUIT}/" in f"{address}/"
-
-
-def is_loopback_address(address: str) -> bool:
-    """Whether the first hop stays on this machine."""
-    return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
 def circuit_address(relay_address: str, peer_id: str) -> str:

@@ -253,7 +253,7 @@ class HolePuncher:
     async def _dial(self, peer_id: str, address: Multiaddr, how: _Dial) -> None:
         """Dial again and again: what is refused now may be let in when the other side has dialled as well."""
         source = own_tcp_source(self._host, str(address))
-        transport = self._swarm.transport_manager.transport_for_dialing(address)
+        transport = self._host.swarm.transport_manager.transport_for_dialing(address)
         if source is None or not hasattr(transport, "dial_with_source"):
             return
         while True:
@@ -276,13 +276,13 @@ class HolePuncher:
         with trio.move_on_after(PUNCH_TIMEOUT) as scope:
             try:
                 if how is not _Dial.AS_SERVER:
-                    await self._swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer_id))
+                    await self._host.swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer_id))
                     return
                 raw.is_initiator = False
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._lift, peer_id, scope)
                     # Stays until the connection is over: `end_inbound_tasks` sees to that.
-                    await self._swarm.upgrade_inbound_raw_conn(raw, address)
+                    await self._host.swarm.upgrade_inbound_raw_conn(raw, address)
                     nursery.cancel_scope.cancel()
             except* (BaseLibp2pError, OSError, ValueError) as group:
                 logger.debug("a connection to %s at %s is over: %s", peer_id, address, group)
@@ -312,7 +312,7 @@ class HolePuncher:
             self._host.note_direct(peer_id)
 
     def _stay_relayed(self, peer_id: str, reason: str) -> None:
-        self._swarm.unprotect(ID.from_base58(peer_id), PROTECTED)
+        self._host.swarm.unprotect(ID.from_base58(peer_id), PROTECTED)
         if self._host.is_connected(peer_id):
             self._note(peer_id, Path.RELAYED, reason)
             level = logging.DEBUG if peer_id in self._told else logging.WARNING
@@ -340,11 +340,11 @@ class HolePuncher:
                 await trio.sleep(1)
         finally:
             self._retiring.discard(peer_id)
-            self._swarm.unprotect(ID.from_base58(peer_id), PROTECTED)
+            self._host.swarm.unprotect(ID.from_base58(peer_id), PROTECTED)
 
     def _protect(self, peer_id: str) -> None:
         """Let the swarm not take one connection too many for a reason to close the one that is in use."""
-        self._swarm.protect(ID.from_base58(peer_id), PROTECTED)
+        self._host.swarm.protect(ID.from_base58(peer_id), PROTECTED)
 
     def _lost(self, peer_id: str) -> None:
         self._paths.pop(peer_id, None)
@@ -359,13 +359,9 @@ class HolePuncher:
     def _connections(self, peer_id: str, kind: ConnectionType) -> list[Any]:
         return [
             connection
-            for connection in self._swarm.get_connections(ID.from_base58(peer_id))
+            for connection in self._host.swarm.get_connections(ID.from_base58(peer_id))
             if connection.get_connection_type() == kind and not connection.is_closed
         ]
-
-    @property
-    def _swarm(self) -> Any:
-        return self._host.libp2p.get_network()
 
 
 def _may_be_dialled(address: Multiaddr) -> bool:

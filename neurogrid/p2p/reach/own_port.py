@@ -8,7 +8,6 @@ has to wait for a better day.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
@@ -44,8 +43,7 @@ async def dial_from_own_port(host: Libp2pHost, address: str) -> bool:
     """
     multiaddr, peer_id = parse_peer_address(address)
     source = own_tcp_source(host, address)
-    swarm: Any = host.libp2p.get_network()
-    transport = swarm.transport_manager.transport_for_dialing(multiaddr)
+    transport = host.swarm.transport_manager.transport_for_dialing(multiaddr)
     if source is None or not hasattr(transport, "dial_with_source"):
         await host.connect(address)
         return False
@@ -53,7 +51,9 @@ async def dial_from_own_port(host: Libp2pHost, address: str) -> bool:
         with trio.fail_after(DIAL_TIMEOUT):
             raw = await transport.dial_with_source(multiaddr, source)
             try:
-                connection = await swarm.upgrade_outbound_raw_conn(raw, ID.from_base58(peer_id))
+                connection = await host.swarm.upgrade_outbound_raw_conn(
+                    raw, ID.from_base58(peer_id)
+                )
                 await connection.event_started.wait()
             except BaseException:  # also cancelled: nobody else has the connection
                 await raw.close()

@@ -57,10 +57,9 @@ __all__ = ["RelayClient", "RelayState"]
 
 logger = logging.getLogger(__name__)
 
-CIRCUIT_TIMEOUT: Final = (
-    25.0  # seconds: the relay asks the peer, then Noise and Yamux over both ways
-)
-REQUEST_TIMEOUT: Final = 15.0  # seconds, for a relay to answer
+# Both in seconds.
+CIRCUIT_TIMEOUT: Final = 25.0  # the relay asks the peer, then Noise and Yamux over both ways
+REQUEST_TIMEOUT: Final = 15.0  # for a relay to answer
 # Connections through relays that peers make to us, at a time.
 MAX_INBOUND: Final = 128
 # A relay that reserves for a shorter time is asked again no sooner; one that gives years, no later.
@@ -269,12 +268,11 @@ class RelayClient:
 
     async def _run_inbound(self, raw: RelayedConnection) -> None:
         """Make it a connection of the swarm, and stay until that is over."""
-        swarm: Any = self._host.libp2p.get_network()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_when_connected, raw.peer_id)
             try:
                 # Returns, or rather raises, when the connection is over: `end_inbound_tasks` sees to that.
-                await swarm.upgrade_inbound_raw_conn(raw, raw.address)
+                await self._host.swarm.upgrade_inbound_raw_conn(raw, raw.address)
             except (BaseLibp2pError, OSError, ValueError) as exc:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 logger.debug("a relayed connection of %s is over: %s", raw.peer_id, exc)
@@ -351,13 +349,12 @@ class RelayClient:
                     del self._joining[peer_id]
 
     async def _upgrade(self, stream: Stream, peer_id: str) -> None:
-        swarm: Any = self._host.libp2p.get_network()
         target = ID.from_base58(peer_id)
         try:
             request = HopMessage(type=HopMessage.CONNECT, peer=PeerId(id=target.to_bytes()))
             await self._ask(stream, request)
             raw = RelayedConnection(stream, peer_id, is_initiator=True)
-            connection = await swarm.upgrade_outbound_raw_conn(raw, target)
+            connection = await self._host.swarm.upgrade_outbound_raw_conn(raw, target)
             await connection.event_started.wait()
             self._relayed[peer_id] = raw
         except BaseException:  # also cancelled: nobody else has the stream
