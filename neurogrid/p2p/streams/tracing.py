@@ -128,15 +128,20 @@ def sending(peer_id: str, message: TensorMessage) -> AbstractContextManager[Span
     return _span("p2p.send", trace.SpanKind.PRODUCER, peer_id, message)
 
 
-def continued_trace(message: TensorMessage) -> AbstractContextManager[None]:
+def continued_trace(message: TensorMessage) -> AbstractContextManager[Span | None]:
     """Serve `message` within its sender's trace, in a span of its own where a tracer is configured; or in none.
 
     A task has the context of the task that started it, and the reader of a stream that of the task that opened the
     stream: the trace that was active then is not that of the messages which come later.
     """
-    if message.trace_context is not None:
-        return _receiving(message, message.trace_context)
-    return nullcontext() if current_trace_context() is None else _no_trace()
+    if message.trace_context is None and current_trace_context() is None:
+        return _NOTHING
+    from opentelemetry import trace
+
+    if message.trace_context is None:
+        return trace.use_span(trace.INVALID_SPAN)
+    kind, sender = trace.SpanKind.CONSUMER, message.from_peer or ""
+    return _span("p2p.receive", kind, sender, message, _remote(message.trace_context))
 
 
 def answer_received(message: TensorMessage) -> None:
@@ -151,23 +156,6 @@ def answer_received(message: TensorMessage) -> None:
         kind=trace.SpanKind.CONSUMER,
         attributes=_attributes(message.from_peer or "", message),
     ).end()
-
-
-@contextmanager
-def _no_trace() -> Iterator[None]:
-    from opentelemetry import trace
-
-    with trace.use_span(trace.INVALID_SPAN):
-        yield
-
-
-@contextmanager
-def _receiving(message: TensorMessage, remote: TraceContext) -> Iterator[None]:
-    from opentelemetry import trace
-
-    kind, sender = trace.SpanKind.CONSUMER, message.from_peer or ""
-    with _span("p2p.receive", kind, sender, message, _remote(remote)):
-        yield
 
 
 def _span(
