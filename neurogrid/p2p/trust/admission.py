@@ -195,10 +195,9 @@ class AllowList(Admission):
 
     def __init__(self, roles: Mapping[str, str], *, admits: Iterable[str] | None = None) -> None:
         super().__init__()
+        self._roles: dict[str, str] = {}
         for peer_id, role in roles.items():
-            if not is_peer_id(peer_id) or not is_role(role):
-                raise _not_allowable(f"{peer_id}={role}")
-        self._roles = dict(roles)
+            self.allow(peer_id, role)
         self._admits = None if admits is None else frozenset(admits)
 
     @classmethod
