@@ -50,11 +50,6 @@ __all__ = ["LinkConnection"]
 
 logger = logging.getLogger(__name__)
 
-# After so many bytes moved without waiting, a task lets the others run: some 300 us at the speed of the cipher.
-BREATH_BYTES = 1024 * 1024
-# What a read or write costs in such bytes, however short it is.
-BREATH_CALL = 16 * 1024
-
 # What a pipe raises when the connection breaks, be it a socket or one of py-libp2p's.
 _BROKEN = (OSError, BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -71,6 +66,9 @@ class LinkConnection(MuxedConn):
         core: the state machine, for the streams.
         is_idle: whether nothing waits to be sent, so that what comes now goes out at once.
     """
+
+    BREATH_BYTES = 1024 * 1024
+    BREATH_CALL = 16 * 1024
 
     def __init__(self, conn: ISecureConn, peer_id: ID, *, pool: BufferPool) -> None:
         super().__init__(is_initiator=bool(conn.is_initiator))
@@ -95,7 +93,6 @@ class LinkConnection(MuxedConn):
         self._work = trio.Event()
         self.is_idle = False
         self._keep_alive = KeepAlive(self.core, pool.limits, kick=self.kick, give_up=self._break)
-        self._unbreathed = 0
 
     # ------------------------------------------------------------------ what the swarm asks for
 
@@ -200,13 +197,6 @@ class LinkConnection(MuxedConn):
         self.core.consumed(state, num_bytes)
         if self.core.outflow.has_output:
             self.kick()
-
-    async def breathe(self, num_bytes: int) -> None:
-        """Let other tasks run once in a while, though nothing has to be waited for."""
-        self._unbreathed += num_bytes + BREATH_CALL
-        if self._unbreathed >= BREATH_BYTES:
-            self._unbreathed = 0
-            await trio.lowlevel.cancel_shielded_checkpoint()
 
     def kick(self) -> None:
         """Send now what can be sent without waiting; leave the rest to the writing task."""

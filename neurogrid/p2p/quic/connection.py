@@ -31,7 +31,7 @@ from neurogrid.p2p.link.muxed_stream import MuxedConn
 from neurogrid.p2p.quic.core import Core
 from neurogrid.p2p.quic.limits import WindowPool
 from neurogrid.p2p.quic.quic_stream import QuicMuxedStream
-from neurogrid.p2p.quic.turns import Alarm, Breath
+from neurogrid.p2p.quic.turns import Alarm
 from neurogrid.p2p.quic.window import ConnectionWindow
 
 if TYPE_CHECKING:
@@ -53,10 +53,12 @@ class QuicMuxedConn(MuxedConn):
     Attributes:
         core: the state machine, for the streams.
         limits: its bounds.
-        breath: what its streams take after each call.
         peer_id: the peer at its other end; to be read once the handshake is complete.
         handshake_over: set when the handshake is complete, or has failed.
     """
+
+    BREATH_BYTES = 256 * 1024
+    BREATH_CALL = 8 * 1024
 
     def __init__(
         self,
@@ -72,7 +74,6 @@ class QuicMuxedConn(MuxedConn):
         super().__init__(is_initiator=bool(configuration.is_client))
         self.handshake_over = trio.Event()
         self.limits = pool.limits
-        self.breath = Breath()
         self.core = Core(
             configuration,
             pool.limits,

@@ -69,7 +69,7 @@ class QuicMuxedStream(MuxedStream):
             return b""
         data = self.inbox.take(max_bytes)
         self._connection.consumed(self.window, len(data))
-        await self._connection.breath.take(len(data))
+        await self._connection.breathe(len(data))
         return data
 
     async def receive_into(self, destination: memoryview) -> int:
@@ -77,7 +77,7 @@ class QuicMuxedStream(MuxedStream):
             return 0
         taken = self.inbox.take_into(destination)
         self._connection.consumed(self.window, taken)
-        await self._connection.breath.take(taken)
+        await self._connection.breathe(taken)
         return taken
 
     async def _wait_readable(self) -> bool:
@@ -125,7 +125,7 @@ class QuicMuxedStream(MuxedStream):
             self._num_written += len(piece)
             self._connection.core.send_stream_data(self.stream_id, piece)
             self._connection.flush()
-            await self._connection.breath.take(len(piece))
+            await self._connection.breathe(len(piece))
             self._check_writable()
 
     def write_nowait(self, data: bytes) -> bool:

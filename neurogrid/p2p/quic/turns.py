@@ -1,18 +1,12 @@
-"""When a connection's tasks wait and when they let others run: an alarm that can be moved, and breath in between."""
+"""An alarm that can be moved: when the task that keeps a connection's time is to wake."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import trio
 
-__all__ = ["Alarm", "Breath"]
-
-# After so many bytes moved without waiting, a task lets the others run.
-_BYTES: Final = 256 * 1024
-# What a read or write costs in such bytes, however short it is.
-_CALL: Final = 8 * 1024
+__all__ = ["Alarm"]
 
 
 class Alarm:
@@ -33,17 +27,3 @@ class Alarm:
         """Wake at another time; None wakes at once."""
         if self._scope is not None:
             self._scope.deadline = -math.inf if deadline is None else deadline
-
-
-class Breath:
-    """Counts what was moved without waiting."""
-
-    def __init__(self) -> None:
-        self._num_bytes = 0
-
-    async def take(self, num_bytes: int) -> None:
-        """Let other tasks run if enough was moved."""
-        self._num_bytes += num_bytes + _CALL
-        if self._num_bytes >= _BYTES:
-            self._num_bytes = 0
-            await trio.lowlevel.cancel_shielded_checkpoint()
