@@ -112,6 +112,10 @@ class ReachState:
 class Reach:
     """The reachability of one host, from its making on until the host ends.
 
+    Attributes:
+        announced_addresses: full multiaddrs that are known to lead here.
+        autonat: finds out whether this host can be dialled; None where it does not.
+
     Raises:
         ConfigurationError: an address of a relay is malformed, or is this host's own; or one that is announced is
             malformed, or another peer's.
@@ -121,18 +125,20 @@ class Reach:
     def __init__(self, host: Libp2pHost, options: ReachOptions | None = None) -> None:
         options = options or ReachOptions()
         self._host = host
-        self._announced = tuple(own_address(address, host.peer_id) for address in options.announce)
+        self.announced_addresses = tuple(
+            own_address(address, host.peer_id) for address in options.announce
+        )
         host.set_reach(self)
         self._relay_client = RelayClient(host, on_relayed=self._relayed)
         self._hole_puncher: HolePuncher | None = None
         self._relay_service: RelayService | None = None
         self._port_mapper: PortMapper | None = None
-        self._autonat: AutoNat | None = None
+        self.autonat: AutoNat | None = None
         if options.port_mapping:
             self._port_mapper = PortMapper(host)
             host.start_soon(self._port_mapper.run)
         if options.autonat:
-            self._autonat = AutoNat(host, own_addresses=self._dialled_addresses)
+            self.autonat = AutoNat(host, own_addresses=self._dialled_addresses)
         if options.hole_punching:
             self._hole_puncher = HolePuncher(
                 host,
@@ -154,11 +160,6 @@ class Reach:
         return self._host.addresses
 
     @property
-    def announced_addresses(self) -> tuple[str, ...]:
-        """Full multiaddrs that are known to lead here."""
-        return self._announced
-
-    @property
     def more_addresses(self) -> tuple[str, ...]:
         """Full multiaddrs of ours at the router, and through relays."""
         mapped = self._port_mapper.addresses if self._port_mapper else ()
@@ -166,11 +167,6 @@ class Reach:
             *(f"{address}/p2p/{self._host.peer_id}" for address in mapped),
             *self._relay_client.addresses,
         )
-
-    @property
-    def autonat(self) -> AutoNat | None:
-        """AutoNAT, which finds out whether this host can be dialled."""
-        return self._autonat
 
     def use_relay(self, address: str) -> None:
         """Be reachable through one more relay, as soon as it lets us.
@@ -199,8 +195,8 @@ class Reach:
 
     async def check_reachability(self) -> None:
         """Ask the peers that are connected now whether they can dial this host; `state` has what they say."""
-        if self._autonat is not None:
-            await self._autonat.check(sorted(self._host.linked_peers)[:MAX_ASKED])
+        if self.autonat is not None:
+            await self.autonat.check(sorted(self._host.linked_peers)[:MAX_ASKED])
 
     async def connect(self, address: str) -> str:
         """Dial a full multiaddr, direct or through a relay, and return the peer id. As `Host.connect`."""
@@ -214,8 +210,8 @@ class Reach:
         """How this host can be reached now."""
         return ReachState(
             addresses=self.addresses,
-            observed=self._observed(),
-            reachability=self._autonat.state if self._autonat else None,
+            observed=self._relay_client.observed_addresses,
+            reachability=self.autonat.state if self.autonat else None,
             port_mapping=self._port_mapper.state if self._port_mapper else None,
             relays=self._relay_client.states(),
             paths=self._hole_puncher.paths() if self._hole_puncher else (),
@@ -226,19 +222,20 @@ class Reach:
         if self._hole_puncher is not None:
             self._hole_puncher.upgrade(peer_id)
 
-    def _observed(self) -> tuple[str, ...]:
-        return self._relay_client.observed_addresses
-
     def _dialled_addresses(self) -> list[str]:
         """Where a peer might get through to us: what is announced, the router's ports, what relays see, our own
         interfaces."""
         mapped = self._port_mapper.addresses if self._port_mapper else ()
         announced, own = (
             [address.partition("/p2p/")[0] for address in addresses]
-            for addresses in (self._announced, self._host.listen_addresses)
+            for addresses in (self.announced_addresses, self._host.listen_addresses)
         )
         known = [*announced, *mapped]
-        return [*filter(_is_tcp, known), *self._observed(), *filter(_is_tcp, own)]
+        return [
+            *filter(_is_tcp, known),
+            *self._relay_client.observed_addresses,
+            *filter(_is_tcp, own),
+        ]
 
 
 def own_address(address: str, peer_id: str) -> str:
