@@ -49,8 +49,7 @@ class MutualTLS(tls.Context):
     peer_id: ID | None
     _expected: ID | None
     _message_buffer: bytes
-    _saw_certificate: bool
-    _saw_proof: bool
+    _awaited: list[tls.HandshakeType]  # of a client
 
     def handle_message(
         self, input_data: bytes, output_buf: dict[tls.Epoch, Buffer], epoch: int = -1
@@ -85,27 +84,19 @@ class MutualTLS(tls.Context):
             return
         if epoch != tls.Epoch.HANDSHAKE:
             raise tls.AlertUnexpectedMessage("a message at the wrong level")
-        expected = (
-            tls.HandshakeType.FINISHED
-            if self._saw_proof
-            else tls.HandshakeType.CERTIFICATE_VERIFY
-            if self._saw_certificate
-            else tls.HandshakeType.CERTIFICATE
-        )
-        if kind != expected:
-            raise tls.AlertUnexpectedMessage(f"message {kind} in place of {int(expected)}")
+        if kind != self._awaited[0]:
+            raise tls.AlertUnexpectedMessage(f"message {kind} in place of {int(self._awaited[0])}")
         if kind == tls.HandshakeType.FINISHED:
             super().handle_message(message, output_buf, epoch)
             return
         buffer = Buffer(data=message)
         if kind == tls.HandshakeType.CERTIFICATE:
             self._process_certificate(tls.pull_certificate(buffer))
-            self._saw_certificate = True
         else:
             self._verify_proof(tls.pull_certificate_verify(buffer))
-            self._saw_proof = True
         if not buffer.eof():
             raise tls.AlertDecodeError("bytes after the end of a message")
+        del self._awaited[0]
         assert self.key_schedule is not None
         self.key_schedule.update_hash(message)
 
@@ -196,8 +187,11 @@ def mutual_tls(stock: tls.Context, expected: ID | None) -> MutualTLS:
     context.peer_id = None
     context._expected = expected
     context._message_buffer = b""
-    context._saw_certificate = False
-    context._saw_proof = False
+    context._awaited = [
+        tls.HandshakeType.CERTIFICATE,
+        tls.HandshakeType.CERTIFICATE_VERIFY,
+        tls.HandshakeType.FINISHED,
+    ]
     # Peers are verified by `_process_certificate`, not by authorities and names.
     context._verify_mode = ssl.CERT_NONE
     # A hello with one share fits one datagram.
