@@ -20,11 +20,7 @@ from cryptography.x509.oid import ExtensionOID
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.crypto.serialization import deserialize_public_key
 from libp2p.peer.id import ID
-from libp2p.security.tls.certificate import (
-    LIBP2P_CERT_PREFIX,
-    LIBP2P_EXTENSION_OID,
-    generate_certificate,
-)
+from libp2p.security.tls import certificate as stock
 
 from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.quic.certificate_template import certificate_template
@@ -38,14 +34,10 @@ _HARMLESS: Final = frozenset(
 # Ours takes 400 B; with an RSA key of 8192 bits as the identity it would be 3 KiB.
 _MAX_CERTIFICATE: Final = 16 * 1024
 
-# The only two tags of DER that the extension holds.
-_OCTET_STRING: Final = 0x04
-_SEQUENCE: Final = 0x30
-
 
 def make_certificate(identity: KeyPair) -> tuple[bytes, bytes]:
     """Make a certificate for a new P-256 key, vouched for by `identity`; return it and its private key as PEM."""
-    certificate, key = generate_certificate(identity.private_key, certificate_template())
+    certificate, key = stock.generate_certificate(identity.private_key, certificate_template())
     return certificate.encode(), key.encode()
 
 
@@ -83,7 +75,7 @@ def peer_id_of(der: bytes) -> ID:
     except x509.DuplicateExtension as exc:
         raise RemoteProtocolError("the certificate has an extension twice") from exc
     key = _public_key(encoded_key)
-    if not _verifies(key, LIBP2P_CERT_PREFIX + spki, signature):
+    if not _verifies(key, stock.LIBP2P_CERT_PREFIX + spki, signature):
         raise RemoteProtocolError("the peer's key does not vouch for the certificate")
     return ID.from_pubkey(key)
 
@@ -91,7 +83,7 @@ def peer_id_of(der: bytes) -> ID:
 def _libp2p_extension(certificate: x509.Certificate) -> bytes:
     found: bytes | None = None
     for extension in certificate.extensions:
-        if extension.oid == LIBP2P_EXTENSION_OID and isinstance(
+        if extension.oid == stock.LIBP2P_EXTENSION_OID and isinstance(
             extension.value, x509.UnrecognizedExtension
         ):
             found = extension.value.value
@@ -126,29 +118,11 @@ def decode_signed_key(der: bytes) -> tuple[bytes, bytes]:
     Raises:
         RemoteProtocolError: it is not that form, to the byte.
     """
-    content, end = _read_element(der, 0, _SEQUENCE)
-    if end != len(der):
-        raise RemoteProtocolError("the extension has bytes after its end")
-    key, end = _read_element(content, 0, _OCTET_STRING)
-    signature, end = _read_element(content, end, _OCTET_STRING)
-    if end != len(content) or not key or not signature:
-        raise RemoteProtocolError("the extension is not a key and a signature")
-    return key, signature
-
-
-def _read_element(der: bytes, start: int, tag: int) -> tuple[bytes, int]:
-    """The content of the element at `start`, and where it ends. The shortest form of a length alone is DER."""
-    header = der[start : start + 2]
-    if len(header) < 2 or header[0] != tag:
-        raise RemoteProtocolError("the extension is not a key and a signature")
-    length, begin = header[1], start + 2
-    if length >= 0x80:
-        num_bytes = length & 0x7F
-        encoded = der[begin : begin + num_bytes]
-        length, begin = int.from_bytes(encoded, "big"), begin + num_bytes
-        if not 1 <= num_bytes <= 2 or len(encoded) < num_bytes or encoded[0] == 0 or length < 0x80:
-            raise RemoteProtocolError("a length in the extension is malformed")
-    content = der[begin : begin + length]
-    if len(content) < length:
-        raise RemoteProtocolError("the extension stops before its end")
-    return content, begin + length
+    try:
+        read = stock.decode_signed_key(der)
+        # It is read leniently: DER has one form, which writing it again gives.
+        if stock.encode_signed_key(read.public_key_bytes, read.signature) != der:
+            raise ValueError("it is in another form, or has bytes after its end")
+    except ValueError as exc:
+        raise RemoteProtocolError(f"the extension is not a key and a signature: {exc}") from exc
+    return read.public_key_bytes, read.signature
