@@ -1,8 +1,9 @@
-"""Python programs that need not import torch: forked from a process that has, two seconds old instead of ten.
+"""Python programs that need not import torch: forked from a process that has, which takes a tenth of a second.
 
 `Popen` is `subprocess.Popen`. What begins with `sys.executable` and then `-m`, `-c` or a file, be it in a network
 namespace, is forked from `preloaded_server`, and goes on there as Python does with such a command line: a process of
-its own, child of this one. Everything else is started as ever, and so is what has something to do before it begins.
+its own, child of this one. So is what such a process starts in its turn, local workers above all. Everything else is
+started as ever, and so is what has something to do before it begins.
 `subprocess.Popen` stays for what is about starting itself, or about what is read when a library is imported.
 """
 
@@ -21,7 +22,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COORDINATOR", "DEADLINE", "ENVIRONMENT", "WORKER", "Popen", "run"]
+__all__ = [
+    "COORDINATOR",
+    "DEADLINE",
+    "ENVIRONMENT",
+    "WORKER",
+    "Popen",
+    "fork_all_by",
+    "fork_child",
+    "run",
+]
 
 # For anything that takes seconds on an idle machine: the machines are shared, and slow at times.
 DEADLINE = 240.0
@@ -33,36 +43,52 @@ IN_NAMESPACE = ["ip", "netns", "exec"]
 PR_SET_CHILD_SUBREAPER = 36
 
 _starting = threading.Lock()
+# That of a process that was forked itself; see `preloaded_server`.
+_own_server: socket.socket | None = None
+_start_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def fork_child(
+    process: Any, args: Sequence[Any], executable: Any, preexec: Any, *rest: Any
+) -> None:
+    """What `Popen` does to start a process; to be put in the place of `subprocess.Popen._execute_child`."""
+    program, namespace = [args] if isinstance(args, str) else list(args), None
+    if program[:3] == IN_NAMESPACE:
+        namespace, program = program[3], program[4:]
+    _, passed, cwd, env, _, _, _, *ends, _, _, _, _, _, new_session, _ = rest
+    if program[0] != sys.executable or preexec is not None:
+        _start_child(process, args, executable, preexec, *rest)
+        return
+    stdin, _, _, stdout, _, stderr = ends
+    request = {
+        "args": [os.fsencode(part).decode(errors="surrogateescape") for part in program[1:]],
+        "environment": dict(os.environ) if env is None else env,
+        "directory": os.getcwd() if cwd is None else os.fspath(cwd),
+        "namespace": namespace,
+        "new_session": new_session,
+        "numbers": [0, 1, 2, *passed],
+    }
+    given = [own if end == -1 else end for own, end in enumerate((stdin, stdout, stderr))]
+    given += passed
+    process.pid = _ask_server(pickle.dumps(request), given)
+    process._child_created = True
+    process._close_pipe_fds(*ends)
 
 
 class Popen(subprocess.Popen[str]):
     """A process with text pipes."""
 
+    _execute_child = fork_child
+
     def __init__(self, args: Sequence[Any], **options: Any) -> None:
         super().__init__(args, **{"text": True, "env": ENVIRONMENT, **options})
 
-    def _execute_child(
-        self, args: Sequence[Any], executable: Any, preexec: Any, *rest: Any
-    ) -> None:
-        program, namespace = list(args), None
-        if program[:3] == IN_NAMESPACE:
-            namespace, program = program[3], program[4:]
-        if program[0] != sys.executable or preexec is not None:
-            super()._execute_child(args, executable, preexec, *rest)  # type: ignore[misc]
-            return
-        _, _, cwd, env, _, _, _, *ends, _, _, _, _, _, new_session, _ = rest
-        stdin, _, _, stdout, _, stderr = ends
-        request = {
-            "args": [os.fsencode(part).decode(errors="surrogateescape") for part in program[1:]],
-            "environment": env,
-            "directory": os.getcwd() if cwd is None else os.fspath(cwd),
-            "namespace": namespace,
-            "new_session": new_session,
-        }
-        given = [own if end == -1 else end for own, end in enumerate((stdin, stdout, stderr))]
-        self.pid = _ask_server(pickle.dumps(request), given)
-        self._child_created = True
-        self._close_pipe_fds(*ends)
+
+def fork_all_by(server: socket.socket) -> None:
+    """Have all that this process starts forked at the other end of this socket, whoever starts it."""
+    global _own_server
+    _own_server = server
+    subprocess.Popen._execute_child = fork_child  # type: ignore[attr-defined]
 
 
 def run(
@@ -86,7 +112,7 @@ def run(
 def _ask_server(request: bytes, descriptors: Sequence[int]) -> int:
     """The pid of the process, which is this one's child: whoever it came from has ended, and left it to us."""
     with _starting:
-        server = _server()
+        server = _own_server or _server()
         _take_orphans(True)
         try:
             socket.send_fds(server, [request], descriptors)
@@ -101,12 +127,16 @@ def _take_orphans(takes: bool) -> None:
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(takes), 0, 0, 0) == 0
 
 
+class _Server(subprocess.Popen[bytes]):
+    _execute_child = _start_child
+
+
 @cache
 def _server() -> socket.socket:
     """The connection to the server, which ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.e2e.preloaded_server", str(theirs.fileno())],
+    process = _Server(
+        [sys.executable, "-m", "tests.e2e.preloaded_server", str(theirs.fileno()), "-" * 4000],
         pass_fds=[theirs.fileno()],
         cwd=Path(__file__).parents[2],
         env=ENVIRONMENT,

@@ -1,14 +1,17 @@
-"""The process that others are forked from, with all that takes long imported: `preloaded_server DESCRIPTOR`.
+"""The process that others are forked from, with all that takes long imported: `preloaded_server DESCRIPTOR PLACE`.
 
-At the descriptor is a socket, where each packet asks for a process and is answered by its pid; see `preloaded`.
+At the descriptor is a socket, where each packet asks for a process and is answered by its pid; see `preloaded`. In the
+place of the second argument and those before it stands the command line of each process that was forked.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
 import importlib
+import json
 import os
 import pickle
 import runpy
@@ -16,8 +19,11 @@ import signal
 import socket
 import sys
 import termios
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from tests.e2e.preloaded import fork_all_by
 
 CLONE_NEWNET = 0x40000000
 # Not the commands themselves: each runs as `__main__`, and is imported once more.
@@ -28,12 +34,33 @@ MODULES = (
     "neurogrid.server.http.http_server",
     "transformers.models.llama.modeling_llama",
 )
+# The dtypes of the embedded model in these tests; None is its own.
+PROVEN_DTYPES = (None, "bfloat16", "float32")
 
 
-def serve(asking: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; returns it in the new process, and None in this one when nobody asks any more."""
+def preload() -> None:
+    """Import what takes long, and prove the config of the embedded model, which every process does once."""
+    for name in MODULES:
+        importlib.import_module(name)
+    from neurogrid.model.embedded import embedded_model_path
+    from neurogrid.model.files.config import config_fingerprint
+    from neurogrid.model.proof import proof
+
+    config = json.loads((embedded_model_path() / "config.json").read_text())
+    for dtype in PROVEN_DTYPES:
+        proof._kept[config_fingerprint(config), dtype] = proof.prove(config, dtype)
+    gc.collect()
+    gc.freeze()
+
+
+def serve(asking: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork for each request.
+
+    Returns: in the new process the request and the files that came with it, and None in this one when nobody asks
+        any more.
+    """
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(asking, 2**20, 3)
+        packet, descriptors, _, _ = socket.recv_fds(asking, 2**20, 16)
         if not packet:
             return None
         told, tell = os.pipe()
@@ -45,9 +72,7 @@ def serve(asking: socket.socket) -> dict[str, Any] | None:
                 os._exit(0)
             for descriptor in (asking.detach(), told, tell):
                 os.close(descriptor)
-            request: dict[str, Any] = pickle.loads(packet)
-            begin(request, descriptors)
-            return request
+            return pickle.loads(packet), descriptors
         os.waitpid(between, 0)
         asking.send(os.read(told, 64))
         for descriptor in (told, tell, *descriptors):
@@ -55,13 +80,13 @@ def serve(asking: socket.socket) -> dict[str, Any] | None:
 
 
 def begin(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be what a shell starts: with these files, directory, environment, session and network."""
+    """Be what a shell starts: with these files, directory, environment and session."""
+    show(request["args"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["new_session"]:
         os.setsid()
-    for number, descriptor in enumerate(descriptors):
+    for number, descriptor in zip(request["numbers"], away(descriptors), strict=True):
         os.dup2(descriptor, number)
-    for descriptor in descriptors:
         os.close(descriptor)
     if request["new_session"] and os.isatty(0):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -75,10 +100,28 @@ def begin(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    if request["namespace"] is not None:
-        with open(f"/run/netns/{request['namespace']}") as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
+
+
+def enter(namespace: str) -> None:
+    """Go over to another network."""
+    with open(f"/run/netns/{namespace}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def away(descriptors: list[int]) -> list[int]:
+    """The same files under numbers that nobody asks for."""
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 512) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return moved
+
+
+def show(args: list[str]) -> None:
+    """Have `ps` show this command line; what is too long for the place is cut."""
+    start, stop = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
+    shown = "\0".join([sys.executable, *args]).encode(errors="replace")[: stop - start - 1]
+    ctypes.memmove(start, shown.ljust(stop - start, b"\0"), stop - start)
 
 
 def run(first: str, *args: str) -> None:
@@ -94,11 +137,44 @@ def run(first: str, *args: str) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def end(status: int) -> NoReturn:
+    """End as Python does, without taking all that was imported to pieces, which takes 0.3 s."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        for file in (sys.stdout, sys.stderr):
+            file.flush()
+    except OSError:
+        sys.exit(status)
+    os._exit(status)
+
+
+def main(asking: socket.socket) -> None:
+    """Serve; in a new process, be what was asked for. It has a server of its own, made before it begins."""
+    while (asked := serve(asking)) is not None:
+        request, descriptors = asked
+        if request["namespace"] is not None:
+            enter(request["namespace"])
+        own, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork():
+            others.close()
+            fork_all_by(own)
+            begin(request, descriptors)
+            try:
+                run(*request["args"])
+            except SystemExit as exc:
+                if exc.code is not None and not isinstance(exc.code, int):
+                    raise
+                end(exc.code or 0)
+            end(0)
+        own.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        asking = others
+    os._exit(0)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the tests, which end what they started
-    for name in MODULES:
-        importlib.import_module(name)
-    gc.freeze()
-    asked = serve(socket.socket(fileno=int(sys.argv[1])))
-    if asked is not None:
-        run(*asked["args"])
+    preload()
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.fleet import local_workers
 from neurogrid.fleet.local_workers import MAX_RESTARTS, start_local_workers
 from neurogrid.inference.board.progress import Progress
-from tests.e2e.support import DEADLINE
+from tests.e2e.preloaded import DEADLINE, fork_child
 
 PROMPT = [5, 6, 7, 8]
 
@@ -45,6 +46,7 @@ def test_one_that_is_killed_comes_back_and_generation_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", fork_child)
     told = Told()
 
     async def main() -> None:
