@@ -3,18 +3,33 @@ of namespaces."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 
+from neurogrid.model.confined import start_fork_server
 from tests.e2e.namespaces.netns import Network, network
-from tests.e2e.support import WorkerProcess, start_worker
+
+if TYPE_CHECKING:
+    from tests.e2e.support import WorkerProcess
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _proofs_are_forked_from_here() -> None:
+    """As the commands do, before there are threads: a Python of its own for it imports torch for seconds."""
+    if "torch" in sys.modules:
+        start_fork_server(in_any_thread=True)
 
 
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[WorkerProcess]]:
     """Three stateless workers with nothing on disk, of uneven memory."""
+    # Here, since this file is read by those, too, who only say what is to be tested.
+    from tests.e2e.support import start_worker
+
     directory = tmp_path_factory.mktemp("workers")
     with ExitStack() as stack:
         yield [
