@@ -1,4 +1,8 @@
-"""Greedy tokens over real workers equal transformers' own `generate()`, in float32, for every family."""
+"""Greedy tokens over real workers equal transformers' own `generate()`, in float32, for every family.
+
+Over two workers; one family over as many as there are, and two over three whose layers are not all alike. How else each
+family may be split is in tests/unit/test_stage.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from tests.families import FAMILIES, VOCAB_SIZE, Family, save_checkpoint
 
 MAX_TOKENS = 24
 LONG_PROMPT = 300
+COUNTS = {"llama-tied": (1, 2, 3), "gemma3": (3,), "lfm2": (3,)}
 
 
 def prompts() -> list[list[int]]:
@@ -28,7 +33,7 @@ def test_tokens_equal_generate(
     model = save_checkpoint(family, tmp_path)
     expected = [reference_tokens(model, prompt, MAX_TOKENS) for prompt in prompts()]
     assert len({token for tokens in expected for token in tokens}) > 4, "the tokens prove nothing"
-    for count in (1, 2, 3):
+    for count in COUNTS.get(family.name, (2,)):
         outcome = run_coordinator(
             CoordinatorSettings(
                 model=tmp_path,
