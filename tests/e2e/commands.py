@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 
-from tests.e2e.preloaded import DEADLINE, ENVIRONMENT, run
+from tests.e2e.preloaded import run
 
-__all__ = ["Ended", "expect", "expect_at_once", "run_command", "run_preloaded"]
+__all__ = ["Ended", "expect", "expect_at_once", "run_preloaded"]
 
 
 @dataclass
@@ -36,20 +35,8 @@ class Ended:
         return "waiting for workers" in self.stderr
 
 
-def run_command(command: str, *args: str | bytes) -> Ended:
-    """Run the command as a shell does."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"neurogrid.cli.commands.{command}", *args],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        timeout=DEADLINE,
-    )
-    return Ended(command, done.returncode, done.stdout, done.stderr)
-
-
-def run_preloaded(command: str, *args: str) -> Ended:
-    """The same in a process that need not import torch."""
+def run_preloaded(command: str, *args: str | bytes) -> Ended:
+    """Run the command as a shell does, in a process that need not import torch."""
     done = run([sys.executable, "-m", f"neurogrid.cli.commands.{command}", *args])
     return Ended(command, done.returncode, done.stdout, done.stderr)
 

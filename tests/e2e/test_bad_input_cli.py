@@ -10,9 +10,9 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,14 +21,9 @@ import transformers
 
 from neurogrid import CoordinatorSettings
 from neurogrid.errors import NoRouteError
-from tests.e2e.commands import expect, expect_at_once, run_command, run_preloaded
-from tests.e2e.support import (
-    DEADLINE,
-    ENVIRONMENT,
-    WorkerProcess,
-    run_coordinator,
-    start_worker,
-)
+from tests.e2e.commands import expect, expect_at_once, run_preloaded
+from tests.e2e.preloaded import DEADLINE, WORKER, Popen
+from tests.e2e.support import WorkerProcess, run_coordinator, start_worker
 from tests.families import FAMILIES, save_checkpoint
 
 USAGE, FAILURE = 2, 1
@@ -85,7 +80,7 @@ PROMPT = ("--prompt", "x")
     ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else "",
 )
 def test_what_the_coordinator_cannot_be_told(args: list[str | bytes], says: str) -> None:
-    expect_at_once(run_command("coordinator", *args), status=USAGE, says=says)
+    expect_at_once(run_preloaded("coordinator", *args), status=USAGE, says=says)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +119,7 @@ def test_what_cannot_be_done_however_long_one_waits(args: list[str], says: str) 
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_a_worker_cannot_be_told(args: list[str], says: str) -> None:
-    expect(run_command("worker", *args), status=USAGE, says=says)
+    expect(run_preloaded("worker", *args), status=USAGE, says=says)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -137,7 +132,9 @@ def test_a_prompt_file_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "prompt"
     file.write_bytes(b"caf\xe9")
     says = f"the prompt in {file} is not UTF-8 text"
-    expect_at_once(run_command("coordinator", "--prompt-file", str(file)), status=USAGE, says=says)
+    expect_at_once(
+        run_preloaded("coordinator", "--prompt-file", str(file)), status=USAGE, says=says
+    )
 
 
 @pytest.fixture
@@ -152,7 +149,7 @@ def test_a_port_that_was_asked_for_and_is_taken(command: str, flag: str, taken_p
     says = (
         f"cannot listen on /ip4/127.0.0.1/tcp/{taken_port}: address already in use; choose another"
     )
-    expect_at_once(run_command(command, *more, flag, str(taken_port)), status=USAGE, says=says)
+    expect_at_once(run_preloaded(command, *more, flag, str(taken_port)), status=USAGE, says=says)
 
 
 def hold_port(holder: socket.socket, port: int) -> None:
@@ -173,13 +170,7 @@ def test_the_default_port_gives_way_with_a_notice() -> None:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         hold_port(holder, 9000)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "neurogrid.cli.commands.worker"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
+        process = Popen(WORKER, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             assert process.stdout is not None
             address = process.stdout.readline()
@@ -338,23 +329,21 @@ def test_a_prompt_longer_than_a_session() -> None:
 # Workers
 
 
-def test_nobody_at_the_address() -> None:
-    args = (*PROMPT, "--peer", NOBODY, "--wait", "1")
-    says = f"0 of 1 workers were there after 1 s; .*{NOBODY}: connection refused"
-    expect(run_preloaded("coordinator", *args), status=FAILURE, says=says)
-
-
-def test_fewer_workers_than_asked_for(workers: list[WorkerProcess]) -> None:
-    args = (*PROMPT, "--peer", workers[0].address, "--min-peers", "2", "--wait", "8")
-    says = "1 of 2 workers were there after 8 s. Start neurogrid-worker"
-    expect(run_preloaded("coordinator", *args), status=FAILURE, says=says)
-
-
-def test_another_peer_at_the_address(workers: list[WorkerProcess]) -> None:
-    address = f"{workers[0].address.rpartition('/')[0]}/{PEER_ID}"
-    says = "0 of 1 workers .*another peer lives there"
-    ended = run_preloaded("coordinator", *PROMPT, "--peer", address, "--wait", "8")
-    expect(ended, status=FAILURE, says=says)
+def test_workers_that_do_not_come(workers: list[WorkerProcess]) -> None:
+    """Nobody is at the address, or another peer, or fewer are there than asked for; all at once, since each waits."""
+    address = workers[0].address
+    another = f"{address.rpartition('/')[0]}/{PEER_ID}"
+    waits = {
+        ("--peer", NOBODY): f"0 of 1 workers were there after 8 s; .*{NOBODY}: connection refused",
+        ("--peer", another): "0 of 1 workers .*another peer lives there",
+        ("--peer", address, "--min-peers", "2"): "1 of 2 workers .* after 8 s. Start neurogrid-w",
+    }
+    with ThreadPoolExecutor() as pool:
+        ended = pool.map(
+            lambda args: run_preloaded("coordinator", *PROMPT, *args, "--wait", "8"), waits
+        )
+        for each, says in zip(ended, waits.values(), strict=True):
+            expect(each, status=FAILURE, says=says)
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +366,7 @@ def test_sessions_longer_than_the_worker_takes(small_worker: WorkerProcess, llam
 
 
 def test_the_same_workers_serve_after_all_that(workers: list[WorkerProcess]) -> None:
-    ended = run_command(
+    ended = run_preloaded(
         "coordinator", "--prompt", "A class", "--max-tokens", "4", "--peer", workers[0].address
     )
     assert ended.status == 0, ended
