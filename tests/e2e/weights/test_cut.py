@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.errors import NoRouteError
-from neurogrid.fleet.placing import placer as placing
+from neurogrid.fleet.placing import fleet
 from tests.e2e.support import DEADLINE, WorkerProcess, generate, reference_tokens, start_worker
 
 MIB = 1024 * 1024
@@ -120,7 +120,7 @@ def test_a_worker_that_does_not_come_back_is_named(
     llama: tuple[Path, list[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _, size = llama
-    monkeypatch.setitem(placing.Placer.place.__kwdefaults__, "patience", 1.0)
+    monkeypatch.setattr(fleet, "RECONNECT_TIMEOUT", 1.0)
 
     async def main(worker: WorkerProcess) -> None:
         wire = Wire(int(worker.address.split("/")[4]), size // 2, on_cut=worker.kill)
@@ -136,7 +136,7 @@ def test_a_worker_that_does_not_come_back_is_named(
                     pass
             nursery.cancel_scope.cancel()
         assert worker.peer_id in str(caught.value)
-        assert "there was none again within" in str(caught.value)
+        assert "there was none again within 1 s" in str(caught.value)
 
     with start_worker(tmp_path) as worker:
         trio.run(main, worker)

@@ -68,14 +68,10 @@ async def some_workers(count: int) -> AsyncIterator[list[Worker]]:
             ]
 
 
-# Seconds in which a worker takes what it holds, and is known to hold it.
-HEAD_START = 3.0
-
-
 async def place(
-    model: LoadedModel, workers: Sequence[Worker], layers: Sequence[range], *, delay: float = 0.0
+    model: LoadedModel, workers: Sequence[Worker], layers: Sequence[range], *, in_turn: bool = False
 ) -> Told:
-    """Bring a range of layers to each of the workers, one `delay` seconds after the other."""
+    """Bring a range of layers to each of the workers; `in_turn`, when the one before is known to hold its own."""
     told = Told()
     async with open_host() as host:
         protocol = Protocol(host, role="coordinator")
@@ -90,8 +86,10 @@ async def place(
             for worker, wanted in zip(workers, layers, strict=True):
                 peer_id = await host.connect(worker.addresses[0])
                 remote = RemoteWorkerV11(protocol, peer_id, Timeouts())
-                nursery.start_soon(place_one, remote, wanted)
-                await trio.sleep(delay)
+                if in_turn:
+                    await place_one(remote, wanted)
+                else:
+                    nursery.start_soon(place_one, remote, wanted)
         assert protocol.counters.total(Direction.SENT).num_bytes > told.sent
     for worker, wanted in zip(workers, layers, strict=True):
         assert worker.held_layers == tuple(wanted)
@@ -155,7 +153,7 @@ def test_a_worker_that_lies_is_named_and_asked_once(
 
             monkeypatch.setattr(blobs, "source", source)
             # The liar has said what it has before the other is given anything.
-            told = await place(model, [liar, other], [range(6), range(6)], delay=HEAD_START)
+            told = await place(model, [liar, other], [range(6), range(6)], in_turn=True)
             assert told.sent == num_bytes(model)
             assert told.held == num_bytes(model)
             assert 1 <= len(asked) <= 2  # two layers are under way at once
@@ -178,7 +176,7 @@ def test_a_worker_that_cannot_be_reached_is_left_alone(
                 )
 
             monkeypatch.setattr(other.protocol.host, "connect_any", connect_any)
-            told = await place(model, [first, other], [range(6), range(6)], delay=HEAD_START)
+            told = await place(model, [first, other], [range(6), range(6)], in_turn=True)
             assert told.sent == num_bytes(model)
             assert "it is not asked for 60 s" in caplog.text
             assert "refused" in caplog.text
@@ -193,7 +191,7 @@ def test_a_worker_that_lost_a_layer_is_no_source_and_no_liar(
         async with some_workers(2) as (first, other):
             await place(model, [first], [range(6)])
             monkeypatch.setattr(first._state.blobs, "source", lambda blob_id: None)
-            told = await place(model, [first, other], [range(6), range(6)], delay=HEAD_START)
+            told = await place(model, [first, other], [range(6), range(6)], in_turn=True)
             assert told.sent == num_bytes(model)
             assert "asked" not in caplog.text
 
