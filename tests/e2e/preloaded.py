@@ -28,6 +28,7 @@ __all__ = [
     "ENVIRONMENT",
     "WORKER",
     "Popen",
+    "command_after",
     "fork_all_by",
     "fork_child",
     "run",
@@ -82,6 +83,12 @@ class Popen(subprocess.Popen[str]):
 
     def __init__(self, args: Sequence[Any], **options: Any) -> None:
         super().__init__(args, **{"text": True, "env": ENVIRONMENT, **options})
+
+
+def command_after(code: str, command: str = "worker") -> tuple[str, ...]:
+    """A command line that runs some Python and then, in the same process, a command of ours."""
+    then = f"from neurogrid.cli.commands.{command} import main; raise SystemExit(main())"
+    return (sys.executable, "-c", f"{code}\n{then}")
 
 
 def fork_all_by(server: socket.socket) -> None:

@@ -60,10 +60,7 @@ class WorkerProcess:
 
 @contextmanager
 def start_worker(
-    directory: Path,
-    *args: str,
-    command: Sequence[str] = WORKER,
-    preexec: Any = None,
+    directory: Path, *args: str, command: Sequence[str] = WORKER
 ) -> Iterator[WorkerProcess]:
     """Run a worker with these arguments until the block is left; on a free port unless told otherwise."""
     log_file = directory / f"worker-{len(list(directory.glob('worker-*.log')))}.log"
@@ -76,7 +73,6 @@ def start_worker(
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=directory,
-            preexec_fn=preexec,
         )
     try:
         assert process.stdout is not None

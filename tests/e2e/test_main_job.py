@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
 from neurogrid.model.stages.stage import Ends, Stage
 from neurogrid.p2p import PROTOCOL_V10, Identity
-from tests.e2e.preloaded import COORDINATOR, Popen, run
+from tests.e2e.preloaded import COORDINATOR, Popen, command_after, run
 from tests.e2e.support import (
     DEADLINE,
     WorkerProcess,
@@ -43,6 +42,13 @@ from tests.ports import free_port
 PROMPT = [5, 17, 200, 33]
 LLAMA = FAMILIES[0]
 NUM_LAYERS = 6
+# In a mount namespace of its own.
+HIDE = """
+import ctypes, subprocess
+assert ctypes.CDLL(None).unshare(0x20000) == 0
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "none", "%s"], check=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +113,7 @@ def test_a_stateless_worker_reads_no_model_file(llama: tuple[Path, Any], tmp_pat
     if os.geteuid() != 0:
         pytest.skip("hiding a directory from one process takes a mount namespace, and so root")
     path, model = llama
-    hide = (
-        f'mount -t tmpfs none {path} && exec {sys.executable} -m neurogrid.cli.commands.worker "$@"'
-    )
-    command = ("unshare", "--mount", "sh", "-c", hide, "sh")
-    with start_worker(tmp_path, command=command) as worker:
+    with start_worker(tmp_path, command=command_after(HIDE % path)) as worker:
         files = os.listdir(f"/proc/{worker.process.pid}/root{path}")
         assert files == []
         outcome = run_coordinator(settings(path, worker), [PROMPT])

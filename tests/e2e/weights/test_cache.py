@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from neurogrid import CoordinatorSettings, WorkerSettings, open_coordinator, ope
 from neurogrid.errors import NoRouteError
 from neurogrid.node.cache_directory import CacheSettings
 from tests.e2e.bad_input_peer.scenarios import Good
+from tests.e2e.preloaded import DEADLINE, command_after
 from tests.e2e.support import (
-    DEADLINE,
     Outcome,
     WorkerProcess,
     generate,
@@ -102,9 +101,8 @@ def test_a_damaged_file_is_said_and_fetched_anew(
         assert damaged.read_bytes() != data
 
 
-def _small_files() -> None:
-    """In the child, before it runs: no file of its grows beyond this, as on a disk that is full."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+# No file of the process's own grows beyond this, as on a disk that is full.
+SMALL_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))"
 
 
 def test_a_disk_that_is_full_while_layers_come_is_said_and_serves_all_the_same(
@@ -112,7 +110,8 @@ def test_a_disk_that_is_full_while_layers_come_is_said_and_serves_all_the_same(
 ) -> None:
     good, cache = Good(tmp_path / "model", seed=7), tmp_path / "cache"
     assert min(map(len, good.model.layers)) > 2**20
-    with start_worker(tmp_path, "--cache-dir", str(cache), preexec=_small_files) as worker:
+    command = command_after(SMALL_FILES)
+    with start_worker(tmp_path, "--cache-dir", str(cache), command=command) as worker:
         for _ in range(2):
             good.check_on(worker.address)
         wait_for_words(worker, "File too large")
