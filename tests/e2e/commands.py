@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tests.e2e.preloaded import run
 
-__all__ = ["Ended", "expect", "expect_at_once", "run_preloaded"]
+__all__ = ["Ended", "expect", "expect_at_once", "patiently", "run_preloaded"]
+
+# An idle machine needs less than the first.
+WAITS = ("2", "8", "32")
+T = TypeVar("T")
 
 
 @dataclass
@@ -39,6 +45,15 @@ def run_preloaded(command: str, *args: str | bytes) -> Ended:
     """Run the command as a shell does, in a process that need not import torch."""
     done = run([sys.executable, "-m", f"neurogrid.cli.commands.{command}", *args])
     return Ended(command, done.returncode, done.stdout, done.stderr)
+
+
+def patiently(run: Callable[[str], T], is_enough: Callable[[T], bool]) -> T:
+    """The outcome of a command that looks for others as long as it is told, in seconds: the shortest that is enough."""
+    for seconds in WAITS:
+        outcome = run(seconds)
+        if is_enough(outcome):
+            break
+    return outcome
 
 
 def expect(ended: Ended, *, status: int, says: str) -> None:

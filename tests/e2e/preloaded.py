@@ -68,6 +68,8 @@ def fork_child(
         "namespace": namespace,
         "new_session": new_session,
         "numbers": [0, 1, 2, *passed],
+        # Of modules it alone does; for each that might, there is a process more.
+        "starts_others": program[1] != "-m" or program[2] == COORDINATOR[2],
     }
     given = [own if end == -1 else end for own, end in enumerate((stdin, stdout, stderr))]
     given += passed

@@ -18,6 +18,7 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import termios
 import threading
 from pathlib import Path
@@ -34,23 +35,31 @@ MODULES = (
     "neurogrid.server.http.http_server",
     "transformers.models.llama.modeling_llama",
 )
-# The dtypes of the embedded model in these tests; None is its own.
-PROVEN_DTYPES = (None, "bfloat16", "float32")
 
 
 def preload() -> None:
-    """Import what takes long, and prove the config of the embedded model, which every process does once."""
+    """Import what takes long, and prove the configs that most tests are about, which each process does once."""
     for name in MODULES:
         importlib.import_module(name)
     from neurogrid.model.embedded import embedded_model_path
+    from tests.families import FAMILIES, save_checkpoint
+
+    for dtype in (None, "bfloat16", "float32"):
+        prove(embedded_model_path(), dtype)
+    with tempfile.TemporaryDirectory() as directory:
+        save_checkpoint(FAMILIES[0], Path(directory))
+        prove(Path(directory), "float32")
+    gc.collect()
+    gc.freeze()
+
+
+def prove(model: Path, dtype: str | None) -> None:
+    """Know that a model can be split. None is its own dtype."""
     from neurogrid.model.files.config import config_fingerprint
     from neurogrid.model.proof import proof
 
-    config = json.loads((embedded_model_path() / "config.json").read_text())
-    for dtype in PROVEN_DTYPES:
-        proof._kept[config_fingerprint(config), dtype] = proof.prove(config, dtype)
-    gc.collect()
-    gc.freeze()
+    config = json.loads((model / "config.json").read_text())
+    proof._kept[config_fingerprint(config), dtype] = proof.prove(config, dtype)
 
 
 def serve(asking: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -150,27 +159,29 @@ def end(status: int) -> NoReturn:
 
 
 def main(asking: socket.socket) -> None:
-    """Serve; in a new process, be what was asked for. It has a server of its own, made before it begins."""
+    """Serve; in a new process, be what was asked for. What starts others has a server of its own, made before it is."""
     while (asked := serve(asking)) is not None:
         request, descriptors = asked
         if request["namespace"] is not None:
             enter(request["namespace"])
-        own, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork():
+        if request["starts_others"]:
+            own, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if os.fork() == 0:
+                own.close()
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                asking = others
+                continue
             others.close()
             fork_all_by(own)
-            begin(request, descriptors)
-            try:
-                run(*request["args"])
-            except SystemExit as exc:
-                if exc.code is not None and not isinstance(exc.code, int):
-                    raise
-                end(exc.code or 0)
-            end(0)
-        own.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
-        asking = others
+        begin(request, descriptors)
+        try:
+            run(*request["args"])
+        except SystemExit as exc:
+            if exc.code is not None and not isinstance(exc.code, int):
+                raise
+            end(exc.code or 0)
+        end(0)
     os._exit(0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from neurogrid.cli.commands.coordinator import main
 from neurogrid.cli.commands.worker import build_parser as worker_parser
 from neurogrid.cli.options.common import listening, warn_of_loopback
 from neurogrid.p2p.hosts.identity import Identity
-from tests.e2e.commands import run_preloaded
+from tests.e2e.commands import Ended, patiently, run_preloaded
 from tests.e2e.coordinator_process import (
     LOOPBACK,
     PROMPT,
@@ -186,13 +187,15 @@ def test_who_listens_on_loopback_alone_says_so(
 
 def test_who_is_no_member_is_not_used(tmp_path: Path) -> None:
     with start_worker(tmp_path, *LOOPBACK) as stranger:
-        cluster = ("--new-cluster", str(tmp_path / "cluster"))
-        with start_coordinator(*cluster, "--peer", stranger.address, "--wait", "8") as coordinator:
-            status, text = coordinator.wait_end()
-        said = "".join(coordinator.lines)
-        assert (status, text) == (1, "")
-        assert "0 of 1 workers were there after 8 s" in said
-        assert stranger.peer_id in said
+
+        def look(wait: str) -> Ended:
+            cluster = ("--new-cluster", str(tmp_path / wait), "--peer", stranger.address)
+            return run_preloaded("coordinator", *PROMPT, *LOOPBACK, *cluster, "--wait", wait)
+
+        ended = patiently(look, lambda ended: stranger.peer_id in ended.stderr)
+        assert (ended.status, ended.stdout) == (1, "")
+        assert "0 of 1 workers were there after " in ended.stderr
+        assert stranger.peer_id in ended.stderr
         assert "serves" not in stranger.log
 
 
@@ -200,19 +203,17 @@ def test_an_allow_list_names_who_may(tmp_path: Path) -> None:
     keys = [tmp_path / name for name in ("coordinator.key", "worker.key", "other.key")]
     coordinator_id, worker_id, other_id = (Identity.load(key).peer_id for key in keys)
     allow = ("--allow", f"{coordinator_id}=coordinator")
-    worker_args = (*LOOPBACK, *allow, "--identity", str(keys[1]))
-    with start_worker(tmp_path, *worker_args) as worker:
-        peer = ("--peer", worker.address)
-        wait = ("--wait", str(DEADLINE))
-        with start_coordinator(
-            *peer, *wait, "--identity", str(keys[0]), "--allow", f"{worker_id}=worker"
-        ) as coordinator:
-            assert coordinator.wait_end()[0] == 0, coordinator.lines
-        wait = ("--wait", "8")
-        with start_coordinator(
-            *peer, *wait, "--identity", str(keys[2]), "--allow", f"{worker_id}=worker"
-        ) as coordinator:
-            assert coordinator.wait_end()[0] == 1, coordinator.lines
+    with start_worker(tmp_path, *LOOPBACK, *allow, "--identity", str(keys[1])) as worker:
+
+        def coordinate(key: Path, wait: str) -> Ended:
+            flags = ("--peer", worker.address, "--allow", f"{worker_id}=worker")
+            identity = ("--identity", str(key), "--wait", wait)
+            return run_preloaded("coordinator", *PROMPT, *LOOPBACK, *flags, *identity)
+
+        ended = coordinate(keys[0], str(DEADLINE))
+        assert ended.status == 0, ended
+        ended = patiently(partial(coordinate, keys[2]), lambda _: other_id in worker.log)
+        assert ended.status == 1, ended
         assert other_id in worker.log
         assert "not on the list" in worker.log
 
