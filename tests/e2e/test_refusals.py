@@ -338,33 +338,29 @@ def check_sent_nothing(coordinator: Coordinator, identities: Identities) -> None
         assert set(by_type) <= HARMLESS, by_type
 
 
-def test_a_worker_refuses(scene: Scene, tmp_path: Path) -> None:
-    identities = disguises(ON_A_WORKER, scene, COORDINATOR)
+def test_a_worker_and_a_coordinator_refuse(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both at once: who shows nothing is waited for."""
+    caplog.set_level(logging.INFO, logger="neurogrid")
+    REFUSER[0] = Identity.load(tmp_path / "coordinator.key").peer_id
+    on_worker = disguises(ON_A_WORKER, scene, COORDINATOR)
+    on_coordinator = disguises(ON_A_COORDINATOR, scene, WORKER)
     with member_worker(scene, tmp_path) as (worker, addresses):
 
         async def work(coordinator: Coordinator) -> None:
-            await run_attacks(ON_A_WORKER, addresses, COORDINATOR, lambda: worker.log, identities)
+            own = addresses_of(coordinator)
+            async with trio.open_nursery() as nursery:
+                for attacks, at, role, log, identities in (
+                    (ON_A_WORKER, addresses, COORDINATOR, lambda: worker.log, on_worker),
+                    (ON_A_COORDINATOR, own, WORKER, lambda: caplog.text, on_coordinator),
+                ):
+                    nursery.start_soon(run_attacks, attacks, at, role, log, identities)
+            check_sent_nothing(coordinator, on_coordinator)
 
         trio.run(coordinate, issuer(scene, tmp_path), addresses[0], tmp_path, work)
         assert worker.is_alive()
         assert worker.log.count(" serves ") == 1
-
-
-def test_a_coordinator_refuses(
-    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="neurogrid")
-    REFUSER[0] = Identity.load(tmp_path / "coordinator.key").peer_id
-    identities = disguises(ON_A_COORDINATOR, scene, WORKER)
-    with member_worker(scene, tmp_path) as (_, addresses):
-
-        async def work(coordinator: Coordinator) -> None:
-            await run_attacks(
-                ON_A_COORDINATOR, addresses_of(coordinator), WORKER, lambda: caplog.text, identities
-            )
-            check_sent_nothing(coordinator, identities)
-
-        trio.run(coordinate, issuer(scene, tmp_path), addresses[0], tmp_path, work)
 
 
 def test_who_is_not_on_the_list_is_refused(
