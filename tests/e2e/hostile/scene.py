@@ -1,26 +1,31 @@
 """The stage of every test here: a victim that serves, an honest peer that asks it, a hostile peer with raw streams.
 
-All three are hosts of this process, on loopback. After the hostile peer has done its worst, `run` lets go of it, asks
-once more on behalf of the honest one, and looks whether anything of the hostile one is left in the victim's tables.
+All three are hosts of this process: on loopback, or where it is about 1.0.0 in memory, where no silence takes time;
+what 1.0.0 is over TCP, the peers in other languages show (tests/e2e/interop). After the hostile peer has done its
+worst, `run` lets go of it, asks once more on behalf of the honest one, and looks whether anything of the hostile one
+is left in the victim's tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from neurogrid.p2p import (
     PROTOCOL_V10,
     PROTOCOL_V11,
+    Host,
     Protocol,
     TensorMessage,
     open_host,
 )
+from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.wire import DEFAULT_LIMITS, Limits
 from tests.e2e.hostile.raw_peer import RawPeer
@@ -30,6 +35,8 @@ __all__ = [
     "GATED_LAYER",
     "VERSIONS",
     "Scene",
+    "clock_of",
+    "hosts_of",
     "leftovers",
     "run",
     "settled",
@@ -98,7 +105,22 @@ def run(
             await settled(scene.victim)
             await scene.check_honest(bytes(range(256)) * 1024)
 
-    trio.run(main)
+    trio.run(main, clock=clock_of(version))
+
+
+def clock_of(version: str) -> trio.abc.Clock | None:
+    """None is the usual one."""
+    return MockClock(autojump_threshold=0) if version == PROTOCOL_V10 else None
+
+
+@asynccontextmanager
+async def hosts_of(version: str, count: int) -> AsyncIterator[list[Host]]:
+    """Hosts on loopback or in memory."""
+    async with AsyncExitStack() as stack:
+        new_host: Callable[[], AbstractAsyncContextManager[Host]] = open_host
+        if version == PROTOCOL_V10:
+            new_host = (await stack.enter_async_context(open_memory_network())).open_host
+        yield [await stack.enter_async_context(new_host()) for _ in range(count)]
 
 
 @asynccontextmanager
@@ -106,7 +128,7 @@ async def open_scene(
     *, version: str = PROTOCOL_V11, bounds: Bounds = DEFAULT_BOUNDS, limits: Limits = DEFAULT_LIMITS
 ) -> AsyncIterator[Scene]:
     with trio.fail_after(DEADLINE):
-        async with open_host() as victim_host, open_host() as honest_host, open_host() as host:
+        async with hosts_of(version, 3) as (victim_host, honest_host, host):
             victim = Protocol(victim_host, role="worker", bounds=bounds, limits=limits)
             honest = Protocol(honest_host, role="coordinator", versions=(version,))
             address = victim_host.addresses[0]

@@ -24,7 +24,7 @@ from neurogrid.p2p import (
 )
 from neurogrid.p2p.streams.bounds import DEFAULT_BOUNDS, Bounds
 from neurogrid.p2p.wire import ErrorCode
-from tests.e2e.hostile.scene import DEADLINE, VERSIONS, leftovers, until
+from tests.e2e.hostile.scene import DEADLINE, VERSIONS, hosts_of, leftovers, until
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -37,7 +37,7 @@ async def two_peers(
 ) -> AsyncIterator[tuple[Protocol, Protocol]]:
     """Each answers an activation with its bytes reversed, unless the test sees to it. One is connected to the other."""
     with trio.fail_after(DEADLINE):
-        async with open_host() as one_host, open_host() as other_host:
+        async with hosts_of(version, 2) as (one_host, other_host):
             one = Protocol(one_host, bounds=bounds, versions=(version,))
             other = Protocol(other_host, bounds=bounds, versions=(version,))
             for protocol in (one, other):
