@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from socket import MSG_PEEK
@@ -20,7 +21,7 @@ import trio
 
 from tests.e2e.interop.control import Answer, Control, StreamStart
 
-__all__ = ["ForeignPeer", "ForeignStream", "run_process"]
+__all__ = ["ForeignPeer", "ForeignProcess", "ForeignStream", "start_process"]
 
 T = TypeVar("T")
 
@@ -106,20 +107,20 @@ class ForeignStream:
 
 
 class ForeignPeer:
-    """A foreign peer that runs. Made by `run_process`.
+    """A foreign peer that runs. Made by `ForeignProcess.use`.
 
     Attributes:
         peer_id: its peer id (base58).
         address: where to dial it, with its `/p2p/` part.
     """
 
-    def __init__(self, control: Control, directory: Path, nursery: trio.Nursery) -> None:
+    def __init__(self, process: ForeignProcess, nursery: trio.Nursery) -> None:
         self.peer_id = ""
         self.address = ""
-        self._control = control
-        self._directory = directory
+        self._process = process
+        self._control = process.control
+        self._directory = process.directory
         self._nursery = nursery
-        self._num_acceptors = 0
         self._sockets: list[trio.SocketStream] = []
 
     def close_sockets(self) -> None:
@@ -188,10 +189,14 @@ class ForeignPeer:
         self, protocols: Sequence[str]
     ) -> trio.MemoryReceiveChannel[ForeignStream]:
         """Accept inbound streams of these protocols; they come over the channel."""
-        self._num_acceptors += 1
-        path = str(self._directory / f"streams{self._num_acceptors}.sock")
+        acceptors = self._process.acceptors
+        is_new = tuple(protocols) not in acceptors
+        path = acceptors.setdefault(
+            tuple(protocols), self._directory / f"streams{len(acceptors)}.sock"
+        )
+        path.unlink(missing_ok=True)  # of who used the process before
         listening = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-        await listening.bind(path)
+        await listening.bind(str(path))
         listening.listen(MAX_WAITING_STREAMS)
         send, receive = trio.open_memory_channel[ForeignStream](MAX_WAITING_STREAMS)
 
@@ -208,7 +213,8 @@ class ForeignPeer:
                     self._nursery.start_soon(hand_on, self._sockets[-1])
 
         self._nursery.start_soon(accept)
-        await self._ask(self._control.accept_streams(path, protocols))
+        if is_new:
+            await self._ask(self._control.accept_streams(str(path), protocols))
         return receive
 
     async def _open_control(self) -> trio.SocketStream:
@@ -221,47 +227,62 @@ class ForeignPeer:
             return await _receive(socket, bytearray(), self._control.take_answer)
 
 
-@asynccontextmanager
-async def run_process(
+@dataclass
+class ForeignProcess:
+    """A foreign peer's process, which serves `directory/control.sock`. Made by `start_process`.
+
+    Attributes:
+        acceptors: the Unix sockets to which it brings inbound streams, by their protocols.
+    """
+
+    process: subprocess.Popen[bytes]
+    control: Control
+    directory: Path
+    acceptors: dict[tuple[str, ...], Path] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[ForeignPeer]:
+        """Drive it until the block is left. Wait for its socket first: neither peer tells when it is ready."""
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(START_TIMEOUT):
+                while not await self._is_ready():
+                    await trio.sleep(POLL_INTERVAL)
+            peer = ForeignPeer(self, nursery)
+            try:
+                await peer.identify()
+                yield peer
+            finally:
+                peer.close_sockets()
+                nursery.cancel_scope.cancel()
+
+    async def _is_ready(self) -> bool:
+        try:
+            await (await trio.open_unix_socket(str(self.directory / "control.sock"))).aclose()
+        except OSError:
+            if self.process.poll() is not None:
+                log = (self.directory / "log").read_text(errors="replace")[-2000:]
+                pytest.fail(f"{self.process.args} ended with {self.process.returncode}: {log}")
+            return False
+        return True
+
+
+@contextmanager
+def start_process(
     command: Callable[[Path], Sequence[str]], control: Control
-) -> AsyncIterator[ForeignPeer]:
+) -> Iterator[ForeignProcess]:
     """Run `command(directory)`, which serves `directory/control.sock`, until the block is left."""
     # The path of a Unix socket has 107 bytes at most, which pytest's own directories may exceed.
     with tempfile.TemporaryDirectory(prefix="ng-peer-") as name:
         directory = Path(name)
-        log_file = directory / "log"
-        with log_file.open("wb") as log:
+        with (directory / "log").open("wb") as log:
             # Its standard input is a pipe, whose end it sees even if this process is killed.
             process = subprocess.Popen(
                 command(directory), stdin=subprocess.PIPE, stdout=log, stderr=log
             )
         try:
-            async with trio.open_nursery() as nursery:
-                await _wait_for_socket(directory / "control.sock", process, log_file)
-                peer = ForeignPeer(control, directory, nursery)
-                try:
-                    await peer.identify()
-                    yield peer
-                finally:
-                    peer.close_sockets()
-                    nursery.cancel_scope.cancel()
+            yield ForeignProcess(process, control, directory)
         finally:
             _end(process)
-
-
-async def _wait_for_socket(path: Path, process: subprocess.Popen[bytes], log_file: Path) -> None:
-    """Neither peer tells when it is ready, so there is nothing to wait for but the socket."""
-    with trio.fail_after(START_TIMEOUT):
-        while True:
-            try:
-                await (await trio.open_unix_socket(str(path))).aclose()
-            except OSError:
-                if process.poll() is not None:
-                    log = log_file.read_text(errors="replace")[-2000:]
-                    pytest.fail(f"{process.args[0]} ended with {process.returncode}: {log}")
-                await trio.sleep(POLL_INTERVAL)
-            else:
-                return
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

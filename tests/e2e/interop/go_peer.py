@@ -7,23 +7,23 @@ distribution. It knows no bootstrap peer and relays for nobody.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.interop.foreign_peer import ForeignPeer, run_process
+from tests.e2e.interop.foreign_peer import ForeignPeer, ForeignProcess, start_process
 from tests.e2e.interop.go_control import GoControl
 
-__all__ = ["run_go_peer", "run_p2pd"]
+__all__ = ["run_p2pd", "start_go_peer"]
 
 
-def run_go_peer(
+def start_go_peer(
     security: str, *, listen: str = "/ip4/127.0.0.1/tcp/0"
-) -> AbstractAsyncContextManager[ForeignPeer]:
+) -> AbstractContextManager[ForeignProcess]:
     """Run a daemon that offers one channel security, "noise" or "tls", until the block is left."""
-    return run_p2pd(
+    return start_p2pd(
         f"-noise={'true' if security == 'noise' else 'false'}",
         f"-tls={'true' if security == 'tls' else 'false'}",
         "-relay=false",
@@ -32,10 +32,9 @@ def run_go_peer(
     )
 
 
-@asynccontextmanager
-async def run_p2pd(
+def start_p2pd(
     *options: str, listen: str = "/ip4/127.0.0.1/tcp/0"
-) -> AsyncIterator[ForeignPeer]:
+) -> AbstractContextManager[ForeignProcess]:
     """Run a daemon with `options` until the block is left."""
     binary = _find_p2pd()
 
@@ -49,8 +48,15 @@ async def run_p2pd(
             *options,
         ]
 
-    async with run_process(command, GoControl()) as peer:
-        yield peer
+    return start_process(command, GoControl())
+
+
+@asynccontextmanager
+async def run_p2pd(*options: str) -> AsyncIterator[ForeignPeer]:
+    """The same, and drive it."""
+    with start_p2pd(*options) as process:
+        async with process.use() as peer:
+            yield peer
 
 
 def _find_p2pd() -> Path:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.interop.foreign_peer import ForeignPeer, run_process
+from tests.e2e.interop.foreign_peer import ForeignProcess, start_process
 from tests.e2e.interop.js_control import JsControl
 
-__all__ = ["run_js_peer"]
+__all__ = ["start_js_peer"]
 
 DIRECTORY = Path(__file__).parent / "js"
 
 
-@asynccontextmanager
-async def run_js_peer(security: str) -> AsyncIterator[ForeignPeer]:
+def start_js_peer(security: str) -> AbstractContextManager[ForeignProcess]:
     """Run a peer that offers one channel security, "noise" or "tls", until the block is left."""
     node = shutil.which("node")
     if node is None:
@@ -37,5 +35,4 @@ async def run_js_peer(security: str) -> AsyncIterator[ForeignPeer]:
     def command(directory: Path) -> list[str]:
         return [node, str(DIRECTORY / "peer.js"), str(directory), security]
 
-    async with run_process(command, JsControl()) as peer:
-        yield peer
+    return start_process(command, JsControl())

@@ -1,14 +1,15 @@
 """What any foreign peer and we must manage over `/neurogrid/tensor/1.0.0`: one suite, run for each language.
 
-`PeerSuite` is a base class: a test module inherits from it and says how its peer is run. Each test runs with
-either side as the dialler of the connection, over each channel security that the peer has.
+`PeerSuite` is a base class: a test module inherits from it and says how its peer is started. Messages are tried with
+either side as the dialler of the connection, over each channel security that the peer has; the rest with both diallers
+and both securities, each once. A peer's process lives for a module.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -28,10 +29,10 @@ from neurogrid.p2p import (
     open_host,
 )
 from neurogrid.p2p.wire import encode_message
-from tests.e2e.interop.foreign_peer import ForeignPeer, ForeignStream
+from tests.e2e.interop.foreign_peer import ForeignPeer, ForeignProcess, ForeignStream
 from tests.e2e.interop.golden import GOLDEN
 
-__all__ = ["BOTH_VERSIONS", "DEADLINE", "Meeting", "PeerSuite", "run"]
+__all__ = ["BOTH_VERSIONS", "DEADLINE", "Meeting", "PeerSuite", "Way", "run"]
 
 # For anything that takes seconds on an idle machine: the machines are shared, and slow at times.
 DEADLINE = 240.0
@@ -42,6 +43,10 @@ MAX_RESETS = 10
 FOREIGN_ALONE = (PROTOCOL_V10,)
 # 1.1.0 is offered first, and the foreign peer does not know it.
 BOTH_VERSIONS = (PROTOCOL_V11, PROTOCOL_V10)
+# A security and who dials.
+Way = tuple[str, str]
+# Gives the process of a security, which is started if there is none.
+Processes = Callable[[str, Callable[[str], AbstractContextManager[ForeignProcess]]], ForeignProcess]
 UNTRACED_TYPES = [t for t in MessageType if t.kind is t and t <= 0x09]
 
 
@@ -104,15 +109,15 @@ class Meeting:
 
 @asynccontextmanager
 async def meet(
-    run_peer: AbstractAsyncContextManager[ForeignPeer],
+    process: ForeignProcess,
     *,
     dialler: str,
     confirms: bool,
     versions: Sequence[str] = FOREIGN_ALONE,
 ) -> AsyncIterator[Meeting]:
-    """Run a foreign peer and a host of ours, and connect them; `dialler` is "we" or "they"."""
+    """A foreign peer and a host of ours, connected; `dialler` is "we" or "they"."""
     with trio.fail_after(DEADLINE):
-        async with run_peer as peer, open_host() as host:
+        async with process.use() as peer, open_host() as host:
             protocol = Protocol(host, versions=versions)
             send, received = trio.open_memory_channel[TensorMessage](len(GOLDEN))
             for msg_type in (None, *UNTRACED_TYPES):
@@ -154,15 +159,18 @@ class PeerSuite(ABC):
     confirms: bool
 
     @abstractmethod
-    def run_peer(self, security: str) -> AbstractAsyncContextManager[ForeignPeer]: ...
+    def start_peer(self, security: str) -> AbstractContextManager[ForeignProcess]: ...
+
+    @pytest.fixture(autouse=True)
+    def _peers(self, processes: Processes) -> None:
+        self._processes = processes
 
     def meet(
         self, security: str, dialler: str, versions: Sequence[str] = FOREIGN_ALONE
     ) -> AbstractAsyncContextManager[Meeting]:
         """We and the peer, connected."""
-        return meet(
-            self.run_peer(security), dialler=dialler, confirms=self.confirms, versions=versions
-        )
+        process = self._processes(security, self.start_peer)
+        return meet(process, dialler=dialler, confirms=self.confirms, versions=versions)
 
     async def send(self, meeting: Meeting, message: TensorMessage) -> None:
         """Send a message through our `Protocol`."""
@@ -201,9 +209,9 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_several_messages_come_on_one_stream(self, security: str, dialler: str) -> None:
+    def test_several_messages_come_on_one_stream(self, way: Way) -> None:
         async def scenario() -> None:
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 received = await meeting.send_from_there(
                     b"".join(golden.encoded for golden in GOLDEN.values()),
                     num_messages=len(GOLDEN),
@@ -213,11 +221,11 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_16_mib_arrive_there_intact(self, security: str, dialler: str) -> None:
+    def test_16_mib_arrive_there_intact(self, way: Way) -> None:
         async def scenario() -> None:
             message = large_activation()
             encoded = encode_message(message)
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.send, meeting, message)
                     stream = await meeting.next_message_stream()
@@ -228,10 +236,10 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_16_mib_of_theirs_arrive_intact(self, security: str, dialler: str) -> None:
+    def test_16_mib_of_theirs_arrive_intact(self, way: Way) -> None:
         async def scenario() -> None:
             message = large_activation()
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 (received,) = await meeting.send_from_there(encode_message(message))
                 assert (received.layer_id, received.request_id) == (1, 2)
                 assert len(received.data) == 16 * MIB
@@ -239,7 +247,7 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_their_end_of_a_stream_is_an_orderly_end(self, security: str, dialler: str) -> None:
+    def test_their_end_of_a_stream_is_an_orderly_end(self, way: Way) -> None:
         async def one_stream(meeting: Meeting) -> bytes:
             golden = GOLDEN["activation"]
             ours = await meeting.host.open_stream(meeting.peer.peer_id, [PROTOCOL_V10])
@@ -257,7 +265,7 @@ class PeerSuite(ABC):
             return answer
 
         async def scenario() -> None:
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 for _ in range(1 if self.confirms else MAX_RESETS):
                     try:
                         assert await one_stream(meeting) == b"answer"
@@ -268,7 +276,7 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_their_reset_is_a_reset_and_no_end(self, security: str, dialler: str) -> None:
+    def test_their_reset_is_a_reset_and_no_end(self, way: Way) -> None:
         async def scenario() -> None:
             protocol_id = "/neurogrid/test/1.0.0"
             is_read = trio.Event()
@@ -284,7 +292,7 @@ class PeerSuite(ABC):
                 else:
                     await send.send(f"no reset, but {rest!r}")
 
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 meeting.host.set_stream_handler(protocol_id, read)
                 stream = await meeting.peer.open_stream(meeting.host.peer_id, [protocol_id])
                 await stream.send_all(b"abc")
@@ -294,21 +302,19 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_their_reset_in_mid_message_leaves_us_serving(
-        self, security: str, dialler: str
-    ) -> None:
+    def test_their_reset_in_mid_message_leaves_us_serving(self, way: Way) -> None:
         async def scenario() -> None:
             whole = GOLDEN["activation"].encoded + encode_message(large_activation())
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 for num_bytes in (3, 20, 26, len(whole) // 2):
                     await meeting.send_from_there_and_reset(PROTOCOL_V10, whole[:num_bytes])
                 await meeting.show_that_we_serve()
 
         run(scenario)
 
-    def test_their_end_in_mid_message_leaves_us_serving(self, security: str, dialler: str) -> None:
+    def test_their_end_in_mid_message_leaves_us_serving(self, way: Way) -> None:
         async def scenario() -> None:
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 for num_bytes in (3, 20, 26):
                     await meeting.send_from_there(
                         GOLDEN["activation"].encoded[:num_bytes], num_messages=0
@@ -317,11 +323,9 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_their_reset_while_we_send_is_told_and_the_connection_lives(
-        self, security: str, dialler: str
-    ) -> None:
+    def test_their_reset_while_we_send_is_told_and_the_connection_lives(self, way: Way) -> None:
         async def scenario() -> None:
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
 
                 async def send() -> None:
                     with pytest.raises((PeerRefusedError, StreamBrokenError)):
@@ -336,11 +340,9 @@ class PeerSuite(ABC):
 
         run(scenario)
 
-    def test_a_lost_connection_in_mid_message_leaves_us_serving(
-        self, security: str, dialler: str
-    ) -> None:
+    def test_a_lost_connection_in_mid_message_leaves_us_serving(self, way: Way) -> None:
         async def scenario() -> None:
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 stream = await meeting.peer.open_stream(meeting.host.peer_id, [PROTOCOL_V10])
                 await stream.send_all(GOLDEN["activation"].encoded[:20])
                 await meeting.peer.disconnect(meeting.host.peer_id)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 
-from tests.e2e.interop.foreign_peer import ForeignPeer
-from tests.e2e.interop.go_peer import run_go_peer
+from tests.e2e.interop.foreign_peer import ForeignProcess
+from tests.e2e.interop.go_peer import start_go_peer
 from tests.e2e.interop.suite import PeerSuite
 
 
@@ -21,5 +21,5 @@ class TestGoPeer(PeerSuite):
 
     confirms = False
 
-    def run_peer(self, security: str) -> AbstractAsyncContextManager[ForeignPeer]:
-        return run_go_peer(security)
+    def start_peer(self, security: str) -> AbstractContextManager[ForeignProcess]:
+        return start_go_peer(security)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import trio
@@ -10,21 +10,19 @@ import trio.testing
 
 from neurogrid.p2p import MessageType, TensorMessage
 from neurogrid.p2p.wire import encode_message
-from tests.e2e.interop.foreign_peer import ForeignPeer
+from tests.e2e.interop.foreign_peer import ForeignProcess
 from tests.e2e.interop.golden import GOLDEN
-from tests.e2e.interop.js_peer import run_js_peer
-from tests.e2e.interop.suite import BOTH_VERSIONS, DEADLINE, PeerSuite, run
+from tests.e2e.interop.js_peer import start_js_peer
+from tests.e2e.interop.suite import BOTH_VERSIONS, DEADLINE, PeerSuite, Way, run
 
 
 class TestJsPeer(PeerSuite):
     confirms = True
 
-    def run_peer(self, security: str) -> AbstractAsyncContextManager[ForeignPeer]:
-        return run_js_peer(security)
+    def start_peer(self, security: str) -> AbstractContextManager[ForeignProcess]:
+        return start_js_peer(security)
 
-    def test_our_end_comes_when_the_message_is_dealt_with(
-        self, security: str, dialler: str
-    ) -> None:
+    def test_our_end_comes_when_the_message_is_dealt_with(self, way: Way) -> None:
         async def scenario() -> None:
             happened: list[str] = []
             handled = trio.Event()
@@ -34,7 +32,7 @@ class TestJsPeer(PeerSuite):
                 await trio.testing.wait_all_tasks_blocked(0.05)
                 happened.append("dealt with")
 
-            async with self.meet(security, dialler) as meeting:
+            async with self.meet(*way) as meeting:
                 meeting.protocol.on_message(MessageType.ACTIVATION, deal_with)
                 await meeting.send_from_there(GOLDEN["activation"].encoded)
                 happened.append("end")
@@ -43,12 +41,12 @@ class TestJsPeer(PeerSuite):
 
         run(scenario)
 
-    def test_a_request_is_answered_on_a_stream_of_theirs(self, security: str, dialler: str) -> None:
+    def test_a_request_is_answered_on_a_stream_of_theirs(self, way: Way) -> None:
         async def scenario() -> None:
             question = GOLDEN["activation"].message
             answer = replace(question, msg_type=MessageType.RESPONSE, data=b"\xbb\xaa")
 
-            async with self.meet(security, dialler, BOTH_VERSIONS) as meeting:
+            async with self.meet(*way, BOTH_VERSIONS) as meeting:
 
                 async def answer_there() -> None:
                     stream = await meeting.next_message_stream()
