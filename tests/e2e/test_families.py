@@ -1,4 +1,5 @@
-"""Greedy tokens over real workers equal transformers' own `generate()`, in float32, for every family.
+"""Greedy tokens over real workers equal transformers' own `generate()`, in float32, for every family, be the prompt
+one token or so long that it goes through the stages in chunks.
 
 Over two workers; one family over as many as there are, and two over three whose layers are not all alike. How else each
 family may be split is in tests/unit/test_stage.py.
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from neurogrid import CoordinatorSettings
+from neurogrid.inference.pipeline.prefill import MAX_CHUNK, chunk_lengths
 from tests.e2e.support import WorkerProcess, reference_tokens, run_coordinator
 from tests.families import FAMILIES, VOCAB_SIZE, Family, save_checkpoint
 
@@ -45,4 +47,5 @@ def test_tokens_equal_generate(
             MAX_TOKENS,
         )
         assert len(outcome.stages) == count
+        assert count == 1 or len(chunk_lengths(LONG_PROMPT, count, max_tokens=MAX_CHUNK)) > 1
         assert outcome.tokens == expected, f"over {count} workers: {outcome.stages}"

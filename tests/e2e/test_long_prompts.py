@@ -1,4 +1,7 @@
-"""Prompts that go through the stages in chunks: the tokens of the whole model, in any company and whoever dies."""
+"""Prompts that go through the stages in chunks: the tokens of the whole model, in any company and whoever dies.
+
+All families are in test_families.py.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,9 @@ from tests.e2e.support import (
     WorkerProcess,
     generate,
     reference_tokens,
-    run_coordinator,
     start_worker,
 )
-from tests.families import FAMILIES, VOCAB_SIZE, Family, save_checkpoint
+from tests.families import FAMILIES, VOCAB_SIZE, save_checkpoint
 
 MAX_TOKENS = 8
 
@@ -50,17 +52,6 @@ def num_activations(coordinator: Coordinator, peer_id: str) -> int:
 
 def num_chunks(token_ids: Sequence[int], num_stages: int) -> int:
     return len(chunk_lengths(len(token_ids), num_stages, max_tokens=MAX_CHUNK))
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_writes_what_the_whole_model_writes(
-    workers: list[WorkerProcess], tmp_path: Path, family: Family
-) -> None:
-    model = save_checkpoint(family, tmp_path)
-    expected = reference_tokens(model, prompt(300), MAX_TOKENS)
-    addresses = [worker.address for worker in workers]
-    outcome = run_coordinator(settings(tmp_path, addresses), [prompt(300)], MAX_TOKENS)
-    assert outcome.tokens == [expected]
 
 
 @pytest.mark.parametrize("routing", ["chain", "star"])

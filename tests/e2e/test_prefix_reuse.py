@@ -140,7 +140,10 @@ def test_many_at_once_begin_with_the_same_tokens(
     run(main)
 
 
-def test_a_copy_comes_too_late(workers: list[WorkerProcess], tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_times", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_a_copy_comes_too_late(
+    workers: list[WorkerProcess], tmp_path: Path, num_times: int
+) -> None:
     """Of two that begin at once one takes the session over, and a worker may hear of that one first."""
     model = save_checkpoint(FAMILIES[0], tmp_path)
     chosen = settings(tmp_path, [w.address for w in workers[:2]], max_seq_len=512)
@@ -148,7 +151,7 @@ def test_a_copy_comes_too_late(workers: list[WorkerProcess], tmp_path: Path) -> 
     async def main() -> None:
         async with open_coordinator(chosen) as coordinator:
             chat = Chat(coordinator)
-            for first in range(3, 23):
+            for first in range(3, 3 + num_times):
                 prompt = [first, *PROMPT]
                 answer = await chat.turn(prompt)
                 async with trio.open_nursery() as nursery:

@@ -16,7 +16,7 @@ from tests.e2e.support import DEADLINE, reference_tokens
 from tests.families import FAMILIES, save_checkpoint
 
 MAX_TOKENS = 4
-NUM_CLIENTS, NUM_GENERATIONS = 12, 25
+NUM_CLIENTS = 12
 # Of them are left after some tokens, or after so many seconds at most, wherever they are then.
 LEFT_AFTER_TOKENS, LEFT_AFTER_SECONDS, LATEST = 0.2, 0.2, 0.15
 FAMILY = {family.name: family for family in FAMILIES}
@@ -26,15 +26,19 @@ class Clients:
     """Who generates from a few beginnings: the same again, a part of it with another end, or what follows it."""
 
     def __init__(
-        self, coordinator: Coordinator, expected: dict[tuple[int, ...], list[int]]
+        self,
+        coordinator: Coordinator,
+        expected: dict[tuple[int, ...], list[int]],
+        num_generations: int,
     ) -> None:
         self._coordinator = coordinator
         self._expected = expected
+        self._num_generations = num_generations
         self._random = random.Random(len(expected))
         self.num_finished = self.num_left = 0
 
     async def run(self) -> None:
-        for _ in range(NUM_GENERATIONS):
+        for _ in range(self._num_generations):
             prompt = self._random.choice([*self._expected])
             kind = self._random.random()
             if kind < LEFT_AFTER_TOKENS:
@@ -76,11 +80,12 @@ def beginnings(model: object) -> dict[tuple[int, ...], list[int]]:
     return {tuple(prompt): reference_tokens(model, prompt, MAX_TOKENS) for prompt in prompts}
 
 
+@pytest.mark.parametrize("num_generations", [7, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("family", "max_sessions"), [("llama-tied", 3), ("llama-tied", 6), ("lfm2", 4)]
 )
 def test_none_is_lost_none_mixed_up_and_none_left_open(
-    tmp_path: Path, family: str, max_sessions: int
+    tmp_path: Path, family: str, max_sessions: int, num_generations: int
 ) -> None:
     expected = beginnings(save_checkpoint(FAMILY[family], tmp_path))
 
@@ -98,11 +103,11 @@ def test_none_is_lost_none_mixed_up_and_none_left_open(
                 max_sessions=max_sessions,
             )
             coordinator = await stack.enter_async_context(open_coordinator(settings))
-            clients = Clients(coordinator, expected)
+            clients = Clients(coordinator, expected, num_generations)
             async with trio.open_nursery() as nursery:
                 for _ in range(NUM_CLIENTS):
                     nursery.start_soon(clients.run)
-            assert clients.num_finished > NUM_CLIENTS * NUM_GENERATIONS / 3
+            assert clients.num_finished > NUM_CLIENTS * num_generations / 3
             assert clients.num_left > NUM_CLIENTS
             await only_kept_ones_are_open(coordinator, workers)
 

@@ -199,7 +199,7 @@ def test_metrics_of_a_generation_and_of_a_kill(cluster: Cluster) -> None:
         json={
             "model": "embedded",
             "prompt": "The function",
-            "max_tokens": 600,
+            "max_tokens": 120,
             "stream": True,
             "ignore_eos": True,
         },
