@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from neurogrid.inference.generation.sampling import GeneratedToken
     from neurogrid.inference.generation.sampling_params import SamplingParams
     from neurogrid.node.cache_directory import CacheSettings
-    from neurogrid.node.finding import FindingSettings
-    from neurogrid.node.reaching import ReachSettings
+    from neurogrid.node.discovery import FindingSettings
+    from neurogrid.node.reach_settings import ReachSettings
 
 # Of the distribution, whose metadata takes it from here.
 __version__ = "0.1.0"
@@ -51,8 +51,8 @@ _HOMES = {
     "Coordinator": "neurogrid.inference.generation.coordinator",
     "CoordinatorSettings": "neurogrid.assembly.coordinator_settings",
     "open_coordinator": "neurogrid.assembly.coordinator",
-    "FindingSettings": "neurogrid.node.finding",
-    "ReachSettings": "neurogrid.node.reaching",
+    "FindingSettings": "neurogrid.node.discovery",
+    "ReachSettings": "neurogrid.node.reach_settings",
     "Timeouts": "neurogrid.fleet.remote_worker",
     "GeneratedToken": "neurogrid.inference.generation.sampling",
     "SamplingParams": "neurogrid.inference.generation.sampling_params",

@@ -65,12 +65,12 @@ BESIDE = {
     "p2p/wire/route.py": "which layers are next",
     "worker/held_model.py": "sizes",
     # Prepares the next step when this one has left.
-    "model/stages/loading.py": "prepares",
+    "model/stages/weight_loading.py": "prepares",
     "model/stages/skeleton.py": "prepares",
     # Of other peers, or of the request, and awake.
     "inference/sessions/worker_v10.py": "looks for transfers that stopped",
     "server/http/guard.py": "has let the request in",
-    "server/http/tracing.py": "has let the request in",
+    "server/http/trace_parents.py": "has let the request in",
     "server/openai/routes.py": "has read the request",
 }
 

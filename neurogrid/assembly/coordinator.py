@@ -14,7 +14,7 @@ import trio
 
 from neurogrid.assembly.coordinator_settings import CoordinatorSettings
 from neurogrid.assembly.planned_fleet import open_plan
-from neurogrid.fleet.placing.watching import watch_workers
+from neurogrid.fleet.placing.memory_watch import watch_workers
 from neurogrid.inference.board.progress import Progress, ProgressTee
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.inference.generation.cache_room import CacheRoom

@@ -10,8 +10,8 @@ from neurogrid.fleet.remote_worker import Timeouts
 from neurogrid.inference.generation.cache_room import MAX_WAITING_SESSIONS
 from neurogrid.inference.pipeline.routing import RoutingMode
 from neurogrid.node.cache_directory import CacheSettings
-from neurogrid.node.finding import FindingSettings
-from neurogrid.node.reaching import ReachSettings
+from neurogrid.node.discovery import FindingSettings
+from neurogrid.node.reach_settings import ReachSettings
 from neurogrid.p2p.trust import Admission
 
 __all__ = ["CoordinatorSettings"]

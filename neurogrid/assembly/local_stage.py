@@ -37,7 +37,7 @@ from neurogrid.fleet.remote_worker import (
     Timeouts,
     TransferReports,
 )
-from neurogrid.fleet.spreading import Spread
+from neurogrid.fleet.spread import Spread
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11

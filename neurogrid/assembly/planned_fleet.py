@@ -21,7 +21,6 @@ from neurogrid.assembly.local_stage import enlist_with_local
 from neurogrid.assembly.plan_request import PlanRequest
 from neurogrid.errors import TransportError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.fleet.describing import capacities, describe_workers, links
 from neurogrid.fleet.gathering import open_gathering
 from neurogrid.fleet.local_trust import (
     credentials_of_local_workers,
@@ -34,15 +33,16 @@ from neurogrid.fleet.placing.placer import open_placer
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.fleet.worker_questions import capacities, describe_workers, links
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_workers import remote_worker
 from neurogrid.inference.pipeline.trials import SessionTrials
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.stages.device import device_memory
-from neurogrid.node.finding import open_discovery
-from neurogrid.node.keeping import keep_workers
-from neurogrid.node.reaching import open_reach
+from neurogrid.node.discovery import open_discovery
+from neurogrid.node.kept_connections import keep_workers
+from neurogrid.node.reach_settings import open_reach
 from neurogrid.node.roles import COORDINATOR_TAKES, authorise
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_MODEL_CHARS

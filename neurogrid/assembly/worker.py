@@ -26,9 +26,9 @@ from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
-from neurogrid.node.finding import open_discovery
-from neurogrid.node.keeping import keep_coordinators
-from neurogrid.node.reaching import open_reach
+from neurogrid.node.discovery import open_discovery
+from neurogrid.node.kept_connections import keep_coordinators
+from neurogrid.node.reach_settings import open_reach
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.discovery.dht import Announcement

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from neurogrid.errors import PeerRefusedError, ResponseTimeout
-from neurogrid.fleet.spreading import Spread
+from neurogrid.fleet.spread import Spread
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.model.files.blob import LayerBlob
 from neurogrid.p2p.exchange.exchange import Exchange

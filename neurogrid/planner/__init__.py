@@ -12,7 +12,7 @@ Nothing here knows torch, the network or time. `world` is what goes in, `plan` w
     replanning, explaining    what to do when the world changes, and why a plan is as it is
 """
 
-from neurogrid.planner.explaining import Explanation, PeerReport, explain
+from neurogrid.planner.explanation import Explanation, PeerReport, explain
 from neurogrid.planner.lines import make_lines
 from neurogrid.planner.plan import Plan, PlannedStage, Replica, name_range
 from neurogrid.planner.planning import make_plan, make_replicas

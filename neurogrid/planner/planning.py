@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from neurogrid.errors import CapacityError, ConfigurationError
 from neurogrid.planner.cuts import Cuts
-from neurogrid.planner.moving import cheapest
+from neurogrid.planner.fewer_moves import cheapest
 from neurogrid.planner.plan import Plan, PlannedStage, Replica
 from neurogrid.planner.problem import Order, Problem
 from neurogrid.planner.replicas import place_replicas

@@ -22,9 +22,9 @@ from neurogrid.server.errors import (
     answer_http_exception,
 )
 from neurogrid.server.http.body import WholeBodies
-from neurogrid.server.http.counting import CountedRequests
 from neurogrid.server.http.guard import Access, Guard
-from neurogrid.server.http.tracing import TraceParents
+from neurogrid.server.http.request_counter import CountedRequests
+from neurogrid.server.http.trace_parents import TraceParents
 from neurogrid.telemetry.http_metrics import HttpStatistics
 
 __all__ = ["make_app"]

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from neurogrid.server.checking import Schema
+from neurogrid.server.schema_check import Schema
 
 __all__ = ["Paths", "json_answer", "openapi_routes", "operation"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from neurogrid.node.cache_directory import CacheSettings
-from neurogrid.node.finding import FindingSettings
-from neurogrid.node.reaching import ReachSettings
+from neurogrid.node.discovery import FindingSettings
+from neurogrid.node.reach_settings import ReachSettings
 from neurogrid.p2p.trust import Admission
 
 __all__ = ["WorkerSettings"]

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from neurogrid.errors import NeuroGridError
-from neurogrid.node.keeping import keep_coordinators
+from neurogrid.node.kept_connections import keep_coordinators
 from neurogrid.p2p import Host, Identity, Protocol
 from neurogrid.p2p.memory import Link
 from neurogrid.p2p.trust import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from neurogrid.cli.options.finding import DEFAULT_NAMESPACE
+from neurogrid.cli.options.discovery import DEFAULT_NAMESPACE
 from neurogrid.p2p.trust import COORDINATOR as COORDINATOR_ROLE
 from neurogrid.p2p.trust import WORKER as WORKER_ROLE
 from neurogrid.p2p.trust import Cluster

@@ -20,7 +20,7 @@ from neurogrid.server.app import make_app
 from neurogrid.server.http import http11
 from neurogrid.server.http import http_server as serving
 from neurogrid.server.http.http_server import open_http
-from neurogrid.server.openai.answering import while_connected
+from neurogrid.server.openai.answer import while_connected
 from tests.e2e.support import DEADLINE
 
 HOST = "127.0.0.1"

@@ -21,7 +21,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach.circuit import circuit_address
-from neurogrid.p2p.reach.framing import receive_message, send_message
+from neurogrid.p2p.reach.protobuf_frames import receive_message, send_message
 from neurogrid.p2p.reach.relay_client import RelayClient
 from neurogrid.p2p.reach.relay_service import (
     HOP_PROTOCOL,

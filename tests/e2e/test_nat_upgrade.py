@@ -17,8 +17,8 @@ from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost, open_host
 from neurogrid.p2p.reach import hole_punching
 from neurogrid.p2p.reach.autonat import AUTONAT_PROTOCOL, MAX_DIALS_PER_PEER, Reachability
 from neurogrid.p2p.reach.backoff import Backoff
-from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.hole_punching import DCUTR_PROTOCOL, HolePuncher, Path
+from neurogrid.p2p.reach.protobuf_frames import receive_message, send_message
 from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
 

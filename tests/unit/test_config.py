@@ -99,7 +99,7 @@ def saved(config: PreTrainedConfig, folder: Path) -> dict[str, Any]:
 
 def test_the_hub_is_off() -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    program = "import neurogrid.model.files.naming, huggingface_hub.constants as c; assert c.HF_HUB_OFFLINE"
+    program = "import neurogrid.model.files.tensor_names, huggingface_hub.constants as c; assert c.HF_HUB_OFFLINE"
     environment = {**os.environ, "HF_HUB_OFFLINE": "0"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.files.naming import is_end_tensor
+from neurogrid.model.files.tensor_names import is_end_tensor
 from neurogrid.model.stages.stage import Ends
 
 BOTH = {"embedding", "head"}

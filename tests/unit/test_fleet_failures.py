@@ -12,13 +12,13 @@ import trio.testing
 
 from neurogrid import errors
 from neurogrid.errors import NeuroGridError, StreamBrokenError
-from neurogrid.fleet.describing import describe_workers
 from neurogrid.fleet.placing.fleet import Fleet
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
+from neurogrid.fleet.placing.memory_watch import watch_workers
 from neurogrid.fleet.placing.placer import Placer
-from neurogrid.fleet.placing.watching import watch_workers
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, Timeouts, TransferReports
 from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.fleet.worker_questions import describe_workers
 from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10

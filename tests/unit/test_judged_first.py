@@ -16,7 +16,7 @@ from neurogrid.assembly.plan_request import PlanRequest
 from neurogrid.errors import ConfigurationError
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.p2p import Identity
-from neurogrid.server.http.listening import check_port, open_listeners
+from neurogrid.server.http.listeners import check_port, open_listeners
 
 HOST = "127.0.0.1"
 # Runs the commands, a list of lists in JSON, in one process; prints their statuses and what they have imported.

@@ -158,7 +158,7 @@ HOUSE = (
         COMMAND_LINE,
     ),
     server(".errors"),
-    server(".checking"),
+    server(".schema_check"),
     server(".http"),
     server(".backend"),
     server(".openapi"),

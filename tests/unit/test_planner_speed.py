@@ -23,7 +23,7 @@ from neurogrid.planner import (
     make_plan,
     search,
 )
-from neurogrid.planner.moving import MOVE_TOLERANCE
+from neurogrid.planner.fewer_moves import MOVE_TOLERANCE
 from neurogrid.planner.problem import Problem
 
 # What bisections leave open, and rounding.

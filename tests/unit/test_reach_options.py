@@ -7,7 +7,7 @@ import pytest
 from neurogrid.cli.commands.worker import build_parser
 from neurogrid.cli.options.reach import reaching
 from neurogrid.errors import ConfigurationError
-from neurogrid.node.reaching import ReachSettings
+from neurogrid.node.reach_settings import ReachSettings
 
 PEER = "12D3KooWSPLSpRUhJY58KpwPJLnctbeYrcXKMcEtbYzcvzsLsV8j"
 RELAY = f"/ip4/203.0.113.9/tcp/9000/p2p/{PEER}"

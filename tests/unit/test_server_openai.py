@@ -21,10 +21,10 @@ from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingPar
 from neurogrid.server.app import make_app
 from neurogrid.server.backend import Backend
 from neurogrid.server.openai.answer_shapes import ChatShape
+from neurogrid.server.openai.answer_writer import Piece
 from neurogrid.server.openai.paths import OPENAI_PATHS
 from neurogrid.server.openai.request_schemas import MAX_CHOICES
 from neurogrid.server.openai.routes import openai_routes
-from neurogrid.server.openai.writing import Piece
 from tests.unit.asgi_client import Answered, ask, run
 from tests.unit.told_coordinator import TEXT, Told, asked, load_embedded, message, served
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from neurogrid.errors import CheckpointError, ModelError, UnsupportedModelError
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.checkpoint import Checkpoint as CheckpointFiles
-from neurogrid.model.files.naming import is_end_tensor
+from neurogrid.model.files.tensor_names import is_end_tensor
 from neurogrid.model.stages.stage import Ends, Stage
 
 # Prompts of one token and of many, in one go and in chunks; each decodes past the window of 8 and

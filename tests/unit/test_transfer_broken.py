@@ -13,7 +13,7 @@ from neurogrid.errors import StreamBrokenError, TransportError
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.transfer.chunks import BlobInfo
-from neurogrid.p2p.transfer.sending import _Sending
+from neurogrid.p2p.transfer.outgoing import _Sending
 from neurogrid.p2p.transfer.source import BytesSource
 from neurogrid.p2p.wire import MessageType, TensorMessage, WeightsChunk
 

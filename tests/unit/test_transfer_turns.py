@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import trio
 
-from neurogrid.p2p.transfer import BytesSource, Transfers, send_blob, sending
+from neurogrid.p2p.transfer import BytesSource, Transfers, outgoing, send_blob
 from neurogrid.p2p.wire import CHUNK_BYTES
 from tests.unit.transfer_peers import Taking, two_protocols
 
@@ -77,7 +77,7 @@ async def test_one_is_sent_whole_before_the_next() -> None:
 
 
 async def test_one_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SIGN_OF_LIFE", 0.05)
+    monkeypatch.setattr(outgoing, "SIGN_OF_LIFE", 0.05)
     slow = Slow(blob(0))
     async with sender() as (send, went):
         try:

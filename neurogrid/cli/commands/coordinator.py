@@ -49,7 +49,7 @@ from neurogrid.cli.options.common import (
     set_up_logging,
     warn_of_loopback,
 )
-from neurogrid.cli.options.finding import bootstrap_peers, finding
+from neurogrid.cli.options.discovery import bootstrap_peers, finding
 from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.options.threads import prepare_threads
@@ -57,7 +57,7 @@ from neurogrid.cli.options.trust import TICKET_VARIABLE, Trust, existing_trust, 
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.errors import ConfigurationError
-from neurogrid.server.http.listening import check_port
+from neurogrid.server.http.listeners import check_port
 
 if TYPE_CHECKING:
     from neurogrid.assembly.coordinator_settings import CoordinatorSettings

@@ -9,7 +9,7 @@ from typing import Final
 from neurogrid.cli.commands.diagnose import DIAGNOSE_WAIT
 from neurogrid.cli.commands.serve import SERVING_SESSIONS
 from neurogrid.cli.options.common import positive_float, positive_int, whole_number
-from neurogrid.cli.options.finding import peer_address
+from neurogrid.cli.options.discovery import peer_address
 
 __all__ = [
     "MAX_ANSWER_TOKENS",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.options.common import TO_OPEN, ExitStatus, listening, warn_of_loopback
-from neurogrid.cli.options.finding import bootstrap_peers, finding
+from neurogrid.cli.options.discovery import bootstrap_peers, finding
 from neurogrid.cli.options.reach import explain_reach, reaching
 from neurogrid.cli.options.trust import trust_of
 from neurogrid.cli.signals import ending_at_once
@@ -43,8 +43,8 @@ async def diagnose(options: argparse.Namespace) -> int:
         from neurogrid.fleet.gathering import look_for_workers
         from neurogrid.fleet.remote_worker import Timeouts
         from neurogrid.inference.pipeline.remote_workers import remote_worker
-        from neurogrid.node.finding import open_discovery
-        from neurogrid.node.reaching import open_reach
+        from neurogrid.node.discovery import open_discovery
+        from neurogrid.node.reach_settings import open_reach
         from neurogrid.p2p import Identity, Protocol, open_host
         from neurogrid.p2p.discovery.dht import Announcement
         from neurogrid.p2p.hosts.machine import machine_name

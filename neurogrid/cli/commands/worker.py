@@ -30,7 +30,7 @@ from neurogrid.cli.options.common import (
     size_in_bytes,
     warn_of_loopback,
 )
-from neurogrid.cli.options.finding import bootstrap_peers, finding
+from neurogrid.cli.options.discovery import bootstrap_peers, finding
 from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import (
     add_metrics_options,
@@ -43,7 +43,7 @@ from neurogrid.cli.options.trust import is_loopback, take_ticket, trust_of
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
-from neurogrid.server.http.listening import check_port
+from neurogrid.server.http.listeners import check_port
 
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run"]
 

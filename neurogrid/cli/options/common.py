@@ -19,7 +19,7 @@ from types import FrameType
 
 import trio
 
-from neurogrid.cli.options.finding import add_finding_options
+from neurogrid.cli.options.discovery import add_finding_options
 from neurogrid.cli.options.parser import ArgumentParser
 from neurogrid.cli.options.ports import places_of, places_on_port
 from neurogrid.cli.options.reach import add_reach_options

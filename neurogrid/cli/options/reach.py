@@ -13,7 +13,7 @@ from neurogrid.cli.options.trust import is_checked, is_loopback
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.node.reaching import ReachSettings
+    from neurogrid.node.reach_settings import ReachSettings
     from neurogrid.p2p.discovery import Discovery
     from neurogrid.p2p.reach.reach import Reach
 
@@ -78,7 +78,7 @@ def reaching(options: argparse.Namespace, listen: tuple[str, ...]) -> ReachSetti
     Raises:
         ConfigurationError: an address is malformed, or a port is to be mapped to which nobody outside can come.
     """
-    from neurogrid.node.reaching import ReachSettings
+    from neurogrid.node.reach_settings import ReachSettings
     from neurogrid.p2p.hosts.host import parse_peer_address
     from neurogrid.p2p.libp2p.patience import MIN_KEEP_ALIVE
     from neurogrid.p2p.reach.circuit import is_relayed_address

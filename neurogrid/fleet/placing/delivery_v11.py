@@ -12,7 +12,7 @@ import trio
 from neurogrid.errors import ModelError, RemoteProtocolError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, TransferReports
-from neurogrid.fleet.spreading import Choice
+from neurogrid.fleet.spread import Choice
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.p2p.exchange.exchange import new_request_id
 from neurogrid.p2p.transfer import send_blob

@@ -33,7 +33,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.fleet.member import Member
-from neurogrid.fleet.placing.assigning import Assigner
+from neurogrid.fleet.placing.assigner import Assigner
 from neurogrid.fleet.placing.fleet_plan import FleetPlanning
 from neurogrid.fleet.placing.placer import RECONNECT_TIMEOUT, Placer
 from neurogrid.fleet.progress import FleetProgress

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from neurogrid.fleet.describing import capacities, far_links, links
 from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.fleet.worker_questions import capacities, far_links, links
 from neurogrid.planner import (
     KeptLayers,
     ModelSize,

@@ -19,7 +19,7 @@ from neurogrid.errors import (
     StreamBrokenError,
 )
 from neurogrid.fleet.remote_worker import Placement, RemoteWorker, TransferReports
-from neurogrid.fleet.spreading import Spread
+from neurogrid.fleet.spread import Spread
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.model.source import ModelSource

@@ -11,12 +11,12 @@ from typing import Final
 
 import trio
 
-from neurogrid.fleet.describing import capacities
 from neurogrid.fleet.member import Member
 from neurogrid.fleet.progress import FleetProgress
 from neurogrid.fleet.speeds.drift import MIN_STEPS, DriftWatch, Steps, drifts, with_drifts
 from neurogrid.fleet.speeds.trials import Trials
 from neurogrid.fleet.worker_info import WorkerInfo
+from neurogrid.fleet.worker_questions import capacities
 from neurogrid.planner import ModelSize, PeerSpeed
 
 __all__ = ["DRIFT_INTERVAL", "SpeedWatch"]

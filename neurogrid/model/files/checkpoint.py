@@ -27,7 +27,6 @@ from neurogrid.model.files.checkpoint_files import (
     weight_files,
 )
 from neurogrid.model.files.config import build_config
-from neurogrid.model.files.naming import is_end_tensor, layer_of
 from neurogrid.model.files.safetensors_header import (
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
@@ -35,6 +34,7 @@ from neurogrid.model.files.safetensors_header import (
     header_length,
     parse_header,
 )
+from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 
 __all__ = ["Checkpoint"]
 

@@ -27,12 +27,12 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, P
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.files.foreign import one_line, quiet_transformers
-from neurogrid.model.files.naming import layer_of
+from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.proof.miniature_config import LengthLimit, miniatures
 from neurogrid.model.proof.miniature_rows import ROWS_TOLERANCE, NotEqualError, row_bounds
 from neurogrid.model.proof.miniature_split import Split, saved_tensors
-from neurogrid.model.stages.loading import Pristine
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
+from neurogrid.model.stages.weight_loading import Pristine
 
 __all__ = ["SplitTraits", "check_splittable"]
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
-from neurogrid.model.files.naming import is_end_tensor, layer_of
+from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 from neurogrid.model.stages.stage import Ends, Row, Stage
 
 __all__ = ["Session", "Split", "saved_tensors"]

@@ -29,8 +29,8 @@ from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
-from neurogrid.model.files.naming import is_end_tensor, layer_of
-from neurogrid.model.stages.loading import Pristine, load_tensors, move_to, place_module
+from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to, place_module
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
 

@@ -51,7 +51,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.hosts.errand import Errand
+from neurogrid.p2p.hosts.detached_call import DetachedCall
 from neurogrid.p2p.hosts.host import (
     DIAL_TIMEOUT,
     NEGOTIATE_TIMEOUT,
@@ -167,7 +167,7 @@ class Libp2pHost(Host):
         super().__init__(identity, nursery, admission)
         self.libp2p = libp2p
         self._served: set[str] = set()
-        self._dials: dict[str, Errand[None]] = {}
+        self._dials: dict[str, DetachedCall[None]] = {}
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:
@@ -215,7 +215,7 @@ class Libp2pHost(Host):
     async def _dial(self, address: str, multiaddr: Multiaddr, peer_id: str) -> None:
         dial = self._dials.get(address)
         if dial is None:
-            dial = Errand(partial(self._dial_now, address, multiaddr, peer_id))
+            dial = DetachedCall(partial(self._dial_now, address, multiaddr, peer_id))
             self._dials[address] = dial
             self._nursery.start_soon(dial.run)
         await dial.wait()
@@ -236,7 +236,7 @@ class Libp2pHost(Host):
 
     async def open_stream(self, peer_id: str, protocol_ids: Sequence[str]) -> Stream:
         self._check_may_ask(peer_id, protocol_ids)
-        opening = Errand(
+        opening = DetachedCall(
             partial(self._negotiate, peer_id, tuple(protocol_ids)), undo=Libp2pStream.reset
         )
         self._nursery.start_soon(opening.run)
@@ -274,7 +274,7 @@ class Libp2pHost(Host):
         self._served.discard(protocol_id)
 
     async def disconnect(self, peer_id: str) -> None:
-        goodbye = Errand(partial(self._disconnect, peer_id))
+        goodbye = DetachedCall(partial(self._disconnect, peer_id))
         self._nursery.start_soon(goodbye.run)
         await goodbye.wait()
 

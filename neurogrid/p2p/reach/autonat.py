@@ -29,8 +29,8 @@ from multiaddr.exceptions import Error as MultiaddrError
 from neurogrid.errors import RemoteProtocolError, TransportError
 from neurogrid.p2p.hosts.host import ip_place, is_loopback_address
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
-from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.observed import observed_address
+from neurogrid.p2p.reach.protobuf_frames import receive_message, send_message
 from neurogrid.p2p.reach.relayed import connection_of
 from neurogrid.p2p.streams.stream import Stream
 

@@ -39,8 +39,8 @@ from neurogrid.errors import RemoteProtocolError, TransportError
 from neurogrid.p2p.hosts.host import ip_place
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
-from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.own_port import own_tcp_source
+from neurogrid.p2p.reach.protobuf_frames import receive_message, send_message
 from neurogrid.p2p.streams.stream import Stream
 
 __all__ = ["DCUTR_PROTOCOL", "HolePuncher", "Path", "PeerPath"]

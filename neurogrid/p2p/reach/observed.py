@@ -15,7 +15,7 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from neurogrid.errors import PeerUnreachableError, RemoteProtocolError, StreamBrokenError
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.reach.framing import receive_message
+from neurogrid.p2p.reach.protobuf_frames import receive_message
 
 __all__ = ["IDENTIFY_PROTOCOL", "observed_address"]
 

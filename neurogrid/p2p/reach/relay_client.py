@@ -35,7 +35,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from neurogrid.p2p.hosts.errand import Errand
+from neurogrid.p2p.hosts.detached_call import DetachedCall
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.libp2p.libp2p_host import Libp2pHost
 from neurogrid.p2p.reach.backoff import Backoff
@@ -45,9 +45,9 @@ from neurogrid.p2p.reach.circuit import (
     is_relayed_address,
     split_circuit,
 )
-from neurogrid.p2p.reach.framing import receive_message, send_message
 from neurogrid.p2p.reach.observed import observed_address
 from neurogrid.p2p.reach.own_port import dial_from_own_port
+from neurogrid.p2p.reach.protobuf_frames import receive_message, send_message
 from neurogrid.p2p.reach.relay_service import HOP_PROTOCOL, STOP_PROTOCOL
 from neurogrid.p2p.reach.relayed import RelayedConnection
 from neurogrid.p2p.streams.stream import Stream
@@ -108,7 +108,7 @@ class RelayClient:
         self._host = host
         self._on_relayed = on_relayed or (lambda peer_id: None)
         self._wanted: dict[str, _Wanted] = {}
-        self._dials: dict[str, Errand[None]] = {}
+        self._dials: dict[str, DetachedCall[None]] = {}
         self._joining: dict[str, trio.Lock] = {}
         self._relayed: dict[str, RelayedConnection] = {}  # the newest to each peer
         self._circuits: dict[str, str] = {}  # the address that led to each peer
@@ -310,7 +310,7 @@ class RelayClient:
         if not self._host.is_linked(peer_id):
             dial = self._dials.get(address)
             if dial is None:
-                dial = Errand(partial(self._dial, address, relay_address, peer_id))
+                dial = DetachedCall(partial(self._dial, address, relay_address, peer_id))
                 self._dials[address] = dial
                 self._host.start_soon(dial.run)
             await dial.wait()

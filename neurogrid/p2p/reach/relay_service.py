@@ -37,7 +37,7 @@ from neurogrid.errors import (
 )
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.reach.circuit import is_relayed_address
-from neurogrid.p2p.reach.framing import receive_message, send_message
+from neurogrid.p2p.reach.protobuf_frames import receive_message, send_message
 from neurogrid.p2p.reach.vouchers import make_voucher
 from neurogrid.p2p.shares import client_address, share_of
 from neurogrid.p2p.streams.stream import Stream

@@ -33,12 +33,12 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer.chunks import BlobInfo, transfer_invalid
-from neurogrid.p2p.transfer.fetching import FetchedBlob, Fetcher
+from neurogrid.p2p.transfer.fetcher import FetchedBlob, Fetcher
 from neurogrid.p2p.transfer.incoming import RETRY_AFTER, IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.limits import DEFAULT_TRANSFER_LIMITS, TransferLimits
+from neurogrid.p2p.transfer.outgoing import ACCEPT_TIMEOUT, send_blob
 from neurogrid.p2p.transfer.partials import PartialTable
 from neurogrid.p2p.transfer.policy import Held, OfferedBlob, TransferPolicy, Wanted
-from neurogrid.p2p.transfer.sending import ACCEPT_TIMEOUT, send_blob
 from neurogrid.p2p.transfer.store import BlobStore
 from neurogrid.p2p.wire import (
     ErrorCode,

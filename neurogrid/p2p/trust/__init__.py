@@ -20,8 +20,8 @@ from neurogrid.p2p.trust.admission import (
 from neurogrid.p2p.trust.certificate import Certificate
 from neurogrid.p2p.trust.cluster import Cluster
 from neurogrid.p2p.trust.cluster_admission import ClusterAdmission
+from neurogrid.p2p.trust.directory_lock import DirectoryInUseError
 from neurogrid.p2p.trust.gate import OPEN_PROTOCOLS
-from neurogrid.p2p.trust.holding import DirectoryInUseError
 from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.membership import Membership
 from neurogrid.p2p.trust.messages import TRUST_PROTOCOL

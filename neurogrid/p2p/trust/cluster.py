@@ -5,7 +5,7 @@
     DIR/token-uses       the certificates that limited tickets gave
     DIR/whereabouts      where the host listens, or listened, that runs with this directory
     DIR/ticket           one that was made and not shown (`neurogrid.cli.options.trust`)
-    DIR/running          held by the host that runs with this directory (`holding`)
+    DIR/running          held by the host that runs with this directory (`directory_lock`)
     DIR/lock             held while one of these is changed
     DIR/membership       what the host that runs with this directory shows (`Membership`)
 
@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.certificate import Certificate
-from neurogrid.p2p.trust.holding import held
+from neurogrid.p2p.trust.directory_lock import held
 from neurogrid.p2p.trust.join_token import JoinToken
 from neurogrid.p2p.trust.key_files import check_owner_alone
 from neurogrid.p2p.trust.limits import (

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.server.http.guard import KEEP_PLACE
 from neurogrid.server.http.http11 import Http11Server
-from neurogrid.server.http.listening import open_listeners
+from neurogrid.server.http.listeners import open_listeners
 from neurogrid.server.http.places import NoPlaceError, Places, client_address, share_of
 
 __all__ = ["open_http"]

@@ -10,8 +10,8 @@ import secrets
 import time
 from collections.abc import Iterable
 
-from neurogrid.server.openai.answering import Usage
-from neurogrid.server.openai.writing import Piece, WrittenToken
+from neurogrid.server.openai.answer import Usage
+from neurogrid.server.openai.answer_writer import Piece, WrittenToken
 
 __all__ = ["ChatShape", "CompletionShape"]
 

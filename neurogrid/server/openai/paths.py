@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from neurogrid.server.checking import Schema
 from neurogrid.server.openai.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
 from neurogrid.server.openapi import Paths, json_answer, operation
+from neurogrid.server.schema_check import Schema
 
 __all__ = ["OPENAI_PATHS"]
 

@@ -11,7 +11,7 @@ from neurogrid.inference.generation.sampling_params import (
     MAX_STOP_TOKENS,
     MIN_REPETITION_PENALTY,
 )
-from neurogrid.server.checking import Schema
+from neurogrid.server.schema_check import Schema
 
 __all__ = ["CHAT_REQUEST", "COMPLETION_REQUEST", "MAX_CHOICES", "MAX_MESSAGES"]
 

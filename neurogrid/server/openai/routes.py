@@ -16,9 +16,9 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.server.backend import Backend
 from neurogrid.server.errors import APIError
 from neurogrid.server.http.body import read_json
+from neurogrid.server.openai.answer import Answer, while_connected
 from neurogrid.server.openai.answer_shapes import ChatShape, CompletionShape
-from neurogrid.server.openai.answering import Answer, while_connected
-from neurogrid.server.openai.reading import (
+from neurogrid.server.openai.request_reader import (
     CompletionRequest,
     check_model_name,
     read_chat,

@@ -37,7 +37,7 @@ from neurogrid.p2p.transfer import (
     Wanted,
     send_blob,
 )
-from neurogrid.p2p.transfer.sending import CHUNKS_A_READ
+from neurogrid.p2p.transfer.outgoing import CHUNKS_A_READ
 from neurogrid.p2p.wire import (
     CHUNK_BYTES,
     TransferAccept,

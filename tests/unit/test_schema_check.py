@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.request_schemas import CHAT_REQUEST, COMPLETION_REQUEST
+from neurogrid.server.schema_check import check
 
 SCALARS = st.one_of(
     st.none(),

@@ -27,7 +27,7 @@ from neurogrid.p2p.reach.circuit import (
     parse_any_address,
     split_circuit,
 )
-from neurogrid.p2p.reach.framing import MAX_MESSAGE, receive_message, send_message
+from neurogrid.p2p.reach.protobuf_frames import MAX_MESSAGE, receive_message, send_message
 from neurogrid.p2p.reach.vouchers import DOMAIN, make_voucher
 from neurogrid.p2p.streams.stream import Stream
 

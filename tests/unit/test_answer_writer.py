@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from neurogrid.inference.generation.sampling import GeneratedToken, Logprobs
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.tokenizer import Tokenizer
-from neurogrid.server.openai.writing import AnswerWriter, Piece, held_back
+from neurogrid.server.openai.answer_writer import AnswerWriter, Piece, held_back
 
 TOKENIZER = Tokenizer.open(embedded_model_path())
 LENGTH = "length"

@@ -21,7 +21,6 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.generation.sampling import derived_seed
 from neurogrid.inference.generation.sampling_params import MAX_SEED, SamplingParams
 from neurogrid.model.files.chat_template import RENDER_SECONDS, TemplateBusyError
-from neurogrid.server.checking import check
 from neurogrid.server.errors import APIError
 from neurogrid.server.openai.not_offered import (
     NOT_IN_CHATS,
@@ -34,7 +33,8 @@ from neurogrid.server.openai.request_schemas import (
     COMPLETION_REQUEST,
     MAX_CHOICES,
 )
-from neurogrid.server.openai.templating import read_ending, read_variables
+from neurogrid.server.openai.template_values import read_ending, read_variables
+from neurogrid.server.schema_check import check
 
 __all__ = ["ChoiceRequest", "CompletionRequest", "check_model_name", "read_chat", "read_completion"]
 

@@ -10,7 +10,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neurogrid.fleet.spreading import MAX_HOLDERS, Choice, Spread, choose
+from neurogrid.fleet.spread import MAX_HOLDERS, Choice, Spread, choose
 from neurogrid.p2p.wire import MAX_ADDRESS_CHARS, MAX_SOURCES
 
 

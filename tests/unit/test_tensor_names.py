@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neurogrid.model.files.naming import is_end_tensor, layer_of
+from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from neurogrid.p2p.exchange.pending import Waiter
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer.incoming import IncomingTransfers, decode_offer
 from neurogrid.p2p.transfer.memory_store import MemoryStore
-from neurogrid.p2p.transfer.sending import require_stream, tell_stopped
+from neurogrid.p2p.transfer.outgoing import require_stream, tell_stopped
 from neurogrid.p2p.transfer.store import BlobStore, StoredBlob
 from neurogrid.p2p.wire import (
     ErrorCode,

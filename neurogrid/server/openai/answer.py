@@ -26,8 +26,8 @@ from neurogrid.errors import (
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.server.errors import APIError
-from neurogrid.server.openai.reading import CompletionRequest
-from neurogrid.server.openai.writing import AnswerWriter, Piece
+from neurogrid.server.openai.answer_writer import AnswerWriter, Piece
+from neurogrid.server.openai.request_reader import CompletionRequest
 
 __all__ = ["Answer", "AnswerShape", "Usage", "while_connected"]
 

@@ -13,12 +13,12 @@ import trio
 
 from neurogrid.errors import NeuroGridError, PeerUnreachableError
 
-__all__ = ["Errand"]
+__all__ = ["DetachedCall"]
 
 T = TypeVar("T")
 
 
-class Errand(Generic[T]):
+class DetachedCall(Generic[T]):
     """One such call. `run` belongs into the host's nursery; `wait` may be called by several tasks.
 
     Args:

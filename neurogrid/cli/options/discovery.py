@@ -11,7 +11,7 @@ from neurogrid.cli.options.trust import Trust, is_loopback
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.node.finding import DhtSettings, FindingSettings
+    from neurogrid.node.discovery import DhtSettings, FindingSettings
 
 __all__ = ["DEFAULT_NAMESPACE", "add_finding_options", "bootstrap_peers", "finding", "peer_address"]
 
@@ -105,7 +105,7 @@ def finding(
     Raises:
         ConfigurationError: contradicting options, or a namespace that is none.
     """
-    from neurogrid.node.finding import FindingSettings
+    from neurogrid.node.discovery import FindingSettings
 
     if options.mdns_interface and options.disable_mdns:
         raise ConfigurationError("give either --mdns-interface or --disable-mdns, not both")
@@ -126,7 +126,7 @@ def finding(
 
 
 def _dht(options: argparse.Namespace, trust: Trust, bootstrap: Sequence[str]) -> DhtSettings | None:
-    from neurogrid.node.finding import DhtSettings
+    from neurogrid.node.discovery import DhtSettings
     from neurogrid.p2p.discovery.dht_key import cluster_key
     from neurogrid.p2p.trust import ClusterAdmission
 

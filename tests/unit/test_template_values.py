@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.server.openai.reading import read_chat
-from neurogrid.server.openai.templating import MAX_VARIABLES_BYTES, MAX_VARIABLES_DEPTH
+from neurogrid.server.openai.request_reader import read_chat
+from neurogrid.server.openai.template_values import MAX_VARIABLES_BYTES, MAX_VARIABLES_DEPTH
 from tests.unit.told_coordinator import Told, asked, load_embedded, message
 
 THINKING = (
