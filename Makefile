@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PROMPT ?= A function definition
 
-.PHONY: setup setup-tests demo check test test-unit test-e2e test-commands test-networks format docs bench clean
+.PHONY: setup setup-tests demo check test test-unit test-e2e test-long format docs bench clean
 
 # What runs NeuroGrid, and nothing that only its tests need.
 setup: .venv/.ready
@@ -30,26 +30,25 @@ check: .venv/.dev-ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: test-unit
-	$(MAKE) -j2 --output-sync=line test-e2e
+test: test-unit test-e2e
+
+# Processes that share the tests, file by file.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 # Without sockets: also what the network in memory shows of the suite that all networks pass.
 test-unit: .venv/.dev-ready
-	$(BIN)/python -m pytest tests/unit -q
-	$(BIN)/python -m pytest tests/conformance -q -k memory
+	$(PYTEST) tests/unit
+	$(PYTEST) tests/conformance -k memory
 
-# With real processes and sockets, one beside the other where make may run two: the second waits more than it works.
-test-e2e: test-commands test-networks
+# With real processes, sockets and peers in other languages.
+test-e2e: .venv/.peers-ready
+	$(PYTEST) tests/conformance -k libp2p
+	$(PYTEST) tests/e2e --durations=20
 
-# What runs beside the commands: peers in other languages, transfers, and what breaks the protocol.
-PEER_TESTS := tests/e2e/interop tests/e2e/transfers tests/e2e/bad_input_peer
-
-test-commands: .venv/.peers-ready
-	$(BIN)/python -m pytest tests/e2e $(PEER_TESTS:%=--ignore=%) -q --durations=20
-
-test-networks: .venv/.peers-ready
-	$(BIN)/python -m pytest tests/conformance -q -k libp2p
-	$(BIN)/python -m pytest $(PEER_TESTS) -q
+# What proves over minutes what a test of the others proves in seconds.
+test-long: .venv/.peers-ready
+	$(BIN)/python -m pytest tests -q -m long
 
 format: .venv/.dev-ready
 	$(BIN)/ruff check --fix .

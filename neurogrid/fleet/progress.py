@@ -30,7 +30,7 @@ class MemberView(Protocol):
 
     @property
     def assigned(self) -> range:
-        """The layers that it was given, or is being given."""
+        """Layers that the worker was given, or is being given."""
 
     @property
     def num_sessions(self) -> int: ...
@@ -40,7 +40,7 @@ class MemberView(Protocol):
     def is_leaving(self) -> bool: ...
     @property
     def is_resting(self) -> bool:
-        """It has refused, and is left alone for a while."""
+        """The worker has refused, and is left alone for a while."""
 
     @property
     def times(self) -> StepTimes: ...

@@ -156,7 +156,7 @@ class Roster:
             self.changed()
 
     def forget_placement(self, member: Member) -> None:
-        """It holds nothing for us any more."""
+        """A member holds nothing for us any more."""
         member.layers = range(0)
         member.is_configured = False
         self.changed()

@@ -35,9 +35,9 @@ class Phase(StrEnum):
     """The phase of a leader's work."""
 
     READING = "reading"
-    """It reads the model."""
+    """The leader reads the model."""
     WAITING = "waiting"
-    """It waits for workers, and asks them what they have."""
+    """The leader waits for workers, and asks them what they have."""
     TRANSFERRING = "transferring"
     """The workers get their layers."""
     READY = "ready"
@@ -51,9 +51,9 @@ class Role(StrEnum):
 
     STAGE = "stage"
     REPLICA = "replica"
-    """It has layers that another computes, and stands by."""
+    """A worker with layers that another computes; stands by."""
     SPARE = "spare"
-    """It has none."""
+    """A worker without layers."""
 
 
 class Health(StrEnum):
@@ -61,15 +61,15 @@ class Health(StrEnum):
 
     READY = "ready"
     RECEIVING = "receiving"
-    """It gets layers."""
+    """The worker gets layers."""
     RESTING = "resting"
-    """It has refused, and is left alone for a while."""
+    """The worker has refused, and is left alone for a while."""
     SUSPECTED = "suspected"
-    """It keeps a step waiting: it does not answer, or is far slower than before."""
+    """The worker keeps a step waiting: it does not answer, or is far slower than before."""
     LEAVING = "leaving"
-    """It wants to go."""
+    """The worker wants to go."""
     LOST = "lost"
-    """It is gone; it is shown for a while longer."""
+    """The worker is gone, and shown for a while longer."""
 
 
 @dataclass(frozen=True)

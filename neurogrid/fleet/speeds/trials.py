@@ -32,14 +32,14 @@ class TrialTimes:
         self._fast_since: dict[str, float] = {}
 
     def found_slow(self, peer_id: str, now: float) -> None:
-        """It was found slow, for the first time or again: it is due later."""
+        """A member was found slow, for the first time or again: it is due later."""
         was_fast_for = now - self._fast_since.pop(peer_id, now)
         before = self._delays.get(peer_id, 0.0) if was_fast_for <= MAX_DELAY else 0.0
         delay = self._delays[peer_id] = min(max(2 * before, FIRST_DELAY), MAX_DELAY)
         self._due[peer_id] = now + delay
 
     def found_fast(self, peer_id: str, now: float) -> None:
-        """It is as fast as it said again; how often it was not is remembered for a while."""
+        """A member is as fast as it said again; how often it was not is remembered for a while."""
         self._due.pop(peer_id, None)
         if peer_id in self._delays:
             self._fast_since[peer_id] = now

@@ -116,7 +116,7 @@ class GenerationLog:
         self._open[number] = _Generation(number, at, now, num_prompt_tokens)
 
     def opened(self, now: float, number: int) -> None:
-        """It has room."""
+        """A generation has room."""
         generation = self._open[number]
         generation.opened = now
         self.queue.observe(now - generation.queued)
@@ -137,20 +137,20 @@ class GenerationLog:
         self._seconds.add(now)
 
     def failed(self, error: NoRouteError) -> None:
-        """A worker failed a step of one."""
+        """A worker failed a step."""
         self.failures[failure_kind(error)] += 1
 
     def rerouted(self, number: int, seconds: float) -> None:
-        """Others took over from a worker that failed it."""
+        """Others took over from a worker that failed."""
         self._open[number].num_reroutes += 1
         self.recovery.observe(seconds)
 
     def finished(self, number: int, reason: str) -> None:
-        """It has all its tokens: `stop` or `length`."""
+        """A generation has all its tokens: `stop` or `length`."""
         self._open[number].reason = reason
 
     def ended(self, now: float, number: int, error: str) -> None:
-        """It is over."""
+        """A generation is over."""
         generation = self._open.pop(number)
         generation.is_over, generation.error = True, error
         self._ended.append(generation)

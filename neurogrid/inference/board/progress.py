@@ -23,19 +23,19 @@ class Progress(FleetProgress):
         """There is room for it."""
 
     def token_generated(self, number: int) -> None:
-        """One more token of it is there."""
+        """One more token of a generation is there."""
 
     def step_failed(self, number: int, error: NoRouteError) -> None:
-        """A worker failed a step of it; whether others take over is told later."""
+        """A worker failed a step of a generation; whether others take over is told later."""
 
     def generation_rerouted(self, number: int, reason: str, seconds: float) -> None:
-        """A worker failed it, and others took over after so many seconds."""
+        """A worker failed a generation, and others took over after so many seconds."""
 
     def generation_finished(self, number: int, reason: str) -> None:
-        """It has all its tokens: `stop`, the model ended it; `length`, there is no place for more."""
+        """A generation has all its tokens: `stop`, the model ended it; `length`, there is no place for more."""
 
     def generation_ended(self, number: int, error: str) -> None:
-        """It is over; `error` says why it failed, empty if it did not."""
+        """A generation is over; `error` says why it failed, empty if it did not."""
 
 
 class ProgressTee(Progress):

@@ -227,7 +227,7 @@ class _Check:
                     _require_equal(session.step(token_ids), expected, "with sessions interleaved")
 
     def _compare_chunks_with_one_go(self) -> None:
-        """That the cache is used at all: within the first limit, chunks give what one go gives."""
+        """Check that the cache is used at all: within the first limit, chunks give what one go gives."""
         length = min([limit.small for limit in self._limits] + [self._length]) - 1
         if length < 2:
             return

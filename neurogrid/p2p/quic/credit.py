@@ -100,7 +100,7 @@ class PendingGrants:
         """A stream is over; its grant knows."""
 
     def clear(self) -> None:
-        """They are told."""
+        """All grants have been told."""
         self._grants.clear()
 
     def __iter__(self) -> Iterator[StreamGrant]:

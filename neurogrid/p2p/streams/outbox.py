@@ -28,11 +28,11 @@ class Outgoing:
         self._error: NeuroGridError | None = None
 
     def succeed(self) -> None:
-        """It is written."""
+        """Say that the message is written."""
         self._done.set()
 
     def fail(self, error: NeuroGridError) -> None:
-        """It is not, or not whole."""
+        """Say that the message is not written, or not whole."""
         self._error = error
         self._done.set()
 
