@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from neurogrid.p2p import PROTOCOL_V11, MessageType
-from neurogrid.p2p.wire import (
-    ErrorCode,
-)
+from neurogrid.p2p.wire import ErrorCode, ModelConfig, serialize_config
 from tests.e2e.bad_input_peer.peer import BadPeer, refused
 from tests.e2e.bad_input_peer.scenarios import (
     MEMORY_LIMIT,
@@ -21,8 +19,10 @@ from tests.e2e.bad_input_peer.scenarios import (
     hidden,
     with_peer,
 )
-from tests.e2e.support import (
-    WorkerProcess,
+from tests.e2e.support import WorkerProcess
+
+TOO_MANY_LAYERS = serialize_config(ModelConfig("m", 1, 1, 1, 1, 1, 1, 1, 1, 0.0)).replace(
+    b'"num_layers":1', b'"num_layers":1e999'
 )
 
 
@@ -35,8 +35,8 @@ from tests.e2e.support import (
         (b"[]", "it is no object"),
         (b"{", "it is no JSON"),
         (b"\xff\xfe", "it is no JSON"),
-        (b"{}", "model_name is missing"),
-        (b'{"model_name": 1e999}', "model_name must be a printable string"),
+        (b"{}", "is missing"),
+        (TOO_MANY_LAYERS, "must be an integer from 1 to 65536"),
         (b"[" * 100_000, "it is nested deeper than 32 levels"),
     ],
     ids=lambda value: repr(value[:8]) if isinstance(value, bytes) else "",
