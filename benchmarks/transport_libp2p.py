@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -289,13 +289,17 @@ class ForeignDuplex(Duplex):
         await self._stream.aclose()
 
 
-def foreign_peer(language: str) -> AbstractAsyncContextManager[Any]:
+@asynccontextmanager
+async def foreign_peer(language: str) -> AsyncIterator[Any]:
     """A peer of the interop tests, which know how to drive one."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.e2e.interop.go_peer import run_go_peer
-    from tests.e2e.interop.js_peer import run_js_peer
+    from tests.e2e.interop.go_peer import start_go_peer
+    from tests.e2e.interop.js_peer import start_js_peer
 
-    return {"go": run_go_peer, "js": run_js_peer}[language]("noise")
+    start = {"go": start_go_peer, "js": start_js_peer}[language]
+    with start("noise") as process:
+        async with process.use() as peer:
+            yield peer
 
 
 def _serve_foreign(language: str) -> Callable[[Ready], None]:

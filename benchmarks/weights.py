@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transport_load import Usage
 
 from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.fleet.placing import delivery_v11
 from neurogrid.fleet.placing.placer import open_placer
 from neurogrid.fleet.remote_worker import Timeouts, TransferReports
 from neurogrid.inference.generation.loaded_model import LoadedModel
@@ -39,6 +40,7 @@ from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.node.cache_directory import CacheSettings
 from neurogrid.p2p import MessageType, Protocol, TensorMessage, open_host
 from neurogrid.p2p.exchange.counters import Direction
+from neurogrid.p2p.transfer import send_blob
 
 MIB = 1024 * 1024
 NUM_LAYERS = 16
@@ -183,9 +185,9 @@ class _Offers:
         self.began = 0.0
         self.cpu = 0.0  # seconds that all processes had taken until then
         self.usage = Usage([os.getpid()])
-        self._send_blob: Callable[..., Awaitable[Any]] = remote_v11.send_blob
+        self._send_blob: Callable[..., Awaitable[Any]] = send_blob
         # Put around the real one, which it calls: the package tells nobody when an offer goes out.
-        remote_v11.send_blob = self.send_blob  # type: ignore[assignment]
+        delivery_v11.send_blob = self.send_blob  # type: ignore[attr-defined]
 
     async def send_blob(self, *args: Any, **kwargs: Any) -> Any:
         if not self.began:
@@ -218,6 +220,9 @@ async def share(model: Path, addresses: list[str], cache: Path) -> tuple[int, fl
     )
     num_sent = 0
 
+    def begun() -> None:
+        """A layer is about to go."""
+
     def sent(num_bytes: int) -> None:
         nonlocal num_sent
         num_sent += num_bytes
@@ -241,7 +246,7 @@ async def share(model: Path, addresses: list[str], cache: Path) -> tuple[int, fl
             await placer.place(
                 worker,
                 range(begin, begin + NUM_LAYERS // 2),
-                TransferReports(sent=sent, held=other, passed_on=other),
+                TransferReports(begun=begun, sent=sent, held=other, passed_on=other),
                 is_configured=False,
             )
 
