@@ -23,7 +23,7 @@ from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.remote_v10 import RemoteWorkerV10
 from neurogrid.inference.pipeline.selection import Selector
-from neurogrid.inference.pipeline.trials import SessionTrials
+from neurogrid.inference.pipeline.session_trials import SessionTrials
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.trust import NotAdmittedError, Refusal, RefusedError
 from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, GPUInfo

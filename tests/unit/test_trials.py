@@ -18,9 +18,9 @@ from neurogrid.fleet.speeds.speed_watch import DRIFT_INTERVAL, SpeedWatch
 from neurogrid.fleet.speeds.trials import FIRST_DELAY, MAX_DELAY, Trials, TrialTimes
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.inference.board.progress import Progress
-from neurogrid.inference.pipeline import trials
+from neurogrid.inference.pipeline import session_trials
 from neurogrid.inference.pipeline.chain import AskedAlone
-from neurogrid.inference.pipeline.trials import TRIAL_TIMEOUT, SessionTrials
+from neurogrid.inference.pipeline.session_trials import TRIAL_TIMEOUT, SessionTrials
 from neurogrid.p2p.wire import SessionOpen
 from neurogrid.planner import LayerSize, ModelSize, PeerSpeed
 
@@ -257,7 +257,7 @@ async def test_layers_that_change_end_a_trial_and_so_does_time() -> None:
     tried.layers = range(8)
     taken = await running.run(tried)
     assert taken is not None
-    assert MIN_STEPS < len(taken) <= trials.NUM_STEPS
+    assert MIN_STEPS < len(taken) <= session_trials.NUM_STEPS
     worker.factor = 2 * TRIAL_TIMEOUT / (MIN_STEPS * 8 * LAYER)
     assert await running.run(tried) == ()
     assert worker.num_open == 0
