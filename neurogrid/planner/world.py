@@ -47,7 +47,7 @@ class LayerSize:
 
     @property
     def training_bytes(self) -> int:
-        """What training takes beside the weights."""
+        """Bytes that training takes beside the weights."""
         return self.optimizer_bytes + self.backward_bytes
 
     @property

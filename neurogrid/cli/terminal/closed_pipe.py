@@ -16,7 +16,7 @@ from typing import Final, Protocol
 __all__ = ["PIPE_STATUS", "ends_with_its_reader"]
 
 PIPE_STATUS: Final = 128 + signal.SIGPIPE
-"""What a shell says of a program that SIGPIPE ended."""
+"""The status that a shell gives a program that SIGPIPE ended."""
 
 
 class Main(Protocol):

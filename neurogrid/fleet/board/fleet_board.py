@@ -82,7 +82,7 @@ class FleetBoard(FleetProgress):
 
     @property
     def doing(self) -> str:
-        """What is waited for before there can be generations, in words; empty once nothing is."""
+        """The part of the start that is going on, in words; empty once there can be generations."""
         return self._phase_text
 
     # ------------------------------------------------------------------ what is told

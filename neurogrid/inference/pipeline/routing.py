@@ -36,7 +36,7 @@ RoutingMode = Literal["chain", "star"]
 ROUTINGS: Final[tuple[RoutingMode, ...]] = ("chain", "star")
 
 ACTIVATION_DTYPES: Final[Mapping[str, str]] = {**CONFIG_DTYPES, "int8": "I8"}
-"""What `--wire-dtype` names, and the name on the wire."""
+"""Names of `--wire-dtype`, and those on the wire."""
 
 # Seconds that a route is good for: the longest generation, and more. What ends a session sooner is its close.
 ROUTE_LIFETIME = 24 * 3600

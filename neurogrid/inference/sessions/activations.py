@@ -276,5 +276,5 @@ def _result(
 
 
 def _nanos_since(came: int, done: Extension) -> int:
-    """What a step took since it came, but for the turns of others."""
+    """Nanoseconds of a step since it came, but for the turns of others."""
     return max(time.perf_counter_ns() - came - int(done.seconds_waited * 1e9), 0)

@@ -38,7 +38,7 @@ EARLY_TIMEOUT = 2.0
 
 
 class Extension(NamedTuple):
-    """What came of a step.
+    """The outcome of a step.
 
     Attributes:
         hidden: [1, T, D].

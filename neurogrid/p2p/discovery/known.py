@@ -46,7 +46,7 @@ class PeerLost:
 
 
 PeerChange: TypeAlias = PeerFound | PeerLost
-"""What `Discovery.peers` yields."""
+"""A change that `Discovery.peers` yields."""
 
 
 class KnownPeers:

@@ -289,7 +289,7 @@ class Libp2pHost(Host):
 
     @property
     def swarm(self) -> Any:
-        """What py-libp2p calls so: its connections, by peer."""
+        """The swarm of py-libp2p: its connections, by peer."""
         return self.libp2p.get_network()
 
 

@@ -74,4 +74,4 @@ class Bounds:
 
 
 DEFAULT_BOUNDS: Final = Bounds()
-"""What a `Protocol` goes by unless told otherwise."""
+"""Bounds of a `Protocol` unless told otherwise."""

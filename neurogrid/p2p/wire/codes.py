@@ -16,7 +16,7 @@ __all__ = ["Answers", "MessageCode", "MessageTable", "Traits"]
 
 
 class Answers(Enum):
-    """What an answer that carries no request id is matched by; one that has an id is matched by it."""
+    """The key that an answer without a request id is matched by; one that has an id is matched by it."""
 
     REQUEST = auto()  # by nothing else
     LAYER = auto()  # the layer in its header
@@ -78,7 +78,7 @@ class MessageCode(IntEnum):
 
 
 class MessageTable:
-    """What may stand on the streams of one protocol id.
+    """The messages of one protocol id.
 
     Args:
         codes: the messages; those of a protocol of long-lived streams are its own and `OF_THE_STREAM`.

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 ROLES: Final = frozenset({"worker", "coordinator", "peer"})
-"""What a Hello may call its sender."""
+"""Roles that a Hello may give its sender."""
 
 
 class ControlPayload:

@@ -47,7 +47,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an entry may be.
+    """The form of an entry.
 
     Attributes:
         must: the same in words, for the text of an error.

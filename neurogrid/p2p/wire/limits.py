@@ -169,4 +169,4 @@ class Limits:
 
 
 DEFAULT_LIMITS: Final = Limits()
-"""What every peer of 1.0.0 must accept, and what ours accept unless told otherwise."""
+"""Limits that every peer of 1.0.0 must accept, and ours unless told otherwise."""

@@ -26,7 +26,7 @@ def record(cls: type[T]) -> type[T]:
 
 
 Data: TypeAlias = bytes | bytearray | memoryview
-"""What may be sent: any of these, contiguous. A memoryview counts by its bytes, not its items."""
+"""Bytes to send: any of these, contiguous. A memoryview counts by its bytes, not its items."""
 
 
 @dataclass(frozen=True, slots=True)

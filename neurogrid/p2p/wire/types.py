@@ -79,13 +79,13 @@ OF_THE_STREAM: Final = frozenset({MessageType.HELLO, MessageType.ERROR, MessageT
 
 
 def v10_table(limits: Limits = DEFAULT_LIMITS) -> MessageTable:
-    """What may stand on a 1.0.0 stream."""
+    """The messages that may stand on a 1.0.0 stream."""
     codes = (code for code in MessageType if code < 0x20)
     return MessageTable(PROTOCOL_V10, codes, limits, max_legacy=limits.tensor)
 
 
 def v11_table(limits: Limits = DEFAULT_LIMITS) -> MessageTable:
-    """What may stand on a 1.1.0 stream."""
+    """The messages that may stand on a 1.1.0 stream."""
     return MessageTable(PROTOCOL_V11, MessageType, limits)
 
 
@@ -141,4 +141,4 @@ DTYPES: Final[Mapping[str, int]] = MappingProxyType(
 CONFIG_DTYPES: Final[Mapping[str, str]] = MappingProxyType(
     {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 )
-"""What the ModelConfig message may name as `dtype`, and its name in `DTYPES`."""
+"""Dtypes that the ModelConfig message may name, and their names in `DTYPES`."""
