@@ -51,6 +51,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p import quic
 from neurogrid.p2p.hosts.detached_call import DetachedCall
 from neurogrid.p2p.hosts.host import (
     DIAL_TIMEOUT,
@@ -74,7 +75,6 @@ from neurogrid.p2p.libp2p.security import security_options
 from neurogrid.p2p.libp2p.tcp import TcpTransport
 from neurogrid.p2p.libp2p.upgrades import close_failed_upgrades
 from neurogrid.p2p.link import install_link
-from neurogrid.p2p.quic import QuicTransport, prefer_tcp
 from neurogrid.p2p.streams.stream import Stream
 from neurogrid.p2p.trust.admission import Admission
 
@@ -329,7 +329,7 @@ async def open_host(
     libp2p = new_host(
         key_pair=identity.key_pair,
         sec_opt=security_options(identity),
-        transports=[TcpTransport(), QuicTransport(identity, quic_limits(keep_alive))],
+        transports=[TcpTransport(), quic.QuicTransport(identity, quic_limits(keep_alive))],
         connection_config=ConnectionConfig(
             max_connections=MAX_CONNECTIONS,
             min_connections=0,
@@ -346,7 +346,7 @@ async def open_host(
     close_failed_upgrades(libp2p.get_network())
     end_inbound_tasks(libp2p.get_network())
     _dial_on_request(libp2p.get_network())
-    prefer_tcp(libp2p.get_network())
+    quic.prefer_tcp(libp2p.get_network())
     hosts: list[Libp2pHost] = []
     multiselect: Any = libp2p.get_mux()
     multiselect.handlers = _Handlers(multiselect.handlers)
