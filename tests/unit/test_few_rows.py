@@ -18,6 +18,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(few_rows, "_columns_are_fast", lambda: request.param == "columns")
 
 
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the package was built without a compiler."""
+    monkeypatch.setattr(few_rows, "library", lambda: None)
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("width", [64, 225, 900, 3000])
@@ -144,6 +150,7 @@ def test_without_it_rows_give_what_they_gave(monkeypatch: pytest.MonkeyPatch, bi
         assert torch.equal(fast(x), plain(x))
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (1,), (), (3, 1), (1, 4), (0, 1)])
 def test_one_row_in_bfloat16_is_a_vector_and_gives_what_it_gave(
@@ -165,6 +172,7 @@ def test_one_row_in_bfloat16_is_a_vector_and_gives_what_it_gave(
         assert torch.allclose(got, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize("vectors_are_fast", [True, False])
 def test_what_is_measured_decides_in_bfloat16(
     monkeypatch: pytest.MonkeyPatch, vectors_are_fast: bool
@@ -175,6 +183,7 @@ def test_what_is_measured_decides_in_bfloat16(
     assert type(model[0]) is (few_rows._VectorLinear if vectors_are_fast else nn.Linear)
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.parametrize(
     ("dtype", "measured"),
     [

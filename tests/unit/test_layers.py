@@ -133,6 +133,7 @@ HOUSE = (
     model(".confined"),
     model(".files"),
     model(".caches"),
+    model(".kernels"),
     model(".stages"),
     model(".proof"),
     model(".embedded"),

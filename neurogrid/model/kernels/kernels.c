@@ -37,7 +37,7 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 enum kind { NG_BF16, NG_BF16_DOT, NG_CODES8, NG_CODES8_INT8, NG_CODES4, NG_CODES4_INT8 };
 enum type { NG_FLOAT32, NG_BFLOAT16, NG_FLOAT16 };
 
-/* One matrix, as Python describes it (library.py has the same fields). */
+/* One matrix, as Python describes it (compiled.py has the same fields). */
 struct matrix {
   const void *weights, *scales, *minimums;
   const float *table; /* of 16 */

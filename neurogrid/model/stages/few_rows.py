@@ -18,6 +18,9 @@ So for [R, T, D], the rows of R single tokens (T = 1), and by oneDNN for the few
 what a conversation goes on with: on the Xeon 0.65 of MKL's time for 8, 0.73 for 16, 0.83 for 32. What this gives is
 equal up to rounding; what longer prompts give keeps its bits.
 
+Where the products of `neurogrid.model.kernels` are there, bfloat16 is theirs, and so is float32 that is bfloat16 made
+wider: then all rows are, and get the bits that they get alone. Without them:
+
 In bfloat16 torch gives one row to oneDNN, too, which on the Xeon reads a matrix of 512 inputs at 7 GB/s, others at 9
 to 12, and one of 14336 at 6. Asked for a matrix times a vector torch uses a loop of its own, and that reads at 9 to
 14: 223 us for 306 in [2048, 512], 8.6 ms for 20 in [4096, 14336]. The bits are the same, but for the widest matrices.
@@ -32,6 +35,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
@@ -39,6 +43,8 @@ from typing import Final
 import torch
 from torch import nn
 from torch.nn import functional
+
+from neurogrid.model.kernels import Bfloat16Linear, hold_as_bfloat16, library
 
 __all__ = ["measure_few_rows", "speed_up_few_rows"]
 
@@ -145,12 +151,22 @@ class _VectorLinear(nn.Linear):
 
 def speed_up_few_rows(model: nn.Module) -> None:
     """Let the linear layers in `model` be fast for single tokens and short prompts, where it makes a difference."""
-    for module in model.modules():
+    num_uses = Counter(
+        id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)
+    )
+    for name, module in list(model.named_modules()):
         # Not its subclasses: what they do is theirs.
-        if type(module) is nn.Linear:
-            weight = module.weight
-            if weight.device.type == "cpu" and weight.is_contiguous():
-                module.__class__ = _fast_class(weight.dtype)
+        if type(module) is not nn.Linear:
+            continue
+        weight = module.weight
+        if weight.device.type != "cpu" or not weight.is_contiguous():
+            continue
+        # An embedding that is the head, too, stays what it is.
+        held = hold_as_bfloat16(module) if name and num_uses[id(weight)] == 1 else module
+        if held is module:
+            module.__class__ = _fast_class(weight.dtype)
+        else:
+            model.set_submodule(name, held)
 
 
 def measure_few_rows(device: torch.device, dtype: torch.dtype) -> None:
@@ -162,6 +178,8 @@ def measure_few_rows(device: torch.device, dtype: torch.dtype) -> None:
 def _fast_class(dtype: torch.dtype) -> type[nn.Linear]:
     if dtype == torch.float32:
         return _ColumnsLinear if _columns_are_fast() else _RowsLinear
+    if dtype == torch.bfloat16 and library() is not None:
+        return Bfloat16Linear
     if dtype == torch.bfloat16:
         return _VectorLinear if _vectors_are_fast() else nn.Linear
     return nn.Linear

@@ -105,6 +105,7 @@ def narrow_products(modules: Sequence[nn.Module]) -> Iterator[None]:
         for module in modules
         if isinstance(module, nn.Linear)
         and module.out_features > _COLUMNS
+        and "weight" in module._parameters
         and "forward" not in vars(module)
     ]
     try:

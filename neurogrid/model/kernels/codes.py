@@ -1,0 +1,120 @@
+"""Quantised weights in one form: codes of 8 or 4 bits, and a scale for each group of 32 inputs of an output.
+
+A weight is `table[code] * scale + minimum`. The table of 8 bits is the code itself, -128..127; that of 4 bits has 16
+entries, code - 8 where none is given. Minimums are for formats that have them. Codes are row-major, so that they are
+the same bytes for every processor; of 4 bits two share a byte, the even input in the low half. A row that is no
+multiple of 32 long is filled up with codes that mean nothing.
+
+Shape legend: O outputs, I inputs, K inputs filled up to a multiple of 32, S scales of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+__all__ = ["CODE_GROUP", "Codes", "quantize"]
+
+CODE_GROUP: Final = 32
+"""Inputs of an output that share a scale; other forms have a multiple of it."""
+
+_LINEAR: Final = torch.arange(16, dtype=torch.float32) - 8
+# Elements that are worked on at once: what a cache holds in float32.
+_PIECE: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """A quantised matrix [O, I].
+
+    Attributes:
+        bits: 8 or 4.
+        codes: int8 [O, K], or uint8 [O, K / 2].
+        scales: [O, S], float16, bfloat16 or float32; S divides K / 32.
+        num_inputs: I.
+        minimums: as the scales, or None.
+        table: float32 [16] for codes of 4 bits, or None.
+    """
+
+    bits: int
+    codes: torch.Tensor
+    scales: torch.Tensor
+    num_inputs: int
+    minimums: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """O."""
+        return self.codes.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        """K."""
+        return -(-self.num_inputs // CODE_GROUP) * CODE_GROUP
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that it is made of."""
+        parts = (self.codes, self.scales, self.minimums, self.table)
+        return tuple(part for part in parts if part is not None)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weights [O, I], exact in float32 and then rounded to `dtype`."""
+        rows = max(1, _PIECE // self.num_columns)
+        pieces = [
+            self._dense_rows(slice(at, at + rows)).to(dtype)
+            for at in range(0, self.num_outputs, rows)
+        ]
+        return torch.cat(pieces)[:, : self.num_inputs].contiguous()
+
+    def _dense_rows(self, rows: slice) -> torch.Tensor:
+        codes = self.codes[rows]
+        if self.bits == 8:
+            values = codes.float()
+        else:
+            table = _LINEAR if self.table is None else self.table
+            halves = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
+            values = table.to(codes.device)[halves.int()]
+        grouped = values.view(values.shape[0], self.scales.shape[1], -1)
+        grouped = grouped * self.scales[rows, :, None].float()
+        if self.minimums is not None:
+            grouped += self.minimums[rows, :, None].float()
+        return grouped.flatten(-2)
+
+
+def quantize(weight: torch.Tensor, bits: int) -> Codes:
+    """Codes of 8 or 4 bits, each group's scale by its largest magnitude alone: the same bytes on every machine.
+
+    Of 8 bits the scale is that magnitude / 127. Of 4 bits it is the value of largest magnitude / -8, so that the
+    widest range of codes, -8..7, is on its side. A group of zeros has the scale 0.
+
+    Args:
+        weight: [O, I], any float dtype, on the CPU.
+
+    Raises:
+        ValueError: an element is not finite, or too large for a scale of float16.
+    """
+    rows = max(1, _PIECE // max(1, weight.shape[1]))
+    pieces = [_quantize_rows(piece, bits) for piece in weight.split(rows)]
+    codes, scales = (torch.cat(each) for each in zip(*pieces, strict=True))
+    return Codes(bits, codes, scales, weight.shape[1])
+
+
+def _quantize_rows(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    padded = functional.pad(weight.float(), (0, -weight.shape[1] % CODE_GROUP))
+    groups = padded.view(padded.shape[0], -1, CODE_GROUP)
+    low, high = torch.aminmax(groups, dim=-1)
+    largest = torch.where(high >= -low, high, low)
+    scales = (largest.abs() / 127 if bits == 8 else largest / -8).half()
+    if not torch.isfinite(scales).all():
+        raise ValueError("a weight is not finite, or beyond what a scale of float16 reaches")
+    steps = torch.where(scales == 0, 1, scales).float().unsqueeze(-1)
+    codes = (groups / steps).round_()
+    if bits == 8:
+        return codes.clamp_(-127, 127).to(torch.int8).flatten(-2), scales
+    pairs = codes.add_(8).clamp_(0, 15).to(torch.uint8).view(padded.shape[0], -1, 2)
+    return pairs[..., 0] | pairs[..., 1] << 4, scales

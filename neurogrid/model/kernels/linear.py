@@ -1,0 +1,135 @@
+"""Linear layers whose weights stay as they came: bfloat16 multiplied in float32, or codes.
+
+`module.weight` is there for code that reads it, made anew each time in the dtype that the module computes in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from neurogrid.model.kernels.chosen import library
+from neurogrid.model.kernels.codes import Codes
+from neurogrid.model.kernels.compiled import ELEMENT_TYPES
+from neurogrid.model.kernels.matrix import Matrix
+
+__all__ = ["Bfloat16Linear", "CodesLinear", "hold_as_bfloat16"]
+
+
+class _HeldLinear(nn.Linear):
+    """A linear layer without a weight of its own.
+
+    Attributes:
+        dtype: what it computes in.
+    """
+
+    def __init__(self, shape: tuple[int, int], bias: nn.Parameter | None, dtype: torch.dtype):
+        # nn.Linear's own would take the memory of a weight.
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = shape
+        self.register_parameter("bias", bias)
+        self.dtype = dtype
+        self.train(False)
+
+    def _hold(self, *parts: torch.Tensor) -> None:
+        """Register what is held, as parameters: whoever counts a module's memory counts those."""
+        for number, part in enumerate(parts):
+            self.register_parameter(f"held_{number}", nn.Parameter(part, requires_grad=False))
+
+    def _bias_of_products(self) -> torch.Tensor | None:
+        return None if self.bias is None else self.bias.detach().float().contiguous()
+
+    def dense(self) -> torch.Tensor:
+        """The weight [out, in] in `dtype`."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        return self.dense() if name == "weight" else super().__getattr__(name)
+
+
+class _WideLinear(_HeldLinear):
+    """Weights in bfloat16, activations and sums in float32: exact, and half the memory."""
+
+    def __init__(self, weight: torch.Tensor, bias: nn.Parameter | None) -> None:
+        super().__init__((weight.shape[0], weight.shape[1]), bias, torch.float32)
+        found = library()
+        assert found is not None
+        self._hold(weight)
+        self._matrix = Matrix.of_bfloat16(found, weight, self._bias_of_products(), by_dot=False)
+
+    def dense(self) -> torch.Tensor:
+        return self._matrix.dense(self.dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self._matrix.multiply(input)
+
+
+class CodesLinear(_HeldLinear):
+    """A linear layer of codes, multiplied as codes on the CPU, and made dense for each product elsewhere.
+
+    Args:
+        codes: where the products are to be, on that device.
+        bias: of the layer, or None.
+        dtype: of activations.
+        by_int8: round activations to 8 bits in groups of 32, where that is faster. Not for codes with a table.
+    """
+
+    def __init__(
+        self, codes: Codes, bias: nn.Parameter | None, dtype: torch.dtype, *, by_int8: bool
+    ) -> None:
+        super().__init__((codes.num_outputs, codes.num_inputs), bias, dtype)
+        found = library() if codes.codes.is_cpu and dtype in ELEMENT_TYPES else None
+        self._held: Codes | Matrix = codes
+        if found is not None:
+            self._held = Matrix.of_codes(found, codes, self._bias_of_products(), by_int8=by_int8)
+        self._hold(*self._held.parts)
+
+    def dense(self) -> torch.Tensor:
+        return self._held.dense(self.dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._held, Matrix):
+            return self._held.multiply(input)
+        return functional.linear(input, self.dense(), self.bias)
+
+
+class Bfloat16Linear(nn.Linear):
+    """A linear layer in bfloat16, on the CPU, whose weight is multiplied where it lies."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        # In __dict__, and made when it is first needed: the class is given to modules that are there.
+        held = self.__dict__.get("_matrix")
+        if held is None or held[0] != self.weight.data_ptr():
+            held = self.__dict__["_matrix"] = (self.weight.data_ptr(), self._make_matrix())
+        return held[1].multiply(input)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the matrix, whose pointers are of this very module: a copy makes its own."""
+        return {name: value for name, value in vars(self).items() if name != "_matrix"}
+
+    def _make_matrix(self) -> Matrix:
+        found = library()
+        assert found is not None
+        bias = None if self.bias is None else self.bias.detach().float()
+        weight = self.weight.detach()
+        return Matrix.of_bfloat16(found, weight, bias, by_dot=found.has_bf16_dot)
+
+
+def hold_as_bfloat16(linear: nn.Linear) -> nn.Linear:
+    """The layer with its float32 weight in bfloat16, if that is exact and can be multiplied; else the layer itself.
+
+    A checkpoint in bfloat16 that is computed in float32 takes half the memory so, and is read twice as fast.
+    """
+    weight = linear.weight.detach()
+    if library() is None or weight.dtype != torch.float32 or not _is_bfloat16(weight):
+        return linear
+    return _WideLinear(weight.bfloat16(), linear.bias)
+
+
+def _is_bfloat16(weight: torch.Tensor) -> bool:
+    """Whether no element has bits that bfloat16 lacks; most that do show it in the first row."""
+    bits = weight.view(torch.int32)
+    return not any(bool((rows & 0xFFFF).any()) for rows in (bits[:1], *bits.split(1024)))

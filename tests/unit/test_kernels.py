@@ -1,0 +1,322 @@
+"""Products with bfloat16 and with codes: equal to plain ones, and row by row the same bits."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.model.kernels import (
+    Bfloat16Linear,
+    Codes,
+    CodesLinear,
+    Library,
+    Matrix,
+    chosen,
+    hold_as_bfloat16,
+    library,
+    quantize,
+)
+from neurogrid.model.kernels.compiled import open_library
+from neurogrid.model.stages.few_rows import speed_up_few_rows
+
+NF4 = torch.tensor(
+    [-1.0, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.7, 1.0]
+)
+
+
+def levels() -> list[Library]:
+    """All levels of this processor; the tests have them built."""
+    best = library()
+    assert best is not None, "kernels.so is not there: make kernels"
+    return (
+        [best] if best.level in ("avx2", "neon") else [best, *filter(None, [open_library("avx2")])]
+    )
+
+
+@pytest.fixture(params=levels(), ids=lambda found: found.level)
+def found(request: pytest.FixtureRequest) -> Library:
+    level: Library = request.param
+    return level
+
+
+@pytest.fixture
+def as_if_new() -> Iterator[None]:
+    """Choose the products anew, in the test and after it."""
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def some_codes(
+    bits: int, shape: tuple[int, int], scale_dtype: torch.dtype, *, shared: int, has_minimums: bool
+) -> Codes:
+    """Codes as foreign formats have them: any code, scales for `shared` groups, minimums, a table."""
+    num_outputs, num_inputs = shape
+    num_columns = -(-num_inputs // (32 * shared)) * 32 * shared
+    if bits == 8:
+        codes = torch.randint(-128, 128, (num_outputs, num_columns), dtype=torch.int8)
+    else:
+        codes = torch.randint(0, 256, (num_outputs, num_columns // 2), dtype=torch.uint8)
+    scales = (torch.rand(num_outputs, num_columns // 32 // shared) + 0.1).to(scale_dtype)
+    minimums = torch.randn_like(scales.float()).to(scale_dtype) if has_minimums else None
+    return Codes(bits, codes, scales, num_inputs, minimums, NF4 if bits == 4 else None)
+
+
+@pytest.mark.parametrize("has_minimums", [False, True])
+@pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("shape", "shared"), [((48, 128), 1), ((37, 192), 2), ((5, 128), 4)])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_multiply_as_their_dense_matrix(
+    found: Library,
+    bits: int,
+    shape: tuple[int, int],
+    shared: int,
+    scale_dtype: torch.dtype,
+    has_minimums: bool,
+) -> None:
+    codes = some_codes(bits, shape, scale_dtype, shared=shared, has_minimums=has_minimums)
+    dense = codes.dense(torch.float32)
+    bias = torch.randn(shape[0])
+    matrix = Matrix.of_codes(found, codes, bias, by_int8=False)
+    assert torch.equal(matrix.dense(torch.float32), dense)
+    x = torch.randn(3, 2, shape[1])
+    expected = functional.linear(x.double(), dense.double(), bias.double())
+    assert (matrix.multiply(x) - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", "bfloat16 by dot", "int8", "int8 by int8", "int4", "int4 by int8"]
+)
+def test_a_row_gets_the_bits_that_it_gets_alone(
+    found: Library, kind: str, num_threads: int
+) -> None:
+    name, _, how = kind.partition(" ")
+    if how == "by dot" and not found.has_bf16_dot:
+        pytest.skip("no instruction for it at this level")
+    weight = torch.randn(600, 200)
+    if name == "bfloat16":
+        matrix = Matrix.of_bfloat16(found, weight.bfloat16(), None, by_dot=how == "by dot")
+    else:
+        codes = quantize(weight, int(name[-1]))
+        matrix = Matrix.of_codes(found, codes, None, by_int8=how == "by int8")
+    x = torch.randn(64, 200, dtype=torch.bfloat16 if how == "by dot" else torch.float32)
+    alone = torch.cat([matrix.multiply(row) for row in x.split(1)])
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for num_rows in (1, 2, 7, 64):
+            assert torch.equal(matrix.multiply(x[:num_rows]), alone[:num_rows]), num_rows
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_levels_give_the_same_bits(bits: int) -> None:
+    codes = quantize(torch.randn(50, 130), bits)
+    x = torch.randn(9, 130)
+    for by_int8 in (False, True):
+        results = [
+            Matrix.of_codes(each, codes, None, by_int8=by_int8).multiply(x) for each in levels()
+        ]
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_is_not_finite_does_not_come_out_finite(
+    found: Library, bits: int, dtype: torch.dtype
+) -> None:
+    codes = quantize(torch.rand(20, 64) + 1, bits)
+    x = torch.ones(4, 64, dtype=dtype)
+    x[1, 3], x[2, 40], x[3, 0] = torch.nan, torch.inf, -torch.inf
+    for by_int8 in (False, True):
+        result = Matrix.of_codes(found, codes, None, by_int8=by_int8).multiply(x)
+        assert torch.isfinite(result[0]).all()
+        assert not torch.isfinite(result[1:]).any()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 130),
+    st.sampled_from([8, 4]),
+    st.floats(-20, 10),
+    st.integers(0, 2**31),
+)
+def test_quantised_weights_are_off_by_at_most_half_a_step(
+    num_outputs: int, num_inputs: int, bits: int, exponent: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator) * 2**exponent
+    codes = quantize(weight, bits)
+    assert codes.scales.dtype == torch.float16
+    steps = codes.scales.float().abs().repeat_interleave(32, dim=1)[:, :num_inputs]
+    off = (codes.dense(torch.float32) - weight).abs()
+    # Of 4 bits the side without the largest magnitude ends at 7; a scale in float16 is off by 2^-11, or 2^-25.
+    at_ends = steps if bits == 4 else steps / 2
+    assert (off <= at_ends * 1.001 + weight.abs() * 2**-10 + 130 * 2**-24).all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e9])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_that_have_no_scale_are_refused(bits: int, value: float) -> None:
+    weight = torch.randn(8, 64)
+    weight[3, 40] = value
+    with pytest.raises(ValueError, match="not finite, or beyond"):
+        quantize(weight, bits)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_zeros_stay_zeros(bits: int) -> None:
+    assert not quantize(torch.zeros(3, 40), bits).dense(torch.float32).any()
+
+
+# Linear layers
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_layers_of_codes_compute_in_their_dtype_and_show_their_weight(
+    dtype: torch.dtype, has_bias: bool
+) -> None:
+    weight = torch.randn(48, 96)
+    bias = nn.Parameter(torch.randn(48, dtype=dtype)) if has_bias else None
+    codes = quantize(weight, 8)
+    layer = CodesLinear(codes, bias, dtype, by_int8=False)
+    assert torch.equal(layer.weight, codes.dense(dtype))
+    x = torch.randn(2, 5, 96, dtype=dtype)
+    with torch.inference_mode():
+        result = layer(x)
+        expected = functional.linear(
+            x.float(), codes.dense(torch.float32), None if bias is None else bias.float()
+        )
+    assert result.dtype == dtype
+    eps = 1e-5 if dtype == torch.float32 else 1e-2
+    assert torch.allclose(result.float(), expected, rtol=eps, atol=20 * eps)
+    assert sum(part.nbytes for part in layer.parameters()) < 0.6 * weight.nbytes
+
+
+def test_without_kernels_layers_of_codes_are_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = quantize(torch.randn(48, 96), 4)
+    by_kernels = CodesLinear(codes, None, torch.float32, by_int8=False)
+    monkeypatch.setattr("neurogrid.model.kernels.linear.library", lambda: None)
+    by_torch = CodesLinear(codes, None, torch.float32, by_int8=True)
+    x = torch.randn(3, 96)
+    with torch.inference_mode():
+        assert torch.allclose(by_torch(x), by_kernels(x), atol=1e-5)
+    assert sum(part.nbytes for part in by_torch.parameters()) == sum(
+        part.nbytes for part in codes.parts
+    )
+
+
+def test_float32_that_is_bfloat16_is_held_so_and_gives_the_same() -> None:
+    model = nn.Sequential(nn.Linear(96, 64), nn.Linear(64, 48, bias=False))
+    model[0].weight.data = model[0].weight.data.bfloat16().float()
+    plain = copy.deepcopy(model)
+    speed_up_few_rows(model)
+    assert sum(part.nbytes for part in model[0].parameters()) == 2 * 64 * 96 + 4 * 64
+    assert isinstance(model[1], nn.Linear)
+    assert model[1].weight.dtype == torch.float32
+    x = torch.randn(1, 7, 96)
+    with torch.inference_mode():
+        assert torch.allclose(model(x), plain(x), atol=1e-6)
+        assert torch.equal(model[0].weight, plain[0].weight)
+
+
+def test_a_weight_that_is_shared_stays_what_it_is() -> None:
+    model = nn.ModuleDict(
+        {"embedding": nn.Embedding(32, 64), "head": nn.Linear(64, 32, bias=False)}
+    )
+    model["head"].weight = model["embedding"].weight
+    model["head"].weight.data = model["head"].weight.data.bfloat16().float()
+    speed_up_few_rows(model)
+    assert model["head"].weight is model["embedding"].weight
+
+
+def test_bfloat16_is_multiplied_where_it_lies_and_follows_a_new_weight() -> None:
+    layer = nn.Linear(96, 48, dtype=torch.bfloat16)
+    plain = copy.deepcopy(layer)
+    speed_up_few_rows(layer)
+    assert type(layer) is Bfloat16Linear
+    x = torch.randn(4, 96, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        assert torch.allclose(layer(x), plain(x), rtol=1e-2, atol=1e-2)
+        other = torch.randn(48, 96, dtype=torch.bfloat16)
+        layer.weight.data = plain.weight.data = other
+        assert torch.allclose(layer(x), plain(x), rtol=1e-2, atol=0.3)
+        assert torch.allclose(copy.deepcopy(layer)(x), layer(x))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_nothing_else_is_held_as_bfloat16(has_bias: bool) -> None:
+    layer = nn.Linear(8, 8, bias=has_bias)
+    with torch.no_grad():
+        layer.weight.copy_(torch.ones(8, 8))
+        layer.weight[7, 7] = 1 + 2**-10
+    assert hold_as_bfloat16(layer) is layer
+    half = nn.Linear(8, 8, bias=has_bias, dtype=torch.float16)
+    assert hold_as_bfloat16(half) is half
+
+
+# The choice
+
+
+@pytest.mark.usefixtures("as_if_new")
+def test_a_level_can_be_forced_or_all_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowest = levels()[-1].level
+    library.cache_clear()
+    monkeypatch.setenv("NEUROGRID_KERNELS", lowest)
+    found = library()
+    assert found is not None
+    assert found.level == lowest
+    library.cache_clear()
+    monkeypatch.setenv("NEUROGRID_KERNELS", "none")
+    assert library() is None
+
+
+@pytest.mark.usefixtures("as_if_new")
+def test_a_level_that_is_not_there_is_an_error_that_names_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NEUROGRID_KERNELS", "avx1024")
+    with pytest.raises(ConfigurationError, match="'avx1024'; this processor has"):
+        library.__wrapped__()
+
+
+@pytest.mark.usefixtures("as_if_new")
+def test_wrong_products_are_not_used_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = Library.multiply
+
+    def wrong(self: Library, fields: int, given: torch.Tensor, result: torch.Tensor) -> None:
+        right(self, fields, given, result)
+        result[0, 0] += 1
+
+    monkeypatch.setattr(Library, "multiply", wrong)
+    with caplog.at_level(logging.WARNING):
+        assert library() is None
+    assert "bfloat16 [64, 256] (off by" in caplog.text
+
+
+@pytest.mark.usefixtures("as_if_new")
+def test_where_nothing_was_built_torch_serves_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("neurogrid.model.kernels.compiled._FILE", "/nowhere/kernels.so")
+    with caplog.at_level(logging.INFO):
+        assert library() is None
+    assert "make kernels" in caplog.text
+    monkeypatch.setenv("NEUROGRID_KERNELS", "avx2")
+    with pytest.raises(ConfigurationError, match="built without"):
+        chosen.library.__wrapped__()
