@@ -52,6 +52,7 @@ class CoordinatorSettings:
         max_waiting: sessions that may wait for a place in that memory; more are refused.
         peer_memory_bytes: assumed for workers that do not tell.
         dtype: to compute in; None for the checkpoint's own.
+        quantize: `int8` or `int4`: what the layers' matrices travel, and are held, as; None for as they are.
         routing: `chain`: workers hand activations on to each other where they can; `star`: all through here.
         wire_dtype: `float32`, `float16`, `bfloat16` or `int8`: in what activations travel; None for `dtype`.
         timeouts: deadlines towards workers.
@@ -85,6 +86,7 @@ class CoordinatorSettings:
     max_waiting: int = MAX_WAITING_SESSIONS
     peer_memory_bytes: int = 8 * GIB
     dtype: str | None = None
+    quantize: str | None = None
     routing: RoutingMode = "chain"
     wire_dtype: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -281,6 +281,7 @@ async def load_model(settings: CoordinatorSettings) -> LoadedModel:
             name=settings.model_name,
             max_seq_len=settings.max_seq_len,
             dtype=settings.dtype,
+            quantize=settings.quantize,
         ),
         abandon_on_cancel=True,
     )

@@ -23,7 +23,6 @@ from neurogrid.errors import (
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.remote_worker import RemoteWorker
 from neurogrid.fleet.worker_info import WorkerInfo
-from neurogrid.model.files.config import config_fingerprint
 from neurogrid.model.files.tensors import dtype_name
 from neurogrid.model.source import ModelSource
 from neurogrid.p2p.exchange.exchange import new_request_id
@@ -69,7 +68,7 @@ async def describe_workers(
     """
     infos: dict[str, WorkerInfo] = {}
     failures: list[str] = []
-    asked = DeviceInfoRequest(dtype_name(model.dtype), config_fingerprint(model.checkpoint.config))
+    asked = DeviceInfoRequest(dtype_name(model.dtype), model.fingerprint)
 
     async def describe(worker: RemoteWorker) -> None:
         # It answers several questions; one that lets each wait for as long as it may is not worth the others' waiting.

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from neurogrid.model.files.blob import LayerBlob
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import PreTrainedConfig
+from neurogrid.model.files.quantization import Quantization, model_fingerprint
 
 __all__ = ["ModelSource"]
 
@@ -22,6 +24,7 @@ class ModelSource:
         config: transformers' own, built from the checkpoint's.
         dtype: what it is computed in.
         max_seq_len: tokens of the longest session.
+        quantization: what of the layers is codes; None for nothing.
     """
 
     name: str
@@ -29,3 +32,13 @@ class ModelSource:
     config: PreTrainedConfig
     dtype: torch.dtype
     max_seq_len: int
+    quantization: Quantization | None
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of the checkpoint's config, and of what is quantised: 32 bytes."""
+        return model_fingerprint(self.checkpoint.config, self.quantization)
+
+    def layer_blob(self, layer_id: int) -> LayerBlob:
+        """The bytes of a layer as they travel."""
+        return self.checkpoint.layer_blob(layer_id, self.quantization)

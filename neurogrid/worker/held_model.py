@@ -23,7 +23,8 @@ from neurogrid.errors import (
 )
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.blob import parse_blob
-from neurogrid.model.files.config import build_config, config_fingerprint
+from neurogrid.model.files.config import build_config
+from neurogrid.model.files.quantization import Quantization, model_fingerprint
 from neurogrid.model.proof.proof import Proof, Proving
 from neurogrid.model.stages.stage import Stage
 from neurogrid.p2p.wire import ErrorCode, ModelConfig
@@ -66,7 +67,7 @@ def proving(config: ModelConfig) -> Proving:
     Raises:
         UnsupportedModelError: it is over a bound.
     """
-    return Proving(checkpoint_config_of(config), config.dtype or DEFAULT_DTYPE)
+    return Proving(checkpoint_config_of(config), config.dtype or DEFAULT_DTYPE, config.quantization)
 
 
 @contextmanager
@@ -104,8 +105,9 @@ class HeldModel:
 
     Attributes:
         name: what its coordinator calls it.
-        fingerprint: SHA-256 of the canonical checkpoint config.
+        fingerprint: of the checkpoint's config, and of what is quantised.
         dtype: what the stage computes in.
+        quantization: what of the layers is codes; None for nothing.
         costs: bytes of each layer, whether held or not.
         traits: what the proof found out that sessions must know.
         stage: the modules of the layers.
@@ -126,10 +128,13 @@ class HeldModel:
         self.dtype = proof.dtype
         self.costs = proof.costs
         self.held: dict[int, HeldLayer] = {}
-        self.fingerprint = config_fingerprint(raw)
+        self.quantization = Quantization.from_record(config.quantization)
+        self.fingerprint = model_fingerprint(raw, self.quantization)
         self.traits = proof.traits
         try:
-            self.stage = Stage(build_config(raw), dtype=self.dtype, device=device)
+            self.stage = Stage(
+                build_config(raw), dtype=self.dtype, device=device, quantization=self.quantization
+            )
         except (torch.OutOfMemoryError, MemoryError) as exc:
             raise RequestRefusedError(
                 "out of memory while building the model", code=ErrorCode.OUT_OF_MEMORY

@@ -459,6 +459,7 @@ def _settings(options: argparse.Namespace, where: Listening, trust: Trust) -> Co
         prefix_reuse=options.prefix_reuse,
         peer_memory_bytes=int(options.peer_vram_gb * GIB),
         dtype=options.dtype,
+        quantize=options.quantize,
         routing=options.routing,
         wire_dtype=options.wire_dtype,
     )

@@ -44,6 +44,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="to compute in (default: the checkpoint's)",
     )
     model.add_argument(
+        "--quantize",
+        choices=("int8", "int4"),
+        help="let the layers' matrices travel, and be held, in 8.5 or 4.5 bits a weight; int8 changes next to nothing, "
+        "int4 a little",
+    )
+    model.add_argument(
         "--max-seq-len",
         type=positive_int,
         default=4096,

@@ -175,7 +175,7 @@ COMMANDS: Final = (
         "[MODEL] TEXT",
         "continue a text, and end",
         "Let a model continue a text, on stdout, and end.",
-        (*SAMPLING, "--prompt-file", "--dtype", *OTHERS),
+        (*SAMPLING, "--prompt-file", "--dtype", "--quantize", *OTHERS),
         (
             ('run "A function definition"', "the small model that comes along"),
             ('run ~/models/Qwen3-8B "The first law" --max-tokens 60', "a model of yours"),
@@ -189,7 +189,7 @@ COMMANDS: Final = (
         "[MODEL]",
         "talk to a model in the terminal",
         "Talk to a model in the terminal; on a pipe, each line of stdin is a turn.",
-        ("--system", *SAMPLING, "--max-seq-len", "--dtype", *OTHERS),
+        ("--system", *SAMPLING, "--max-seq-len", "--dtype", "--quantize", *OTHERS),
         (
             ("chat ~/models/Qwen3-8B", "on this machine"),
             ('chat ~/models/Qwen3-8B --system "Be brief."', "told something first"),
@@ -205,7 +205,7 @@ COMMANDS: Final = (
         "Serve a model over HTTP: a page, and the API of OpenAI below /v1.",
         (
             *("--http-port", "--http-host", "--api-key-file", "--max-sessions", "--max-seq-len"),
-            *("--dtype", *OTHERS),
+            *("--dtype", "--quantize", *OTHERS),
         ),
         (
             ("serve ~/models/Qwen3-8B", "on this machine"),
@@ -255,7 +255,15 @@ COMMANDS: Final = (
         "which machine would hold which layers, and how fast that would be",
         "Wait for the workers, print which layers each would hold and how fast that would be, and end: nothing is "
         "sent.",
-        ("--stages", "--max-sessions", "--max-seq-len", "--dtype", "--local-layers", *OTHERS),
+        (
+            "--stages",
+            "--max-sessions",
+            "--max-seq-len",
+            "--dtype",
+            "--quantize",
+            "--local-layers",
+            *OTHERS,
+        ),
         (
             ("plan ~/models/Qwen3-8B", "on this machine"),
             ("plan ~/models/Qwen3-8B --cluster ~/cluster --min-peers 2", "on two workers"),

@@ -63,11 +63,12 @@ class Placer:
             model_name=model.name,
             max_seq_len=model.max_seq_len,
             dtype=model.dtype,
+            quantization=model.quantization,
         )
 
     def num_bytes(self, layers: range) -> int:
         """Bytes of these layers' weights as they travel."""
-        return sum(self._model.checkpoint.layer_blob(layer).num_bytes for layer in layers)
+        return sum(self._model.layer_blob(layer).num_bytes for layer in layers)
 
     async def configure(self, worker: RemoteWorker) -> None:
         """Tell a worker which model it is. Sessions and assignment of before are dropped there."""
@@ -96,7 +97,7 @@ class Placer:
         stage = PlannedStage(peer_id, layers.start, layers.stop, self.num_bytes(layers))
         placement = Placement(
             stage=stage,
-            blobs={layer: self._model.checkpoint.layer_blob(layer) for layer in layers},
+            blobs={layer: self._model.layer_blob(layer) for layer in layers},
             max_length=self._model.max_seq_len,
             max_sessions=self._max_sessions,
             dtype=self._model.dtype,
@@ -172,7 +173,9 @@ async def open_placer(
     hashes = None
     directory = open_directory(cache, "hashes") if cache is not None else None
     if directory is not None:
-        hashes = await trio.to_thread.run_sync(HashCache.open, directory, model.checkpoint)
+        hashes = await trio.to_thread.run_sync(
+            HashCache.open, directory, model.checkpoint, model.quantization
+        )
         if hashes.num_known:
             logger.debug("the hashes of %d layers are known", hashes.num_known)
     return Placer(

@@ -20,11 +20,12 @@ from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, eos_token_ids
+from neurogrid.model.files.quantization import choose_quantization
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.proof.miniature import SplitTraits
 from neurogrid.model.proof.proof import OWN_SECONDS, Proving
 from neurogrid.model.source import ModelSource
-from neurogrid.model.stages.cost import LayerCost, workspace_bytes
+from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
 from neurogrid.model.stages.stage import Ends
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
 from neurogrid.planner import LayerSize, ModelSize
@@ -65,7 +66,13 @@ class LoadedModel(ModelSource):
 
     @classmethod
     def load(
-        cls, path: Path, *, name: str | None, max_seq_len: int, dtype: str | None
+        cls,
+        path: Path,
+        *,
+        name: str | None,
+        max_seq_len: int,
+        dtype: str | None,
+        quantize: str | None = None,
     ) -> LoadedModel:
         """Read config and ends, and prove that the model may be split. Blocks: run it in a thread.
 
@@ -74,6 +81,7 @@ class LoadedModel(ModelSource):
             name: None for the directory's.
             max_seq_len: tokens of the longest session wanted.
             dtype: to compute in; None for the checkpoint's own.
+            quantize: the method that layers travel and are held by, a key of `METHODS`; None for as they are.
 
         Raises:
             ConfigurationError: there is no such directory.
@@ -89,6 +97,11 @@ class LoadedModel(ModelSource):
         ends = Ends(config, dtype=compute_dtype, device=torch.device("cpu"))
         ends.load(checkpoint.end_tensors())
         ends.speed_up()
+        costs, quantization = proof.costs, None
+        if quantize is not None:
+            layers = (checkpoint.layer_shapes(layer) for layer in range(checkpoint.num_layers))
+            quantization = choose_quantization(quantize, layers, ends)
+            costs = layer_cost(config, compute_dtype, quantization)
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)
         whole = MAX_WHOLE_BYTES // (ends.hidden_size * compute_dtype.itemsize)
@@ -105,7 +118,8 @@ class LoadedModel(ModelSource):
             config=config,
             ends=ends,
             dtype=compute_dtype,
-            costs=proof.costs,
+            costs=costs,
+            quantization=quantization,
             traits=traits,
             max_seq_len=max_seq_len,
             eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),

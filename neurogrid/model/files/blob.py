@@ -10,14 +10,16 @@ tensors that lie in the buffer it was given. This module knows neither models no
 
 from __future__ import annotations
 
+import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from neurogrid.errors import CheckpointError
+from neurogrid.model.files.quantization import CODES, SCALES, Quantization
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,
     LENGTH_BYTES,
@@ -26,15 +28,19 @@ from neurogrid.model.files.safetensors_header import (
     header_length,
     parse_header,
 )
+from neurogrid.model.files.tensors import tensor_to_bytes
+from neurogrid.model.kernels import CODE_GROUP, quantize
 from neurogrid.p2p.wire.blob_id import BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.limits import CHUNK_BYTES
 
-__all__ = ["CHUNK_BYTES", "LayerBlob", "parse_blob"]
+__all__ = ["CHUNK_BYTES", "LayerBlob", "QuantizedBlob", "RecentLayers", "parse_blob"]
 
 # Tensors in one layer: 20 times a mixture of 256 experts (DeepSeek-V3: 780).
 MAX_BLOB_TENSORS = 16_384
 # Bytes of a blob's header: 250 a tensor. JSON grows tenfold and more as Python objects.
 MAX_BLOB_HEADER_BYTES = 4 * 1024 * 1024
+# Layers whose codes are in memory: of two that are on their way to workers, and the next that is hashed.
+_MAX_RECENT = 3
 
 
 class LayerBlob:
@@ -46,18 +52,26 @@ class LayerBlob:
     """
 
     def __init__(self, tensors: Mapping[str, tuple[TensorEntry, memoryview]]) -> None:
-        ordered = sorted(tensors.items())
+        self._data: tuple[memoryview, ...] = tuple(data for _, (_, data) in sorted(tensors.items()))
+        self._lay_out({name: entry for name, (entry, _) in tensors.items()})
+
+    def _lay_out(self, tensors: Mapping[str, TensorEntry]) -> None:
+        """Put tensors one behind the other, by name, behind a header of their own."""
         entries: dict[str, TensorEntry] = {}
         offset = 0
-        for name, (entry, data) in ordered:
-            stop = offset + data.nbytes
+        for name, entry in sorted(tensors.items()):
+            stop = offset + entry.num_bytes
             entries[name] = TensorEntry(entry.dtype, entry.shape, offset, stop)
             offset = stop
-        header = memoryview(encode_header(entries))
-        self._segments = (header, *(data for _, (_, data) in ordered))
-        self._starts = tuple(accumulate((part.nbytes for part in self._segments[:-1]), initial=0))
+        self._header = memoryview(encode_header(entries))
+        starts = (self._header.nbytes + entry.start for entry in entries.values())
+        self._starts = (0, *starts)
         self._digests: bytes | None = None
-        self.num_bytes = header.nbytes + offset
+        self.num_bytes = self._header.nbytes + offset
+
+    def _tensors(self) -> tuple[memoryview, ...]:
+        """The bytes of each tensor, in the order of their names."""
+        return self._data
 
     @property
     def num_chunks(self) -> int:
@@ -80,11 +94,12 @@ class LayerBlob:
             raise IndexError(f"no chunk {index} of {self.num_chunks}")
         start = index * CHUNK_BYTES
         stop = min(start + CHUNK_BYTES, self.num_bytes)
+        segments = (self._header, *self._tensors())
         parts: list[memoryview] = []
         number = bisect_right(self._starts, start) - 1
         while start < stop:
             offset = start - self._starts[number]
-            part = self._segments[number][offset : offset + stop - start]
+            part = segments[number][offset : offset + stop - start]
             if part:
                 parts.append(part)
             start += part.nbytes
@@ -115,6 +130,81 @@ class LayerBlob:
     def blob_id(self) -> bytes:
         """The 32 bytes that name the content, from `digests`."""
         return blob_id((self.digests(),))
+
+
+class QuantizedBlob(LayerBlob):
+    """The blob of one layer with codes in the place of matrices, which are made when they are first read.
+
+    Args:
+        tensors: as of `LayerBlob`.
+        quantization: which of them become codes.
+        recent: holds what was made.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, tuple[TensorEntry, memoryview]],
+        quantization: Quantization,
+        recent: RecentLayers,
+    ) -> None:
+        self._source = dict(tensors)
+        self._quantization = quantization
+        self._recent = recent
+        entries: dict[str, TensorEntry] = {}
+        for name, (entry, _) in tensors.items():
+            if not self._is_quantized(name, entry):
+                entries[name] = entry
+                continue
+            num_outputs, num_inputs = entry.shape
+            width, dtype = (num_inputs, "I8") if quantization.bits == 8 else (num_inputs // 2, "U8")
+            groups = num_inputs // CODE_GROUP
+            entries[name + CODES] = TensorEntry(dtype, (num_outputs, width), 0, num_outputs * width)
+            entries[name + SCALES] = TensorEntry(
+                "F16", (num_outputs, groups), 0, 2 * num_outputs * groups
+            )
+        self._lay_out(entries)
+
+    def _is_quantized(self, name: str, entry: TensorEntry) -> bool:
+        is_float = FILE_DTYPES[entry.dtype].is_floating_point
+        return is_float and self._quantization.takes_tensor(name, entry.shape)
+
+    def _tensors(self) -> tuple[memoryview, ...]:
+        return self._recent.of(self, self._make)
+
+    def _make(self) -> tuple[memoryview, ...]:
+        made: dict[str, memoryview] = {}
+        for name, (entry, data) in self._source.items():
+            if not self._is_quantized(name, entry):
+                made[name] = data
+                continue
+            whole = TensorEntry(entry.dtype, entry.shape, 0, data.nbytes)
+            try:
+                codes = quantize(_view(_as_tensor(data), whole), self._quantization.bits)
+            except ValueError as exc:
+                raise CheckpointError(f"{name} cannot be quantised: {exc}") from exc
+            made[name + CODES] = tensor_to_bytes(codes.codes)
+            made[name + SCALES] = tensor_to_bytes(codes.scales)
+        return tuple(data for _, data in sorted(made.items()))
+
+
+class RecentLayers:
+    """The codes of the layers that were read last: those that are under way, and no whole model."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[QuantizedBlob, tuple[memoryview, ...]] = OrderedDict()
+        self._making = threading.Lock()
+
+    def of(
+        self, blob: QuantizedBlob, make: Callable[[], tuple[memoryview, ...]]
+    ) -> tuple[memoryview, ...]:
+        """What was made for `blob`, or is made now."""
+        with self._making:
+            if blob not in self._made:
+                while len(self._made) >= _MAX_RECENT:
+                    self._made.popitem(last=False)
+                self._made[blob] = make()
+            self._made.move_to_end(blob)
+            return self._made[blob]
 
 
 def parse_blob(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:

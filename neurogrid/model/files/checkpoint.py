@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.files.blob import LayerBlob
+from neurogrid.model.files.blob import LayerBlob, QuantizedBlob, RecentLayers
 from neurogrid.model.files.checkpoint_files import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -27,6 +27,7 @@ from neurogrid.model.files.checkpoint_files import (
     weight_files,
 )
 from neurogrid.model.files.config import build_config
+from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.safetensors_header import (
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
@@ -92,7 +93,8 @@ class Checkpoint:
         self._places = dict(places)
         self._absent = dict(absent)
         self._mapped: dict[Path, _Mapped] = {}
-        self._blobs: dict[int, LayerBlob] = {}
+        self._blobs: dict[tuple[int, Quantization | None], LayerBlob] = {}
+        self._recent = RecentLayers()
         self.present_layers = frozenset(self._layer_names) - {
             layer_of(name, num_layers) for name in absent
         }
@@ -132,14 +134,18 @@ class Checkpoint:
             )
         return checkpoint
 
-    def layer_blob(self, layer_id: int) -> LayerBlob:
+    def layer_blob(self, layer_id: int, quantization: Quantization | None = None) -> LayerBlob:
         """The bytes of one layer; the same object each time, so that its id is computed once.
+
+        Args:
+            quantization: what becomes codes; None for the bytes of the files.
 
         Raises CheckpointError if the layer is not in `present_layers`.
         """
         if layer_id not in self.present_layers:
             raise CheckpointError(f"{self.path}: layer {layer_id} is not in this checkpoint")
-        if layer_id not in self._blobs:
+        key = layer_id, quantization
+        if key not in self._blobs:
             tensors = {}
             for name in self._layer_names[layer_id]:
                 place = self._places[name]
@@ -147,8 +153,18 @@ class Checkpoint:
                     self._mapped[place.file] = _Mapped.open(place.file)
                 data = self._mapped[place.file].data
                 tensors[name] = (place.entry, data[place.entry.start : place.entry.stop])
-            self._blobs[layer_id] = LayerBlob(tensors)
-        return self._blobs[layer_id]
+            self._blobs[key] = (
+                LayerBlob(tensors)
+                if quantization is None
+                else QuantizedBlob(tensors, quantization, self._recent)
+            )
+        return self._blobs[key]
+
+    def layer_shapes(self, layer_id: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of one layer's tensors, by name."""
+        return {
+            name: self._places[name].entry.shape for name in self._layer_names.get(layer_id, ())
+        }
 
     @property
     def files(self) -> frozenset[Path]:

@@ -26,6 +26,7 @@ from transformers import (
 
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.model.files.foreign import quiet_transformers
+from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.sanitize import (
     FLOAT_TAG,
     config_fingerprint,
@@ -117,6 +118,7 @@ def model_config_message(
     model_name: str,
     max_seq_len: int,
     dtype: torch.dtype,
+    quantization: Quantization | None = None,
 ) -> ModelConfig:
     """The message that tells a worker the model.
 
@@ -125,6 +127,7 @@ def model_config_message(
         raw: the checkpoint's config.json; it travels sanitised and whole.
         max_seq_len: tokens of the longest sequence that will be asked for.
         dtype: what stages compute in, one of COMPUTE_DTYPES.
+        quantization: what of the layers is codes.
 
     The fields beside `checkpoint_config` are for readers that know no other (1.0.0). Where a family
     has no such number, they get the usual one: 4 hidden sizes for the intermediate size, as many
@@ -152,6 +155,7 @@ def model_config_message(
         dtype=next(name for name, value in COMPUTE_DTYPES.items() if value == dtype),
         model_type=config.model_type,
         checkpoint_config=sanitize_checkpoint_config(raw),
+        quantization=None if quantization is None else quantization.record(),
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.quantization import Quantization
 from neurogrid.p2p.wire.blob_id import DIGEST_BYTES
 
 __all__ = ["HashCache"]
@@ -43,9 +44,12 @@ class HashCache:
         num_known: layers whose hashes were found.
     """
 
-    def __init__(self, file: Path, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, file: Path, checkpoint: Checkpoint, quantization: Quantization | None = None
+    ) -> None:
         self._file = file
         self._checkpoint = checkpoint
+        self._quantization = quantization
         self._states = {str(path): _state_of(path) for path in checkpoint.files}
         self._is_settled = {
             path: state is not None and time.time_ns() - max(state[1:3]) > _TICK_NS
@@ -54,10 +58,20 @@ class HashCache:
         self.num_known = 0
 
     @classmethod
-    def open(cls, directory: Path, checkpoint: Checkpoint) -> HashCache:
-        """Give the layers of `checkpoint` the hashes that are kept in `directory`. Open it before any is hashed."""
-        name = hashlib.sha256(os.fsencode(checkpoint.path.resolve())).hexdigest()
-        cache = cls(directory / f"{name}.json", checkpoint)
+    def open(
+        cls, directory: Path, checkpoint: Checkpoint, quantization: Quantization | None = None
+    ) -> HashCache:
+        """Give the layers of `checkpoint` the hashes that are kept in `directory`. Open it before any is hashed.
+
+        Args:
+            quantization: the layers as they travel.
+        """
+        what = os.fsencode(checkpoint.path.resolve())
+        if quantization is not None:
+            # No path has a zero in it.
+            what += b"\0" + json.dumps(quantization.record(), sort_keys=True).encode()
+        name = hashlib.sha256(what).hexdigest()
+        cache = cls(directory / f"{name}.json", checkpoint, quantization)
         try:
             with cache._file.open("rb") as file:
                 table = json.loads(file.read(_MAX_BYTES))
@@ -76,7 +90,7 @@ class HashCache:
         good = {path for path in now if self._is_settled[path] and now[path] == self._states[path]}
         layers = {}
         for layer_id in sorted(checkpoint.present_layers):
-            blob = checkpoint.layer_blob(layer_id)
+            blob = checkpoint.layer_blob(layer_id, self._quantization)
             if blob.is_hashed and good.issuperset(map(str, checkpoint.layer_files(layer_id))):
                 digests = base64.b64encode(blob.digests()).decode()
                 layers[str(layer_id)] = [blob.num_bytes, digests]
@@ -111,7 +125,7 @@ class HashCache:
                 continue
             if not same.issuperset(map(str, self._checkpoint.layer_files(layer_id))):
                 continue
-            blob = self._checkpoint.layer_blob(layer_id)
+            blob = self._checkpoint.layer_blob(layer_id, self._quantization)
             digests = base64.b64decode(str(text), validate=True)
             if num_bytes == blob.num_bytes and len(digests) == DIGEST_BYTES * blob.num_chunks:
                 blob.trust_digests(digests)

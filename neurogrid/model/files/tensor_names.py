@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_end_tensor", "layer_of"]
+__all__ = ["is_end_tensor", "layer_of", "numbers_hidden", "path_in_layer"]
 
 _NUMBERED = re.compile(r"^((?:[A-Za-z_]\w*\.)*?)(?:layers|layer|h|blocks|block)\.(\d{1,6})\.")
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 # What stands before the container when the layers are not the decoder's.
 _OTHER_TOWER = re.compile(
@@ -34,6 +36,19 @@ def layer_of(name: str, num_layers: int) -> int | None:
         return None
     layer_id = int(match[2])
     return layer_id if layer_id < num_layers else None
+
+
+def path_in_layer(name: str) -> str:
+    """What stands behind the number of the layer, with `#` for each number in it: `mlp.experts.#.up_proj.weight`.
+
+    The whole name, where it is in no numbered layer.
+    """
+    return numbers_hidden(_NUMBERED.sub("", name))
+
+
+def numbers_hidden(path: str) -> str:
+    """`path` with `#` for each number between its dots."""
+    return _NUMBER.sub("#", path)
 
 
 def is_end_tensor(name: str) -> bool:

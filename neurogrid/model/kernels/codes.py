@@ -62,6 +62,18 @@ class Codes:
         parts = (self.codes, self.scales, self.minimums, self.table)
         return tuple(part for part in parts if part is not None)
 
+    def to(self, device: torch.device) -> Codes:
+        """The same on a device."""
+        minimums, table = self.minimums, self.table
+        return Codes(
+            self.bits,
+            self.codes.to(device),
+            self.scales.to(device),
+            self.num_inputs,
+            None if minimums is None else minimums.to(device),
+            None if table is None else table.to(device),
+        )
+
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [O, I], exact in float32 and then rounded to `dtype`."""
         rows = max(1, _PIECE // self.num_columns)

@@ -25,6 +25,7 @@ from neurogrid.model.files.config import (
     resolve_dtype,
 )
 from neurogrid.model.files.foreign import one_line
+from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.proof.miniature import SplitTraits, check_splittable
 from neurogrid.model.stages.cost import LayerCost, layer_cost
 from neurogrid.model.stages.stage import Stage
@@ -56,21 +57,27 @@ class Proof:
     dtype: torch.dtype
 
 
-def prove(config: Mapping[str, object], dtype: str | None) -> Proof:
+def prove(
+    config: Mapping[str, object],
+    dtype: str | None,
+    quantization: Mapping[str, object] | None = None,
+) -> Proof:
     """Build and split what `config` (a config.json, of any origin) describes, in this process and without limits.
 
     Args:
         dtype: to compute in; None for the checkpoint's own.
+        quantization: the record of what is quantised, of any origin.
 
     Raises:
-        UnsupportedModelError: the model cannot be split, or transformers does not know it.
+        UnsupportedModelError: the model cannot be split, transformers does not know it, or nothing here how it is
+            quantised.
         ConfigurationError: it cannot be built, or `dtype` is none to compute in.
     """
     try:
         built = build_config(config)
         compute_dtype = resolve_dtype(built, dtype)
         traits = check_splittable(built)
-        costs = tuple(layer_cost(built, compute_dtype))
+        costs = layer_cost(built, compute_dtype, Quantization.from_record(quantization))
         # As its user will: its tables and buffers are made.
         Stage(built, dtype=compute_dtype, device="cpu")
     except NeuroGridError:
@@ -91,9 +98,14 @@ class Proving:
         UnsupportedModelError: the config is over a bound of sanitize.py.
     """
 
-    def __init__(self, config: Mapping[str, object], dtype: str | None) -> None:
-        self._argument = {"config": config, "dtype": dtype}
-        self._key = config_fingerprint(config), dtype
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        dtype: str | None,
+        quantization: Mapping[str, object] | None = None,
+    ) -> None:
+        self._argument = {"config": config, "dtype": dtype, "quantization": quantization}
+        self._key = config_fingerprint(config), dtype, Quantization.from_record(quantization)
         self._process = ConfinedProcess(_prove_in_child, Limits(MAX_BYTES, int(OWN_SECONDS)))
 
     def result(self, *, seconds: float) -> Proof:
@@ -129,14 +141,16 @@ class Proving:
         self._process.close()
 
 
-# By fingerprint and dtype: the proof, or the error that was its end.
-_kept: dict[tuple[bytes, str | None], Proof | tuple[type[NeuroGridError], str]] = {}
+# By fingerprint, dtype and quantisation: the proof, or the error that was its end.
+_kept: dict[
+    tuple[bytes, str | None, Quantization | None], Proof | tuple[type[NeuroGridError], str]
+] = {}
 _keeping = threading.Lock()
 
 
 def _prove_in_child(argument: Mapping[str, Any]) -> dict[str, Any]:
     """`prove`, with what JSON has."""
-    proof = prove(argument["config"], argument["dtype"])
+    proof = prove(argument["config"], argument["dtype"], argument["quantization"])
     return {
         "traits": asdict(proof.traits),
         "costs": [asdict(cost) for cost in proof.costs],

@@ -18,6 +18,8 @@ from transformers import PreTrainedConfig
 
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, quiet_transformers
+from neurogrid.model.files.quantization import Quantization
+from neurogrid.model.files.tensor_names import numbers_hidden
 from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["LayerCost", "layer_cost", "workspace_bytes"]
@@ -53,12 +55,15 @@ class LayerCost:
         return self.cache_bytes_fixed + num_tokens * self.cache_bytes_per_token
 
 
-def layer_cost(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[LayerCost, ...]:
+def layer_cost(
+    config: PreTrainedConfig, dtype: torch.dtype, quantization: Quantization | None = None
+) -> tuple[LayerCost, ...]:
     """The cost of each decoder layer, in order.
 
     Args:
         config: from `build_config`.
         dtype: what weights and caches are held in.
+        quantization: which of the weights are codes.
 
     Raises:
         UnsupportedModelError: the model cannot be built, or its layers cannot be told.
@@ -75,11 +80,11 @@ def layer_cost(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[LayerCost,
         per_token, fixed = measured[kind]
         costs.append(
             LayerCost(
-                weight_bytes=_bytes(layer),
+                weight_bytes=_bytes(layer) - _saved_bytes(layer, quantization),
                 cache_bytes_per_token=per_token,
                 cache_bytes_fixed=fixed,
                 max_cached_tokens=window - 1 if window else None,
-                step_bytes=_step_bytes(layer, config),
+                step_bytes=_step_bytes(layer, config, quantization),
             )
         )
     return tuple(costs)
@@ -99,7 +104,9 @@ def workspace_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: in
     return num_tokens * elements_per_token * dtype.itemsize
 
 
-def _step_bytes(layer: nn.Module, config: PreTrainedConfig) -> int | None:
+def _step_bytes(
+    layer: nn.Module, config: PreTrainedConfig, quantization: Quantization | None
+) -> int | None:
     text = config.get_text_config(decoder=True)
     num_experts, num_active = _whole(text, *NUM_EXPERTS), _whole(text, *ACTIVE_EXPERTS)
     routed = sum(
@@ -109,7 +116,8 @@ def _step_bytes(layer: nn.Module, config: PreTrainedConfig) -> int | None:
     )
     if not routed or not 0 < num_active < num_experts:
         return None
-    return _bytes(layer) - routed + routed * num_active // num_experts
+    whole = _bytes(layer) - _saved_bytes(layer, quantization)
+    return whole - routed + routed * num_active // num_experts
 
 
 def _whole(config: PreTrainedConfig, *names: str) -> int:
@@ -149,6 +157,19 @@ def _largest_growth(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 def _shapes(layer: nn.Module) -> tuple[object, ...]:
     return tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
+
+
+def _saved_bytes(layer: nn.Module, quantization: Quantization | None) -> int:
+    """Bytes that the weights of linear layers take less as codes."""
+    if quantization is None:
+        return 0
+    linears = (
+        module.weight
+        for path, module in layer.named_modules()
+        if type(module) is nn.Linear
+        and quantization.takes(numbers_hidden(path), module.weight.shape)
+    )
+    return sum(weight.nbytes - quantization.num_bytes(weight.shape) for weight in linears)
 
 
 def _bytes(layer: nn.Module) -> int:

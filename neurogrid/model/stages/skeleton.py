@@ -19,17 +19,19 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 
-from neurogrid.errors import UnsupportedModelError
+from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.kernels import Codes, CodesLinear
 from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to, place_module
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
@@ -179,11 +181,71 @@ class Skeleton:
         self._arguments = _accepted(self._base)
         self._pass.num_results = self._probe_num_results()
 
-    def load_layer(self, layer_id: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises."""
-        strangers = [name for name in tensors if layer_of(name, self.num_layers) != layer_id]
+    def load_layer(
+        self,
+        layer_id: int,
+        tensors: Mapping[str, torch.Tensor],
+        codes: Mapping[str, Codes] = MappingProxyType({}),
+    ) -> None:
+        """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises.
+
+        Args:
+            codes: in the place of matrices, by the names of those.
+        """
+        strangers = [
+            name for name in (*tensors, *codes) if layer_of(name, self.num_layers) != layer_id
+        ]
         if strangers:
             raise ValueError(f"{strangers[0]!r} is no tensor of layer {layer_id}")
+        stand_ins = {
+            name: self._stand_in((each.num_outputs, each.num_inputs))
+            for name, each in codes.items()
+        }
+        layer = self._load(layer_id, {**tensors, **stand_ins}, is_whole=True)
+        found = find_linears(layer, stand_ins)
+        for name, each in codes.items():
+            if name not in found:
+                raise CheckpointError(
+                    f"{name} is quantised, and no linear layer of its own in this model"
+                )
+            layer.set_submodule(found[name], self._codes_linear(layer, found[name], each))
+        place_module(layer, self.device)
+        self._slots[layer_id].__dict__["layer"] = layer
+
+    def linear_shapes(self, layer_id: int) -> dict[str, torch.Size]:
+        """Shapes of the weights of a layer's linear layers, by their paths in it."""
+        return {
+            path: module.weight.shape
+            for path, module in self.templates[layer_id].named_modules()
+            if type(module) is nn.Linear
+        }
+
+    def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+        """Which tensors of a checkpoint are the weights of linear layers as they are, and of which: paths in the layer.
+
+        Args:
+            shapes: of the layer's tensors, by name.
+        """
+        stand_ins = {name: self._stand_in(shape) for name, shape in shapes.items()}
+        try:
+            layer = self._load(layer_id, stand_ins, is_whole=False)
+        except CheckpointError:
+            return {}
+        return find_linears(layer, stand_ins)
+
+    def _stand_in(self, shape: Sequence[int]) -> torch.Tensor:
+        """Zeros that occupy one element, in memory of their own: so it can be told where they went."""
+        return torch.zeros((), dtype=self.dtype).expand(tuple(shape))
+
+    def _codes_linear(self, layer: nn.Module, path: str, codes: Codes) -> CodesLinear:
+        linear = layer.get_submodule(path)
+        assert isinstance(linear, nn.Linear)
+        return CodesLinear(codes.to(self.device), linear.bias, self.dtype, by_int8=True)
+
+    def _load(
+        self, layer_id: int, tensors: Mapping[str, torch.Tensor], *, is_whole: bool
+    ) -> nn.Module:
+        """A layer with `tensors` in it, on the CPU; all of it, or only those."""
         # A model that was loaded before is not initialised again, so each load takes a new one.
         model = copy.deepcopy(self._blank)
         layer = copy.deepcopy(self.templates[layer_id])
@@ -193,11 +255,10 @@ class Skeleton:
             model,
             tensors,
             dtype=self.dtype,
-            is_wanted=lambda name: name.startswith(prefix),
+            is_wanted=lambda name: is_whole and name.startswith(prefix),
             what=f"layer {layer_id}",
         )
-        place_module(layer, self.device)
-        self._slots[layer_id].__dict__["layer"] = layer
+        return layer
 
     def layer(self, layer_id: int) -> nn.Module:
         """The module that runs as that layer, or its template while it is not loaded."""
@@ -439,6 +500,16 @@ def _with_layers(model: PreTrainedModel, name: str, layers: Sequence[nn.Module])
     if type(module_list) is nn.ModuleList:
         module_list.__class__ = _Slots
     return model
+
+
+def find_linears(layer: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """The paths of the linear layers whose weight is one of `tensors`, the same memory, by the name of that."""
+    names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
+    return {
+        names[module.weight.data_ptr()]: path
+        for path, module in layer.named_modules()
+        if type(module) is nn.Linear and module.weight.data_ptr() in names
+    }
 
 
 def _hidden_state(result: Any) -> torch.Tensor:

@@ -29,6 +29,7 @@ from neurogrid.model.caches.prepared import PreparedPass, markers, same_calls
 from neurogrid.model.caches.row_groups import group_rows
 from neurogrid.model.caches.row_masks import rows_masked
 from neurogrid.model.caches.rows import RowPool
+from neurogrid.model.files.quantization import Quantization, gather_codes
 from neurogrid.model.stages.end_passes import EndPasses
 from neurogrid.model.stages.few_rows import speed_up_few_rows
 from neurogrid.model.stages.skeleton import Skeleton
@@ -64,6 +65,7 @@ class Stage:
         config: the model's config, from `build_config`.
         dtype: what weights are cast to and hidden states are computed in.
         device: where the layers live.
+        quantization: what of the layers comes as codes; None for nothing.
 
     Attributes:
         num_layers: decoder layers of the whole model.
@@ -74,9 +76,15 @@ class Stage:
     """
 
     def __init__(
-        self, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: PreTrainedConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        quantization: Quantization | None = None,
     ) -> None:
         self._device = torch.device(device)
+        self._quantization = quantization
         self._skeleton = Skeleton(config, dtype=dtype, device=self._device)
         self._skeleton.shape_ends()
         self._dtype = dtype
@@ -135,7 +143,11 @@ class Stage:
             )
         if owns_memory:
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        self._skeleton.load_layer(layer_id, tensors)
+        if self._quantization is None:
+            self._skeleton.load_layer(layer_id, tensors)
+        else:
+            plain, codes = gather_codes(tensors, self._quantization)
+            self._skeleton.load_layer(layer_id, plain, codes)
         self._held.add(layer_id)
         self._weight_bytes.clear()
 
@@ -368,6 +380,14 @@ class Ends:
         speed_up_few_rows(self._skeleton.model)
         if self._is_loaded:
             self._passes.find_shortcuts()
+
+    def linear_shapes(self, layer_id: int) -> Mapping[str, Sequence[int]]:
+        """See `Skeleton.linear_shapes`."""
+        return self._skeleton.linear_shapes(layer_id)
+
+    def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+        """See `Skeleton.linear_names`."""
+        return self._skeleton.linear_names(layer_id, shapes)
 
     def shortest_cut(self, length: int) -> int:
         """The fewest tokens that a session's caches of `length` tokens can be cut back to, on all stages."""

@@ -47,6 +47,7 @@ class ModelConfig:
         dtype: what stages compute in, a key of `CONFIG_DTYPES`, or None.
         model_type: the family's name as in transformers, or None.
         checkpoint_config: the checkpoint's own config.json, or None.
+        quantization: the record of what of the layers is codes, or None for nothing.
     """
 
     model_name: str
@@ -65,6 +66,7 @@ class ModelConfig:
     dtype: str | None = None
     model_type: str | None = None
     checkpoint_config: Mapping[str, object] | None = None
+    quantization: Mapping[str, object] | None = None
 
 
 def _is_name(value: object) -> bool:
@@ -91,6 +93,7 @@ _DTYPE: Final = Form(
     f"one of {', '.join(CONFIG_DTYPES)}",
     lambda value: isinstance(value, str) and value in CONFIG_DTYPES,
 )
+_OBJECT: Final = Form("an object", lambda value: isinstance(value, dict))
 # Of each field, in their order.
 _FORMS: Final = {
     "model_name": _NAME,
@@ -112,7 +115,8 @@ _FORMS: Final = {
     "tie_embeddings": nullable(BOOLEAN),
     "dtype": nullable(_DTYPE),
     "model_type": nullable(_NAME),
-    "checkpoint_config": nullable(Form("an object", lambda value: isinstance(value, dict))),
+    "checkpoint_config": nullable(_OBJECT),
+    "quantization": nullable(_OBJECT),
 }
 
 
@@ -176,9 +180,10 @@ def deserialize_config(data: Data) -> ModelConfig:
 def _check(config: ModelConfig) -> None:
     if config.layer_types is not None and len(config.layer_types) != config.num_layers:
         raise _invalid(f"layer_types must be an array of {config.num_layers} names")
-    for level in _levels([config.checkpoint_config]) if config.checkpoint_config else ():
-        if not all(map(_is_sound, level)):
-            raise _invalid("checkpoint_config holds an infinite number or half a character")
+    for key in ("checkpoint_config", "quantization"):
+        for level in _levels([getattr(config, key)]):
+            if not all(map(_is_sound, level)):
+                raise _invalid(f"{key} holds an infinite number or half a character")
 
 
 def _is_sound(item: object) -> bool:
