@@ -3,6 +3,9 @@
 Everything on this machine, loopback, one torch thread in every process, greedy; float32, or `--dtype`. Each figure is
 taken several times, the variants in turn within each round, so that a machine that drifts drifts for all. In float32
 also llama.cpp's RPC, where its programs are, and Petals, where `--petals-python` names a Python that has it.
+
+`--saved-as bfloat16` computes a checkpoint in bfloat16 in float32, and `--quantize` its layers as codes; both against
+transformers in float32.
 """
 
 from __future__ import annotations
@@ -137,10 +140,10 @@ async def compare(
     addresses: list[list[str]],
     others: Mapping[str, Generate],
     prompt: list[int],
-    rounds: int,
-    num_tokens: int,
+    options: argparse.Namespace,
 ) -> dict[str, list[Timing]]:
-    """One model: all variants in turn, `rounds` times, after one that warms up."""
+    """One model: all variants in turn, so many rounds, after one that warms up."""
+    rounds, num_tokens = options.rounds, options.tokens
     timings: dict[str, list[Timing]] = {"transformers": []}
     async with contextlib.AsyncExitStack() as stack:
         coordinators: dict[str, Coordinator] = {}
@@ -151,6 +154,8 @@ async def compare(
                 stages=len(peers),
                 max_seq_len=MAX_POSITIONS,
                 prefix_reuse=False,
+                dtype=options.dtype,
+                quantize=options.quantize,
             )
             name = f"{len(peers)} worker{'s' if len(peers) > 1 else ''}"
             coordinators[name] = await stack.enter_async_context(open_coordinator(settings))
@@ -163,7 +168,7 @@ async def compare(
                 timings["transformers"].append(reference)
             for name, coordinator in coordinators.items():
                 timing, tokens = await time_ours(coordinator, prompt, num_tokens)
-                if tokens != expected:
+                if tokens != expected and options.is_equal:
                     raise SystemExit(f"{name}: other tokens than transformers'")
                 if number:
                     timings[name].append(timing)
@@ -197,10 +202,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
+    parser.add_argument("--saved-as", choices=DTYPES, help="the dtype of the checkpoint")
+    parser.add_argument("--quantize", choices=("int8", "int4"))
     parser.add_argument(
         "--petals-python", type=Path, help="Python of an environment that has Petals"
     )
     options = parser.parse_args()
+    # Rounding is another where weights are, and in bfloat16 where products are ours.
+    options.is_equal = options.quantize is None and options.dtype == "float32"
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     prompt = torch.randint(2, 32_000, (options.prompt_tokens,), generator=generator).tolist()
@@ -211,7 +220,8 @@ def main() -> None:
         for size in options.sizes:
             with tempfile.TemporaryDirectory() as directory:
                 path = Path(directory)
-                model = make_model(SIZES[size], path, dtype=options.dtype)
+                model = make_model(SIZES[size], path, dtype=options.saved_as or options.dtype)
+                model = model.to(getattr(torch, options.dtype))
                 with peers(model, path, prompt, options) as others:
                     timings = trio.run(
                         compare,
@@ -220,20 +230,28 @@ def main() -> None:
                         addresses,
                         others,
                         prompt,
-                        options.rounds,
-                        options.tokens,
+                        options,
                     )
                 rows += rows_of(size, timings)
     header = ["model", "variant", "tokens/s", "x transformers", "first token, ms", "x transformers"]
     # Another prompt or dtype does not take the place of the one that has targets.
     prompt = "" if options.prompt_tokens == 128 else f"-after-{options.prompt_tokens}"
     dtype = "" if options.dtype == DTYPES[0] else f"-{options.dtype}"
+    saved = f"-of-{options.saved_as}" if options.saved_as else ""
+    form = f"-{options.quantize}" if options.quantize else ""
+    what = f"{options.dtype}{f' of a checkpoint in {options.saved_as}' if options.saved_as else ''}"
+    what += f", layers as {options.quantize}" if options.quantize else ""
+    tokens = (
+        "equal in all variants but llama.cpp, which draws its own"
+        if options.is_equal
+        else "not compared"
+    )
     write_report(
-        f"decode{dtype}{prompt}",
+        f"decode{dtype}{saved}{form}{prompt}",
         f"Decoding over workers on one machine against transformers' `generate()` in one process: one "
-        f"torch thread in each process, {options.dtype}, greedy, a prompt of {options.prompt_tokens} tokens, "
+        f"torch thread in each process, {what}, greedy, a prompt of {options.prompt_tokens} tokens, "
         f"{options.tokens} new ones; median (minimum to maximum) of {options.rounds} rounds; the tokens "
-        "are equal in all variants but llama.cpp, which draws its own. Installed beside ours are "
+        f"are {tokens}. Installed beside ours are "
         f"{peer_versions(options.petals_python)}.",
         table(header, rows),
     )

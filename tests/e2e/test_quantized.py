@@ -1,0 +1,151 @@
+"""`--quantize` from the files of a model to its tokens: over workers, from their disks, and while one dies."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from neurogrid import CoordinatorSettings, open_coordinator
+from neurogrid.inference.generation.coordinator import Coordinator
+from tests.e2e.preloaded import COORDINATOR, run
+from tests.e2e.support import DEADLINE, generate, run_coordinator, start_worker
+from tests.families import FAMILIES, save_checkpoint
+
+PROMPT = [5, 17, 200, 33]
+BITS = {"int8": 8.5, "int4": 4.5}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    save_checkpoint(
+        next(family for family in FAMILIES if family.name == "llama-untied-sharded"), path
+    )
+    return path
+
+
+def settings(path: Path, **more: Any) -> CoordinatorSettings:
+    return CoordinatorSettings(model=path, max_seq_len=512, **more)
+
+
+@pytest.mark.parametrize("method", BITS)
+def test_workers_get_codes_and_the_tokens_are_those_of_one_machine(
+    llama: Path, tmp_path: Path, method: str
+) -> None:
+    alone = run_coordinator(settings(llama, local_layers=6, quantize=method), [PROMPT])
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(2)]
+        peers = tuple(worker.address for worker in workers)
+        plain = run_coordinator(settings(llama, peers=peers, stages=2), [PROMPT])
+        first = run_coordinator(settings(llama, peers=peers, stages=2, quantize=method), [PROMPT])
+        again = run_coordinator(settings(llama, peers=peers, stages=2, quantize=method), [PROMPT])
+    assert first.tokens == again.tokens == alone.tokens
+
+    def sent(outcome: Any) -> int:
+        return sum(by_type.get("weights", 0) for by_type in outcome.sent.values())
+
+    # Of float32; norms and headers beside it.
+    assert sent(first) < 1.15 * BITS[method] / 32 * sent(plain)
+    assert sent(again) == 0
+
+
+def test_what_was_sent_is_kept_on_disk_in_each_form(llama: Path, tmp_path: Path) -> None:
+    sent = []
+    for quantize in (None, "int4", "int4", None):
+        with start_worker(tmp_path, "--cache-dir", str(tmp_path / "cache")) as worker:
+            outcome = run_coordinator(
+                settings(llama, peers=(worker.address,), quantize=quantize), [PROMPT]
+            )
+            sent.append(outcome.sent[worker.peer_id].get("weights", 0))
+    assert sent[0] > sent[1] > 0
+    assert sent[2:] == [0, 0]
+
+
+def test_a_worker_with_the_files_makes_the_same_codes_of_them(llama: Path, tmp_path: Path) -> None:
+    alone = run_coordinator(settings(llama, local_layers=6, quantize="int4"), [PROMPT])
+    for skips in (False, True):
+        with start_worker(tmp_path, "--model", str(llama), "--wait-for-assignment") as worker:
+            outcome = run_coordinator(
+                settings(
+                    llama, peers=(worker.address,), quantize="int4", skip_weight_transfer=skips
+                ),
+                [PROMPT],
+            )
+        assert outcome.sent[worker.peer_id].get("weights", 0) == 0
+        assert outcome.tokens == alone.tokens
+
+
+def test_a_worker_that_dies_is_replaced_and_the_tokens_stay(tmp_path: Path) -> None:
+    """In bfloat16 too: rows get the bits that they get alone, so one prefill rebuilds what was lost."""
+
+    async def disturbed(coordinator: Coordinator, victim: Any) -> list[int]:
+        tokens: list[int] = []
+        prompt = coordinator.model.tokenizer.encode("A function definition")
+        async for token in coordinator.generate(prompt, max_tokens=30):
+            tokens.append(token)
+            await trio.sleep(0.03)
+            if len(tokens) == 10 and victim is not None:
+                victim.kill()
+        return tokens
+
+    async def main() -> None:
+        wanted = CoordinatorSettings(
+            peers=tuple(worker.address for worker in workers),
+            stages=2,
+            dtype="bfloat16",
+            quantize="int8",
+            max_seq_len=256,
+        )
+        with trio.fail_after(DEADLINE):
+            async with open_coordinator(wanted) as coordinator:
+                expected = await disturbed(coordinator, None)
+                by_peer = {worker.peer_id: worker for worker in workers}
+                victim = by_peer[coordinator.stages[1].peer_id]
+                assert await disturbed(coordinator, victim) == expected
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(3)]
+        trio.run(main)
+
+
+def test_sessions_at_once_get_what_they_get_alone(llama: Path, tmp_path: Path) -> None:
+    prompts = [[5 + i, 17, 200, 33][: 2 + i % 3] for i in range(6)]
+
+    async def main(address: str) -> None:
+        wanted = settings(llama, peers=(address,), quantize="int8", max_sessions=6)
+        with trio.fail_after(DEADLINE):
+            async with open_coordinator(wanted) as coordinator:
+                alone = (await generate(coordinator, prompts, 12)).tokens
+                together: dict[int, list[int]] = {}
+
+                async def one(i: int) -> None:
+                    together[i] = (await generate(coordinator, [prompts[i]], 12)).tokens[0]
+
+                async with trio.open_nursery() as nursery:
+                    for i in range(len(prompts)):
+                        nursery.start_soon(one, i)
+                assert [together[i] for i in range(len(prompts))] == alone
+
+    with start_worker(tmp_path) as worker:
+        trio.run(main, worker.address)
+
+
+def test_the_plan_shows_what_each_form_takes() -> None:
+    weights = {}
+    for method in ("", "int8", "int4"):
+        form = ["--quantize", method] if method else []
+        result = run([*COORDINATOR, "--plan-only", "--local-layers", "8", *form])
+        assert result.returncode == 0, result.stderr
+        row = next(line for line in result.stdout.splitlines() if line.startswith("1 "))
+        weights[method] = float(row.split(" MB")[0].split()[-1])
+    assert weights[""] > 1.7 * weights["int8"] > 1.7 * 1.7 * weights["int4"]
+
+
+def test_a_method_that_is_not_known_is_refused_before_anything_else() -> None:
+    result = run([*COORDINATOR, "--quantize", "int2", "--prompt", "x"])
+    assert result.returncode == 2
+    assert "int8" in result.stderr
