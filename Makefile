@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PROMPT ?= A function definition
 
-.PHONY: setup setup-tests kernels demo check test test-unit test-e2e test-long format docs bench clean
+.PHONY: setup setup-tests kernels demo check test test-unit test-e2e test-long format docs bench wheels clean
 
 # What runs NeuroGrid, and nothing that only its tests need.
 setup: .venv/.ready
@@ -72,6 +72,10 @@ docs: .venv/.ready
 # Prints ratios and writes a dated file under benchmarks/results/.
 bench: .venv/.ready
 	$(BIN)/python benchmarks/decode.py
+
+# The source distribution and the wheels, into dist/.
+wheels: .venv/.dev-ready
+	PYTHON=$(BIN)/python packaging/build_wheels.sh dist
 
 clean:
 	rm -rf .venv $(KERNELS).so tests/e2e/interop/js/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -37,6 +37,7 @@ SOURCES = (
 NO_SOURCES = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so")
 KERNELS = "neurogrid/model/kernels/kernels.so"
 LEVEL = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).ng_level())"
+MACHINES = {"x86_64": 62, "aarch64": 183}  # in the header of an ELF file
 
 TWO_HOSTS = """
 import trio
@@ -176,6 +177,24 @@ def test_who_requires_the_kernels_is_told_that_there_are_none(tree: Path) -> Non
     assert done.returncode != 0
     assert re.fullmatch(r"error: command '.*false' failed .*", done.stderr.splitlines()[-1])
     assert not old.exists()
+
+
+def test_the_wheels_that_are_published(tree: Path, directory: Path) -> None:
+    if missing := [name for name in MACHINES if not shutil.which(f"{name}-linux-gnu-gcc")]:
+        pytest.skip(f"no compiler for {missing[0]} (Debian: apt-get install gcc-aarch64-linux-gnu)")
+    published = directory / "published"
+    done = run(
+        tree / "packaging" / "build_wheels.sh", published, cwd=directory, PYTHON=sys.executable
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    wheels = {path.stem.rpartition("manylinux_2_17_")[2]: path for path in published.glob("*.whl")}
+    assert set(wheels) == set(MACHINES)
+    for machine, wheel in wheels.items():
+        assert tags_of(wheel) == [f"py3-none-manylinux_2_17_{machine}"] * 2
+        with zipfile.ZipFile(wheel) as archive:
+            header = archive.read(KERNELS)[:20]
+        assert int.from_bytes(header[18:], "little") == MACHINES[machine]
+    assert len(list(published.glob("*.tar.gz"))) == 1
 
 
 def test_the_source_distribution_makes_the_same_wheel(built: Built) -> None:
