@@ -2,12 +2,12 @@
 BIN := .venv/bin
 PROMPT ?= A function definition
 
-.PHONY: setup setup-tests demo check test test-unit test-e2e test-long format docs bench clean
+.PHONY: setup setup-tests kernels demo check test test-unit test-e2e test-long format docs bench wheels clean
 
 # What runs NeuroGrid, and nothing that only its tests need.
 setup: .venv/.ready
 
-setup-tests: .venv/.peers-ready
+setup-tests: .venv/.peers-ready kernels
 
 REQUIREMENTS := packaging/requirements
 
@@ -20,6 +20,16 @@ REQUIREMENTS := packaging/requirements
 # Peers in other languages.
 .venv/.peers-ready: .venv/.dev-ready tests/e2e/interop/js/package-lock.json
 	.ci/setup peers
+
+# Setup makes them where it finds a compiler, and goes on without; who asks for them here is told why there are none.
+# Tests ask: what they test would otherwise be torch's own products.
+KERNELS := neurogrid/model/kernels/kernels
+
+kernels: $(KERNELS).so
+
+$(KERNELS).so: $(KERNELS).c setup.py | .venv/.ready
+	NEUROGRID_KERNELS=required $(BIN)/python setup.py --quiet build_ext --inplace || \
+		{ echo "make kernels: it takes gcc and the headers of C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
 # The main job: two workers with nothing on disk get the embedded model over libp2p and write.
 demo: .venv/.ready
@@ -37,17 +47,17 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 # Without sockets: also what the network in memory shows of the suite that all networks pass.
-test-unit: .venv/.dev-ready
+test-unit: .venv/.dev-ready kernels
 	$(PYTEST) tests/unit
 	$(PYTEST) tests/conformance -k memory
 
 # With real processes, sockets and peers in other languages.
-test-e2e: .venv/.peers-ready
+test-e2e: .venv/.peers-ready kernels
 	$(PYTEST) tests/conformance -k libp2p
 	$(PYTEST) tests/e2e --durations=20
 
 # What proves over minutes what a test of the others proves in seconds.
-test-long: .venv/.peers-ready
+test-long: .venv/.peers-ready kernels
 	$(BIN)/python -m pytest tests -q -m long
 
 format: .venv/.dev-ready
@@ -63,5 +73,9 @@ docs: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python benchmarks/decode.py
 
+# The source distribution and the wheels, into dist/.
+wheels: .venv/.dev-ready
+	PYTHON=$(BIN)/python packaging/build_wheels.sh dist
+
 clean:
-	rm -rf .venv tests/e2e/interop/js/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv $(KERNELS).so tests/e2e/interop/js/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -32,8 +32,12 @@ SOURCES = (
     "README.md",
     "constraints.txt",
     "pyproject.toml",
+    "setup.py",
 )
-NO_SOURCES = shutil.ignore_patterns("__pycache__", "*.pyc")
+NO_SOURCES = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so")
+KERNELS = "neurogrid/model/kernels/kernels.so"
+LEVEL = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).ng_level())"
+MACHINES = {"x86_64": 62, "aarch64": 183}  # in the header of an ELF file
 
 TWO_HOSTS = """
 import trio
@@ -58,9 +62,10 @@ class Built(NamedTuple):
     wheel_of_tree: Path
 
 
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command, which finds no module in the tree."""
     environment = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}
+    environment |= variables
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=DEADLINE
     )
@@ -73,24 +78,48 @@ def directory() -> Iterator[Path]:
         yield Path(name)
 
 
+def build(
+    tree: Path, into: Path, *which: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return run(
+        *(sys.executable, "-m", "build", "--no-isolation", "--outdir", into, *which, tree),
+        cwd=into.parent,
+        **variables,
+    )
+
+
 @pytest.fixture(scope="module")
-def built(directory: Path) -> Built:
+def tree(directory: Path) -> Path:
     tree = directory / "tree"
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tree / name, ignore=NO_SOURCES)
         else:
             shutil.copy(ROOT / name, tree / name)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def built(directory: Path, tree: Path) -> Built:
     found = []
     for where, which in (("dist", ()), ("again", ("--wheel",))):
-        build = run(
-            *(sys.executable, "-m", "build", "--no-isolation", "--outdir", directory / where),
-            *(*which, tree),
-            cwd=directory,
-        )
-        assert build.returncode == 0, build.stdout + build.stderr
+        done = build(tree, directory / where, *which, NEUROGRID_KERNELS="required")
+        assert done.returncode == 0, done.stdout + done.stderr
         found += sorted((directory / where).iterdir(), key=lambda path: path.suffix)
     return Built(*found)
+
+
+def files_of(wheel: Path) -> set[str]:
+    """Without the metadata, in which no tag stands but in the file WHEEL."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def tags_of(wheel: Path) -> list[str]:
+    """What the wheel says that it is for, inside and by its name."""
+    lines = (metadata_of(wheel).read_text("WHEEL") or "").splitlines()
+    inside = [line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")]
+    return [*inside, wheel.stem.split("-", 2)[2]]
 
 
 def test_the_wheel_has_every_file_of_the_package_and_no_other(built: Built) -> None:
@@ -98,14 +127,74 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built: Built) -> N
     files = {
         str(file.relative_to(ROOT))
         for file in package.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".so"
     }
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
     info = f"neurogrid-{neurogrid.__version__}.dist-info"
-    assert {name for name in names if not name.startswith(info)} == files
+    assert files_of(built.wheel) == files | {KERNELS}
     assert f"{info}/licenses/LICENSE" in names
     assert {"neurogrid/py.typed", "neurogrid/model/embedded/model.safetensors"} <= names
+
+
+def test_the_kernels_are_for_this_machine_and_every_python(built: Built, directory: Path) -> None:
+    assert tags_of(built.wheel) == [f"py3-none-linux_{os.uname().machine}"] * 2
+    with zipfile.ZipFile(built.wheel) as wheel:
+        library = wheel.extract(KERNELS, directory / "kernels")
+    level = run(sys.executable, "-I", "-c", LEVEL, library, cwd=directory)
+    assert level.returncode == 0, level.stderr
+    assert int(level.stdout) >= 0
+    # Neither the paths to this Python nor those to the tree.
+    assert os.fsencode(sys.base_prefix) not in Path(library).read_bytes()
+    assert os.fsencode(directory) not in Path(library).read_bytes()
+
+
+def test_without_a_compiler_the_wheel_is_for_any_machine(
+    built: Built, tree: Path, directory: Path
+) -> None:
+    # Where something was compiled before, and would pass for what was compiled now.
+    assert list(tree.glob(f"build/lib*/{KERNELS}"))
+    done = build(tree, directory / "uncompiled", "--wheel", CC="false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'building extension "neurogrid.model.kernels.kernels" failed' in (
+        done.stdout + done.stderr
+    )
+    (wheel,) = (directory / "uncompiled").iterdir()
+    assert files_of(wheel) == files_of(built.wheel) - {KERNELS}
+    assert tags_of(wheel) == ["py3-none-any"] * 2
+
+
+def test_who_requires_the_kernels_is_told_that_there_are_none(tree: Path) -> None:
+    """As make kernels does: what an older source made does not stay."""
+    old = tree / KERNELS
+    old.touch()
+    done = run(
+        *(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"),
+        cwd=tree,
+        CC="false",
+        NEUROGRID_KERNELS="required",
+    )
+    assert done.returncode != 0
+    assert re.fullmatch(r"error: command '.*false' failed .*", done.stderr.splitlines()[-1])
+    assert not old.exists()
+
+
+def test_the_wheels_that_are_published(tree: Path, directory: Path) -> None:
+    if missing := [name for name in MACHINES if not shutil.which(f"{name}-linux-gnu-gcc")]:
+        pytest.skip(f"no compiler for {missing[0]} (Debian: apt-get install gcc-aarch64-linux-gnu)")
+    published = directory / "published"
+    done = run(
+        tree / "packaging" / "build_wheels.sh", published, cwd=directory, PYTHON=sys.executable
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    wheels = {path.stem.rpartition("manylinux_2_17_")[2]: path for path in published.glob("*.whl")}
+    assert set(wheels) == set(MACHINES)
+    for machine, wheel in wheels.items():
+        assert tags_of(wheel) == [f"py3-none-manylinux_2_17_{machine}"] * 2
+        with zipfile.ZipFile(wheel) as archive:
+            header = archive.read(KERNELS)[:20]
+        assert int.from_bytes(header[18:], "little") == MACHINES[machine]
+    assert len(list(published.glob("*.tar.gz"))) == 1
 
 
 def test_the_source_distribution_makes_the_same_wheel(built: Built) -> None:
@@ -122,6 +211,7 @@ def test_the_source_distribution_has_what_an_operator_wants_and_no_tests(built: 
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CHANGELOG.md", "LICENSE", "constraints.txt", "packaging/Dockerfile"} <= names
+    assert {"setup.py", "neurogrid/model/kernels/kernels.c"} <= names
     assert "packaging/requirements/transport.txt" in names
     assert "packaging/systemd/neurogrid-worker.service" in names
     assert not [name for name in names if re.search(r"(^tests|__pycache__|\.pyc$|(^|/)\.)", name)]
