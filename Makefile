@@ -28,7 +28,7 @@ KERNELS := neurogrid/model/kernels/kernels
 kernels: $(KERNELS).so
 
 $(KERNELS).so: $(KERNELS).c setup.py | .venv/.ready
-	NEUROGRID_KERNELS=required $(BIN)/python setup.py --quiet build_ext --inplace || \
+	NEUROGRID_BUILD_KERNELS=required $(BIN)/python setup.py --quiet build_ext --inplace || \
 		{ echo "make kernels: it takes gcc and the headers of C (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
 # The main job: two workers with nothing on disk get the embedded model over libp2p and write.

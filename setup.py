@@ -2,7 +2,7 @@
 
 kernels.so is a plain shared library, which ctypes opens: nothing of Python is in it, so one wheel serves every version.
 Without it torch's own products serve, so a build that cannot compile it goes on and leaves it out. One that is to fail
-instead is told so: NEUROGRID_KERNELS=required.
+instead is told so: NEUROGRID_BUILD_KERNELS=required.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-REQUIRED = os.environ.get("NEUROGRID_KERNELS") == "required"
+REQUIRED = os.environ.get("NEUROGRID_BUILD_KERNELS") == "required"
 PLATFORMS = ("linux-x86_64", "linux-aarch64")
 # The whole of them: with those of Python or of the environment, a sum could be made in another order, and the path to
 # this machine's Python would be in the library.

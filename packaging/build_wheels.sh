@@ -57,7 +57,7 @@ for machine in x86_64 aarch64; do
     # A tree of its own for each: what was compiled for one is not to be found by the other.
     mkdir "$work/$machine"
     tar -xzf "$work"/sdist/*.tar.gz -C "$work/$machine" --strip-components=1
-    CC=$machine-linux-gnu-gcc NEUROGRID_KERNELS=required "$python" -m build --no-isolation --wheel \
+    CC=$machine-linux-gnu-gcc NEUROGRID_BUILD_KERNELS=required "$python" -m build --no-isolation --wheel \
         --config-setting="--build-option=--plat-name=manylinux_${glibc/./_}_$machine" \
         --outdir "$work/wheels" "$work/$machine"
     "$python" -m zipfile -e "$work/wheels"/*"_$machine.whl" "$work/$machine/unpacked"

@@ -103,7 +103,7 @@ def tree(directory: Path) -> Path:
 def built(directory: Path, tree: Path) -> Built:
     found = []
     for where, which in (("dist", ()), ("again", ("--wheel",))):
-        done = build(tree, directory / where, *which, NEUROGRID_KERNELS="required")
+        done = build(tree, directory / where, *which, NEUROGRID_BUILD_KERNELS="required")
         assert done.returncode == 0, done.stdout + done.stderr
         found += sorted((directory / where).iterdir(), key=lambda path: path.suffix)
     return Built(*found)
@@ -172,7 +172,7 @@ def test_who_requires_the_kernels_is_told_that_there_are_none(tree: Path) -> Non
         *(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"),
         cwd=tree,
         CC="false",
-        NEUROGRID_KERNELS="required",
+        NEUROGRID_BUILD_KERNELS="required",
     )
     assert done.returncode != 0
     assert re.fullmatch(r"error: command '.*false' failed .*", done.stderr.splitlines()[-1])
