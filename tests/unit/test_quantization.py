@@ -20,7 +20,13 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.hash_cache import HashCache
-from neurogrid.model.files.quantization import Quantization, gather_codes, model_fingerprint
+from neurogrid.model.files.quantization import (
+    AS_STORED,
+    CodesForm,
+    Quantization,
+    gather_codes,
+    model_fingerprint,
+)
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.model.kernels import Codes, CodesLinear, quantize
 from neurogrid.model.stages.stage import Stage
@@ -72,7 +78,7 @@ def test_layers_hold_the_codes_of_their_matrices_and_compute_with_them(
     assert model.quantization is not None
     assert set(model.quantization.skipped) == SKIPPED[name]
     stage = stage_of(model)
-    bits = model.quantization.bits
+    bits = model.quantization.form.bits
     layers = next(each for each in whole.modules() if isinstance(each, nn.ModuleList))
     for layer_id, expected in enumerate(layers):
         held = stage.layer(layer_id)
@@ -200,20 +206,28 @@ def test_codes_are_gathered_by_the_name_of_their_matrix() -> None:
 @pytest.mark.parametrize(
     ("part", "value", "words"),
     [
-        ("codes", torch.zeros(64, 40, dtype=torch.uint8), "do not belong together"),
-        ("codes", torch.zeros(63, 48, dtype=torch.uint8), "do not belong together"),
-        ("codes", torch.zeros(64, 48, dtype=torch.int8), "no matrix of int4"),
-        ("codes", torch.zeros(64, dtype=torch.uint8), "no matrix of int4"),
-        ("codes", torch.zeros(0, 0, dtype=torch.uint8), "do not belong together"),
-        ("scales", torch.ones(64, 3), "no matrix of int4"),
-        ("scales", torch.ones(64, 4, dtype=torch.float16), "do not belong together"),
+        ("codes", torch.zeros(64, 40, dtype=torch.uint8), "no matrix of codes"),
+        ("codes", torch.zeros(63, 48, dtype=torch.uint8), "scales is .* is due"),
+        ("codes", torch.zeros(64, 96, dtype=torch.int8), "is due"),
+        ("codes", torch.zeros(64, dtype=torch.uint8), "no matrix of codes"),
+        ("codes", torch.zeros((), dtype=torch.uint8), "no matrix of codes"),
+        ("codes", torch.zeros(0, 0, dtype=torch.uint8), "no matrix of codes"),
+        ("scales", torch.ones(64, 3), "is due"),
+        ("scales", torch.ones(64, 4, dtype=torch.float16), "is due"),
+        ("scales", None, "is due"),
+        ("minimums", torch.ones(64, 3, dtype=torch.float16), "is due"),
+        ("table", torch.ones(16), "is due"),
         ("scales", torch.full((64, 3), torch.inf, dtype=torch.float16), "not finite"),
         ("scales", torch.full((64, 3), torch.nan, dtype=torch.float16), "not finite"),
     ],
 )
-def test_codes_that_do_not_fit_are_refused(part: str, value: torch.Tensor, words: str) -> None:
+def test_codes_that_do_not_fit_are_refused(
+    part: str, value: torch.Tensor | None, words: str
+) -> None:
     tensors, quantization = some_layer()
-    tensors[f"model.layers.0.mlp.up_proj.weight.{part}"] = value
+    tensors.pop(f"model.layers.0.mlp.up_proj.weight.{part}", None)
+    if value is not None:
+        tensors[f"model.layers.0.mlp.up_proj.weight.{part}"] = value
     with pytest.raises(CheckpointError, match=words):
         gather_codes(tensors, quantization)
 
@@ -241,7 +255,7 @@ def test_codes_of_what_is_no_linear_layer_of_its_own_are_refused(
 def test_codes_are_those_of_the_vectors(name: str, case: Any) -> None:
     """Written from the specification, with numbers of Python."""
     weight = tensor_from_bytes(bytes.fromhex(case["weight"]), torch.float32, case["shape"])
-    codes = quantize(weight, Quantization(case["method"]).bits)
+    codes = quantize(weight, Quantization(case["method"]).form.bits)
     assert tensor_to_bytes(codes.codes).hex() == case["codes"]
     assert tensor_to_bytes(codes.scales).hex() == case["scales"]
 
@@ -253,6 +267,33 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert Quantization.from_record(RECORD) == Quantization("int4", ("mlp.gate",))
     assert Quantization.from_record({**RECORD, "another": 1}) == Quantization("int4", ("mlp.gate",))
     assert Quantization.from_record(None) is None
+
+
+STORED = Quantization(AS_STORED, ("mlp.gate",), CodesForm(4, 128, "F32", True, True))
+
+
+def test_the_form_of_a_checkpoint_that_has_codes_is_read_as_it_was_written() -> None:
+    assert Quantization.from_record(STORED.record()) == STORED
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bits": 5},
+        {"bits": True},
+        {"group": 48},
+        {"group": -32},
+        {"group": 2**40},
+        {"scale": "F64"},
+        {"scale": None},
+        {"minimums": 1},
+        {"table": "nf4"},
+        {"bits": 8},
+    ],
+)
+def test_a_form_that_codes_cannot_have_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedModelError):
+        Quantization.from_record({**STORED.record(), **wrong})
 
 
 @pytest.mark.parametrize(

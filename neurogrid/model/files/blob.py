@@ -15,11 +15,20 @@ import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.files.quantization import CODES, SCALES, Quantization
+from neurogrid.model.files.quantization import (
+    CODES,
+    MINIMUMS,
+    SCALES,
+    TABLE,
+    CodesForm,
+    Quantization,
+)
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,
     LENGTH_BYTES,
@@ -29,11 +38,20 @@ from neurogrid.model.files.safetensors_header import (
     parse_header,
 )
 from neurogrid.model.files.tensors import tensor_to_bytes
-from neurogrid.model.kernels import CODE_GROUP, quantize
+from neurogrid.model.kernels import Codes, quantize
 from neurogrid.p2p.wire.blob_id import BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.limits import CHUNK_BYTES
 
-__all__ = ["CHUNK_BYTES", "LayerBlob", "QuantizedBlob", "RecentLayers", "parse_blob"]
+__all__ = [
+    "CHUNK_BYTES",
+    "CodedBlob",
+    "CodedMatrix",
+    "LayerBlob",
+    "RecentLayers",
+    "parse_blob",
+    "quantized",
+    "tensor_of",
+]
 
 # Tensors in one layer: 20 times a mixture of 256 experts (DeepSeek-V3: 780).
 MAX_BLOB_TENSORS = 16_384
@@ -132,70 +150,94 @@ class LayerBlob:
         return blob_id((self.digests(),))
 
 
-class QuantizedBlob(LayerBlob):
+@dataclass(frozen=True, slots=True)
+class CodedMatrix:
+    """A matrix that travels as codes.
+
+    Attributes:
+        shape: [O, I].
+        form: of the codes.
+        make: makes them of what the files have; raises CheckpointError.
+    """
+
+    shape: tuple[int, ...]
+    form: CodesForm
+    make: Callable[[], Codes]
+
+
+class CodedBlob(LayerBlob):
     """The blob of one layer with codes in the place of matrices, which are made when they are first read.
 
     Args:
-        tensors: as of `LayerBlob`.
-        quantization: which of them become codes.
+        tensors: what is not codes, as of `LayerBlob`.
+        matrices: what is, by name.
         recent: holds what was made.
     """
 
     def __init__(
         self,
         tensors: Mapping[str, tuple[TensorEntry, memoryview]],
-        quantization: Quantization,
+        matrices: Mapping[str, CodedMatrix],
         recent: RecentLayers,
     ) -> None:
-        self._source = dict(tensors)
-        self._quantization = quantization
+        self._plain = dict(tensors)
+        self._matrices = dict(matrices)
         self._recent = recent
-        entries: dict[str, TensorEntry] = {}
-        for name, (entry, _) in tensors.items():
-            if not self._is_quantized(name, entry):
-                entries[name] = entry
-                continue
-            num_outputs, num_inputs = entry.shape
-            width, dtype = (num_inputs, "I8") if quantization.bits == 8 else (num_inputs // 2, "U8")
-            groups = num_inputs // CODE_GROUP
-            entries[name + CODES] = TensorEntry(dtype, (num_outputs, width), 0, num_outputs * width)
-            entries[name + SCALES] = TensorEntry(
-                "F16", (num_outputs, groups), 0, 2 * num_outputs * groups
-            )
+        entries = {name: entry for name, (entry, _) in tensors.items()}
+        for name, matrix in matrices.items():
+            for suffix, (dtype, shape) in matrix.form.entries(matrix.shape).items():
+                num_bytes = prod(shape) * FILE_DTYPES[dtype].itemsize
+                entries[name + suffix] = TensorEntry(dtype, shape, 0, num_bytes)
         self._lay_out(entries)
-
-    def _is_quantized(self, name: str, entry: TensorEntry) -> bool:
-        is_float = FILE_DTYPES[entry.dtype].is_floating_point
-        return is_float and self._quantization.takes_tensor(name, entry.shape)
 
     def _tensors(self) -> tuple[memoryview, ...]:
         return self._recent.of(self, self._make)
 
     def _make(self) -> tuple[memoryview, ...]:
-        made: dict[str, memoryview] = {}
-        for name, (entry, data) in self._source.items():
-            if not self._is_quantized(name, entry):
-                made[name] = data
-                continue
-            whole = TensorEntry(entry.dtype, entry.shape, 0, data.nbytes)
-            try:
-                codes = quantize(_view(_as_tensor(data), whole), self._quantization.bits)
-            except ValueError as exc:
-                raise CheckpointError(f"{name} cannot be quantised: {exc}") from exc
-            made[name + CODES] = tensor_to_bytes(codes.codes)
-            made[name + SCALES] = tensor_to_bytes(codes.scales)
+        made = {name: data for name, (_, data) in self._plain.items()}
+        for name, matrix in self._matrices.items():
+            codes = matrix.make()
+            parts = {
+                CODES: codes.codes,
+                SCALES: codes.scales,
+                MINIMUMS: codes.minimums,
+                TABLE: codes.table,
+            }
+            here = {suffix: part for suffix, part in parts.items() if part is not None}
+            # As whoever gets them will.
+            matrix.form.read(here, name)
+            made |= {name + suffix: tensor_to_bytes(part) for suffix, part in here.items()}
         return tuple(data for _, data in sorted(made.items()))
+
+
+def quantized(
+    name: str, entry: TensorEntry, data: memoryview, quantization: Quantization
+) -> CodedMatrix:
+    """A matrix of a file, to be quantised."""
+
+    def make() -> Codes:
+        try:
+            return quantize(tensor_of(entry, data), quantization.form.bits)
+        except ValueError as exc:
+            raise CheckpointError(f"{name} cannot be quantised: {exc}") from exc
+
+    return CodedMatrix(entry.shape, quantization.form, make)
+
+
+def tensor_of(entry: TensorEntry, data: memoryview) -> torch.Tensor:
+    """A tensor of a file, without a copy; not to be written to."""
+    return _view(_as_tensor(data), TensorEntry(entry.dtype, entry.shape, 0, data.nbytes))
 
 
 class RecentLayers:
     """The codes of the layers that were read last: those that are under way, and no whole model."""
 
     def __init__(self) -> None:
-        self._made: OrderedDict[QuantizedBlob, tuple[memoryview, ...]] = OrderedDict()
+        self._made: OrderedDict[CodedBlob, tuple[memoryview, ...]] = OrderedDict()
         self._making = threading.Lock()
 
     def of(
-        self, blob: QuantizedBlob, make: Callable[[], tuple[memoryview, ...]]
+        self, blob: CodedBlob, make: Callable[[], tuple[memoryview, ...]]
     ) -> tuple[memoryview, ...]:
         """What was made for `blob`, or is made now."""
         with self._making:

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from neurogrid.errors import CheckpointError
-from neurogrid.model.files.blob import LayerBlob, QuantizedBlob, RecentLayers
+from neurogrid.model.files.blob import CodedBlob, LayerBlob, RecentLayers, quantized
 from neurogrid.model.files.checkpoint_files import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -29,6 +29,7 @@ from neurogrid.model.files.checkpoint_files import (
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.safetensors_header import (
+    FILE_DTYPES,
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
     TensorEntry,
@@ -153,11 +154,17 @@ class Checkpoint:
                     self._mapped[place.file] = _Mapped.open(place.file)
                 data = self._mapped[place.file].data
                 tensors[name] = (place.entry, data[place.entry.start : place.entry.stop])
-            self._blobs[key] = (
-                LayerBlob(tensors)
-                if quantization is None
-                else QuantizedBlob(tensors, quantization, self._recent)
-            )
+            if quantization is None:
+                self._blobs[key] = LayerBlob(tensors)
+            else:
+                matrices = {
+                    name: quantized(name, entry, data, quantization)
+                    for name, (entry, data) in tensors.items()
+                    if FILE_DTYPES[entry.dtype].is_floating_point
+                    and quantization.takes_tensor(name, entry.shape)
+                }
+                plain = {name: each for name, each in tensors.items() if name not in matrices}
+                self._blobs[key] = CodedBlob(plain, matrices, self._recent)
         return self._blobs[key]
 
     def layer_shapes(self, layer_id: int) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from math import prod
 from typing import Final, Protocol
 
 import torch
@@ -20,22 +21,21 @@ import torch
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.sanitize import config_fingerprint
 from neurogrid.model.files.tensor_names import numbers_hidden, path_in_layer
+from neurogrid.model.files.tensors import TORCH_DTYPES, is_finite
 from neurogrid.model.kernels import CODE_GROUP, Codes
 
 __all__ = [
-    "CODES",
     "METHODS",
-    "SCALES",
+    "CodesForm",
     "Linears",
     "Quantization",
     "choose_quantization",
     "gather_codes",
     "model_fingerprint",
+    "record_of_stored",
 ]
 
-METHODS: Final = {"int8": 8, "int4": 4}
-"""Bits of each method."""
-CODES, SCALES = ".codes", ".scales"
+CODES, SCALES, MINIMUMS, TABLE = ".codes", ".scales", ".minimums", ".table"
 
 _WEIGHT: Final = ".weight"
 # What families call the layer that chooses experts.
@@ -45,6 +45,91 @@ _MIN_SIZE: Final = 32
 # Bounds of a record: a layer of the largest models has some dozens of matrices that differ.
 _MAX_SKIPPED: Final = 1024
 _MAX_PATH_LENGTH: Final = 256
+_MAX_GROUP: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class CodesForm:
+    """The form that all codes of a model have.
+
+    Attributes:
+        bits: 8 or 4.
+        group: inputs of an output that share a scale, a multiple of 32; 0 for all inputs.
+        scale: the name in a file of what scales and minimums are: F16, BF16 or F32.
+        has_minimums: whether there are minimums.
+        has_table: whether each matrix has a table, of 4 bits.
+    """
+
+    bits: int
+    group: int = CODE_GROUP
+    scale: str = "F16"
+    has_minimums: bool = False
+    has_table: bool = False
+
+    def entries(self, shape: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of what stands in the place of a matrix [O, I], by suffix."""
+        num_outputs, num_inputs = shape
+        codes = ("I8", (num_outputs, num_inputs))
+        if self.bits == 4:
+            codes = ("U8", (num_outputs, num_inputs // 2))
+        scales = (self.scale, (num_outputs, num_inputs // (self.group or num_inputs)))
+        entries: dict[str, tuple[str, tuple[int, ...]]] = {CODES: codes, SCALES: scales}
+        if self.has_minimums:
+            entries[MINIMUMS] = scales
+        if self.has_table:
+            entries[TABLE] = ("F32", (16,))
+        return entries
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether a matrix of that shape can have the form."""
+        return len(shape) == 2 and shape[0] > 0 < shape[1] and shape[1] % (self.group or 32) == 0
+
+    def num_bytes(self, shape: Sequence[int]) -> int:
+        """Bytes of what stands in the place of a matrix, but for the table."""
+        return sum(
+            prod(sizes) * TORCH_DTYPES[dtype].itemsize
+            for suffix, (dtype, sizes) in self.entries(shape).items()
+            if suffix != TABLE
+        )
+
+    def read(self, tensors: Mapping[str, torch.Tensor], name: str) -> Codes:
+        """Codes of these tensors, by suffix, checked.
+
+        Raises:
+            CheckpointError: they do not have this form, or a number is not finite.
+        """
+        codes = tensors[CODES]
+        num_inputs = codes.shape[-1] * 8 // self.bits if codes.dim() else 0
+        shape = (codes.shape[0] if codes.dim() else 0, num_inputs)
+        if codes.dim() != 2 or not self.takes(shape):
+            raise CheckpointError(
+                f"the codes of {name} are {list(codes.shape)}: no matrix of codes"
+            )
+        expected = self.entries(shape)
+        if tensors.keys() != expected.keys():
+            raise CheckpointError(f"{name} has {_listed(tensors)}, and {_listed(expected)} is due")
+        for suffix, (dtype, sizes) in expected.items():
+            given = tensors[suffix]
+            if given.dtype != TORCH_DTYPES[dtype] or tuple(given.shape) != sizes:
+                raise CheckpointError(
+                    f"{name}{suffix} is {given.dtype} {list(given.shape)}, and {dtype} {list(sizes)} is due"
+                )
+            if given.is_floating_point() and not is_finite(given):
+                raise CheckpointError(f"{name}{suffix} is not finite")
+        return Codes(
+            self.bits,
+            codes,
+            tensors[SCALES],
+            num_inputs,
+            tensors.get(MINIMUMS),
+            tensors.get(TABLE),
+        )
+
+
+METHODS: Final = {"int8": CodesForm(8), "int4": CodesForm(4)}
+"""What `--quantize` makes; activations are rounded to 8 bits for the products with it."""
+AS_STORED: Final = "codes"
+"""The method of a checkpoint that has codes itself, in a form of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,51 +137,59 @@ class Quantization:
     """The matrices of linear layers, in the decoder layers, are codes; all but those that are skipped.
 
     Attributes:
-        method: a key of METHODS.
+        method: a key of METHODS, or AS_STORED.
         skipped: paths in a layer, as `path_in_layer` gives them, without `.weight`; sorted.
+        stored: the form of the codes AS_STORED.
     """
 
     method: str
     skipped: tuple[str, ...] = ()
+    stored: CodesForm | None = None
 
     @property
-    def bits(self) -> int:
-        """Bits of a code."""
-        return METHODS[self.method]
+    def form(self) -> CodesForm:
+        """The form of the codes."""
+        form = METHODS.get(self.method, self.stored)
+        assert form is not None
+        return form
 
-    def takes(self, path: str, shape: Iterable[int]) -> bool:
-        """Whether a matrix is quantised.
+    @property
+    def by_int8(self) -> bool:
+        """Whether activations are rounded to 8 bits for the products."""
+        return self.method in METHODS
+
+    def takes(self, path: str, shape: Sequence[int]) -> bool:
+        """Whether a matrix is codes.
 
         Args:
             path: of the linear layer, as in `skipped`.
             shape: of its weight.
         """
-        sizes = tuple(shape)
-        return (
-            len(sizes) == 2
-            and min(sizes) >= _MIN_SIZE
-            and sizes[1] % CODE_GROUP == 0
-            and path not in self.skipped
-        )
+        if path in self.skipped or not self.form.takes(shape):
+            return False
+        return self.method == AS_STORED or min(shape) >= _MIN_SIZE
 
-    def takes_tensor(self, name: str, shape: Iterable[int]) -> bool:
+    def takes_tensor(self, name: str, shape: Sequence[int]) -> bool:
         """The same for a tensor of a checkpoint, one of a layer."""
         path = path_in_layer(name)
         return path.endswith(_WEIGHT) and self.takes(path.removesuffix(_WEIGHT), shape)
 
-    def num_bytes(self, shape: Iterable[int]) -> int:
-        """Bytes of the codes and scales of a matrix [O, I]."""
-        num_outputs, num_inputs = shape
-        return num_outputs * (num_inputs * self.bits // 8 + num_inputs // CODE_GROUP * 2)
-
     def record(self) -> dict[str, object]:
         """What travels."""
-        return {
+        form = self.form
+        record: dict[str, object] = {
             "method": self.method,
-            "bits": self.bits,
-            "group": CODE_GROUP,
+            "bits": form.bits,
+            "group": form.group,
             "skipped": list(self.skipped),
         }
+        if self.method == AS_STORED:
+            record |= {
+                "scale": form.scale,
+                "minimums": form.has_minimums,
+                "table": form.has_table,
+            }
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, object] | None) -> Quantization | None:
@@ -108,14 +201,10 @@ class Quantization:
         if record is None:
             return None
         method, skipped = record.get("method"), record.get("skipped", [])
-        if not isinstance(method, str) or method not in METHODS:
+        if not isinstance(method, str) or method not in (*METHODS, AS_STORED):
+            known = ", ".join((*METHODS, AS_STORED))
             raise UnsupportedModelError(
-                f"the model is quantised by {str(method)[:40]!r}; known are {', '.join(METHODS)}"
-            )
-        if (record.get("bits"), record.get("group")) != (METHODS[method], CODE_GROUP):
-            raise UnsupportedModelError(
-                f"the model is quantised with {str(record.get('bits'))[:20]} bits in groups of "
-                f"{str(record.get('group'))[:20]}; {method} has {METHODS[method]} in groups of {CODE_GROUP}"
+                f"the model is quantised by {str(method)[:40]!r}; known are {known}"
             )
         if (
             not isinstance(skipped, list)
@@ -123,7 +212,37 @@ class Quantization:
             or not all(isinstance(each, str) and len(each) <= _MAX_PATH_LENGTH for each in skipped)
         ):
             raise UnsupportedModelError("the record of what is not quantised is no list of names")
-        return cls(method, tuple(sorted(skipped)))
+        form = _form_of(record)
+        if METHODS.get(method, form) != form:
+            raise UnsupportedModelError(
+                f"the model is quantised as {method} with {form.bits} bits in groups of {form.group}: {method} has "
+                f"{METHODS[method].bits} in groups of {METHODS[method].group}"
+            )
+        return cls(method, tuple(sorted(skipped)), None if method in METHODS else form)
+
+
+def _form_of(record: Mapping[str, object]) -> CodesForm:
+    bits, group, scale = record.get("bits"), record.get("group"), record.get("scale", "F16")
+    minimums, table = record.get("minimums", False), record.get("table", False)
+    if (
+        type(bits) is not int
+        or type(group) is not int
+        or type(minimums) is not bool
+        or type(table) is not bool
+        or bits not in (4, 8)
+        or not 0 <= group <= _MAX_GROUP
+        or group % CODE_GROUP
+        or scale not in ("F16", "BF16", "F32")
+        or (table and bits != 4)
+    ):
+        raise UnsupportedModelError(
+            "the record of how the model is quantised names no form of codes"
+        )
+    return CodesForm(bits, group, str(scale), minimums, table)
+
+
+def _listed(suffixes: Iterable[str]) -> str:
+    return ", ".join(sorted(suffixes))
 
 
 class Linears(Protocol):
@@ -134,6 +253,38 @@ class Linears(Protocol):
 
     def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, str]:
         """Of a layer's tensors those that are such weights as they are: the paths, by name of the tensor."""
+
+
+def record_of_stored(
+    form: CodesForm, layers: Iterable[Mapping[str, Sequence[int]]], model: Linears
+) -> Quantization:
+    """The record for a checkpoint that has codes.
+
+    Args:
+        layers: of each decoder layer in order the shapes of the matrices that are codes, by name.
+
+    Raises:
+        UnsupportedModelError: one of them is no linear layer of its own in this model, or has another shape than
+            codes can have here.
+    """
+    skipped: set[str] = set()
+    taken: set[str] = set()
+    for layer_id, matrices in enumerate(layers):
+        found = model.linear_names(layer_id, matrices)
+        for name, shape in matrices.items():
+            if name not in found or not form.takes(shape):
+                raise UnsupportedModelError(
+                    f"{name} is quantised, and is {list(shape)} or put together with others by this family: that "
+                    "cannot be served as codes"
+                )
+        paths = {numbers_hidden(path) for path in found.values()}
+        taken |= paths
+        skipped |= {numbers_hidden(path) for path in model.linear_shapes(layer_id)} - paths
+    if both := sorted(taken & skipped):
+        raise UnsupportedModelError(
+            f"{both[0]} is quantised in some layers and not in others: that cannot be served"
+        )
+    return Quantization(AS_STORED, tuple(sorted(skipped)), form)
 
 
 def choose_quantization(
@@ -205,29 +356,16 @@ def gather_codes(
     """The tensors of a blob that are not quantised, and the codes of those that are, by name of the matrix.
 
     Raises:
-        CheckpointError: codes without scales, or of shapes and dtypes that do not belong together.
+        CheckpointError: the parts of a matrix do not belong together.
     """
     plain, found = dict(tensors), {}
     for name in tensors:
-        if name.endswith(CODES) and (base := name.removesuffix(CODES)) + SCALES in tensors:
-            codes, scales = plain.pop(name), plain.pop(base + SCALES)
-            found[base] = _checked(base, codes, scales, quantization)
+        if name.endswith(CODES):
+            base = name.removesuffix(CODES)
+            parts = {
+                suffix: plain.pop(base + suffix)
+                for suffix in (CODES, SCALES, MINIMUMS, TABLE)
+                if base + suffix in plain
+            }
+            found[base] = quantization.form.read(parts, base)
     return plain, found
-
-
-def _checked(
-    name: str, codes: torch.Tensor, scales: torch.Tensor, quantization: Quantization
-) -> Codes:
-    bits = quantization.bits
-    dtype = torch.int8 if bits == 8 else torch.uint8
-    if codes.dtype != dtype or codes.dim() != 2 or scales.dtype != torch.float16:
-        raise CheckpointError(f"the codes of {name} are no matrix of {quantization.method}")
-    num_inputs = codes.shape[1] * 8 // bits
-    if num_inputs % CODE_GROUP or scales.shape != (codes.shape[0], num_inputs // CODE_GROUP):
-        raise CheckpointError(
-            f"the codes of {name} are {list(codes.shape)} and its scales {list(scales.shape)}: they do not belong "
-            "together"
-        )
-    if not torch.isfinite(scales).all():
-        raise CheckpointError(f"a scale of {name} is not finite")
-    return Codes(bits, codes, scales, num_inputs)

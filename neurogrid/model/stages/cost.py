@@ -169,7 +169,7 @@ def _saved_bytes(layer: nn.Module, quantization: Quantization | None) -> int:
         if type(module) is nn.Linear
         and quantization.takes(numbers_hidden(path), module.weight.shape)
     )
-    return sum(weight.nbytes - quantization.num_bytes(weight.shape) for weight in linears)
+    return sum(weight.nbytes - quantization.form.num_bytes(weight.shape) for weight in linears)
 
 
 def _bytes(layer: nn.Module) -> int:

@@ -186,11 +186,14 @@ class Skeleton:
         layer_id: int,
         tensors: Mapping[str, torch.Tensor],
         codes: Mapping[str, Codes] = MappingProxyType({}),
+        *,
+        by_int8: bool = False,
     ) -> None:
         """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises.
 
         Args:
             codes: in the place of matrices, by the names of those.
+            by_int8: activations are rounded to 8 bits for the products with codes.
         """
         strangers = [
             name for name in (*tensors, *codes) if layer_of(name, self.num_layers) != layer_id
@@ -208,7 +211,9 @@ class Skeleton:
                 raise CheckpointError(
                     f"{name} is quantised, and no linear layer of its own in this model"
                 )
-            layer.set_submodule(found[name], self._codes_linear(layer, found[name], each))
+            layer.set_submodule(
+                found[name], self._codes_linear(layer, found[name], each, by_int8=by_int8)
+            )
         place_module(layer, self.device)
         self._slots[layer_id].__dict__["layer"] = layer
 
@@ -237,10 +242,12 @@ class Skeleton:
         """Zeros that occupy one element, in memory of their own: so it can be told where they went."""
         return torch.zeros((), dtype=self.dtype).expand(tuple(shape))
 
-    def _codes_linear(self, layer: nn.Module, path: str, codes: Codes) -> CodesLinear:
+    def _codes_linear(
+        self, layer: nn.Module, path: str, codes: Codes, *, by_int8: bool
+    ) -> CodesLinear:
         linear = layer.get_submodule(path)
         assert isinstance(linear, nn.Linear)
-        return CodesLinear(codes.to(self.device), linear.bias, self.dtype, by_int8=True)
+        return CodesLinear(codes.to(self.device), linear.bias, self.dtype, by_int8=by_int8)
 
     def _load(
         self, layer_id: int, tensors: Mapping[str, torch.Tensor], *, is_whole: bool

@@ -147,7 +147,7 @@ class Stage:
             self._skeleton.load_layer(layer_id, tensors)
         else:
             plain, codes = gather_codes(tensors, self._quantization)
-            self._skeleton.load_layer(layer_id, plain, codes)
+            self._skeleton.load_layer(layer_id, plain, codes, by_int8=self._quantization.by_int8)
         self._held.add(layer_id)
         self._weight_bytes.clear()
 
