@@ -26,6 +26,7 @@ from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
+from neurogrid.model.stages.skeleton import Skeleton
 from neurogrid.node.discovery import open_discovery
 from neurogrid.node.kept_connections import keep_coordinators
 from neurogrid.node.reach_settings import open_reach
@@ -124,13 +125,19 @@ class Worker:
             ModelError: it cannot be served.
         """
         config = build_config(checkpoint.config)
+        dtype = resolve_dtype(config, None)
+        quantization = None
+        if checkpoint.stored is not None:
+            linears = Skeleton(config, dtype=dtype, device=torch.device("cpu"))
+            quantization = checkpoint.quantization(None, linears)
         await self._layers.load_own_layers(
             model_config_message(
                 config,
                 checkpoint.config,
                 model_name=checkpoint.path.name,
                 max_seq_len=settings.max_seq_len,
-                dtype=resolve_dtype(config, None),
+                dtype=dtype,
+                quantization=quantization,
             )
         )
 

@@ -12,8 +12,15 @@ import trio
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation.coordinator import Coordinator
 from tests.e2e.preloaded import COORDINATOR, run
-from tests.e2e.support import DEADLINE, generate, run_coordinator, start_worker
+from tests.e2e.support import (
+    DEADLINE,
+    generate,
+    reference_tokens,
+    run_coordinator,
+    start_worker,
+)
 from tests.families import FAMILIES, save_checkpoint
+from tests.foreign_checkpoints import save_foreign
 
 PROMPT = [5, 17, 200, 33]
 BITS = {"int8": 8.5, "int4": 4.5}
@@ -51,6 +58,28 @@ def test_workers_get_codes_and_the_tokens_are_those_of_one_machine(
     # Of float32; norms and headers beside it.
     assert sent(first) < 1.15 * BITS[method] / 32 * sent(plain)
     assert sent(again) == 0
+
+
+@pytest.mark.parametrize("name", ["gptq", "bitsandbytes nf4"])
+def test_a_checkpoint_that_is_quantised_is_served_over_workers_and_from_their_files(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "model"
+    dense = save_foreign(name, path)
+    expected = reference_tokens(dense, PROMPT, 12)
+    wanted = {"dtype": "float32"}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(2)]
+        peers = tuple(worker.address for worker in workers)
+        outcome = run_coordinator(settings(path, peers=peers, stages=2, **wanted), [PROMPT])
+    assert outcome.tokens == [expected]
+    # Loaded before anybody asks, in float32 as its coordinator will want it.
+    with start_worker(tmp_path, "--model", str(path)) as worker:
+        outcome = run_coordinator(
+            settings(path, peers=(worker.address,), skip_weight_transfer=True), [PROMPT]
+        )
+        assert outcome.sent[worker.peer_id].get("weights", 0) == 0
+    assert outcome.tokens == [expected]
 
 
 def test_what_was_sent_is_kept_on_disk_in_each_form(llama: Path, tmp_path: Path) -> None:

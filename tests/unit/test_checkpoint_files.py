@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
 
@@ -28,11 +27,6 @@ def test_a_checkpoint_passes() -> None:
             {"config.json": "{}", "model-00001-of-00002.safetensors": ""},
             CheckpointError,
             "1 of 2 shards are here",
-        ),
-        (
-            {"config.json": json.dumps({"quantization_config": {"quant_method": "awq"}})},
-            UnsupportedModelError,
-            "the weights are quantised ('awq')",
         ),
     ],
 )

@@ -20,7 +20,6 @@ from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, eos_token_ids
-from neurogrid.model.files.quantization import choose_quantization
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.proof.miniature import SplitTraits
 from neurogrid.model.proof.proof import OWN_SECONDS, Proving
@@ -97,10 +96,9 @@ class LoadedModel(ModelSource):
         ends = Ends(config, dtype=compute_dtype, device=torch.device("cpu"))
         ends.load(checkpoint.end_tensors())
         ends.speed_up()
-        costs, quantization = proof.costs, None
-        if quantize is not None:
-            layers = (checkpoint.layer_shapes(layer) for layer in range(checkpoint.num_layers))
-            quantization = choose_quantization(quantize, layers, ends)
+        quantization = checkpoint.quantization(quantize, ends)
+        costs = proof.costs
+        if quantization is not None:
             costs = layer_cost(config, compute_dtype, quantization)
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)

@@ -15,12 +15,14 @@ import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from neurogrid.errors import CheckpointError
+from neurogrid.errors import CheckpointError, UnsupportedModelError
+from neurogrid.model.files.foreign_codes import ForeignFormat
 from neurogrid.model.files.quantization import (
     CODES,
     MINIMUMS,
@@ -48,6 +50,7 @@ __all__ = [
     "CodedMatrix",
     "LayerBlob",
     "RecentLayers",
+    "StoredMatrix",
     "parse_blob",
     "quantized",
     "tensor_of",
@@ -208,6 +211,51 @@ class CodedBlob(LayerBlob):
             matrix.form.read(here, name)
             made |= {name + suffix: tensor_to_bytes(part) for suffix, part in here.items()}
         return tuple(data for _, data in sorted(made.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix that a checkpoint has quantised.
+
+    Attributes:
+        name: of the matrix.
+        stored: how.
+        tensors: that make it, by suffix: entries and bytes.
+    """
+
+    name: str
+    stored: ForeignFormat
+    tensors: Mapping[str, tuple[TensorEntry, memoryview]]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[O, I]; errors as of `codes`."""
+        shapes = {suffix: entry.shape for suffix, (entry, _) in self.tensors.items()}
+        teller = self.stored.shape_teller
+        told = None
+        if teller is not None and teller in self.tensors:
+            told = tensor_of(*self.tensors[teller])
+        with self._named():
+            return self.stored.shape(shapes, told)
+
+    def codes(self) -> Codes:
+        """The codes that it is.
+
+        Raises:
+            CheckpointError: its tensors are not what their format says.
+            UnsupportedModelError: no codes are exactly this matrix.
+        """
+        with self._named():
+            return self.stored.decode(
+                {suffix: tensor_of(*each) for suffix, each in self.tensors.items()}
+            )
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointError, UnsupportedModelError) as exc:
+            raise type(exc)(f"{self.name}: {exc}") from exc
 
 
 def quantized(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,17 +17,33 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from neurogrid.errors import CheckpointError
-from neurogrid.model.files.blob import CodedBlob, LayerBlob, RecentLayers, quantized
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.model.files.blob import (
+    CodedBlob,
+    CodedMatrix,
+    LayerBlob,
+    RecentLayers,
+    StoredMatrix,
+    quantized,
+)
 from neurogrid.model.files.checkpoint_files import (
     INDEX_FILE,
     SINGLE_FILE,
     read_json,
     read_model_config,
     weight_files,
+    with_text_config,
 )
 from neurogrid.model.files.config import build_config
-from neurogrid.model.files.quantization import Quantization
+from neurogrid.model.files.foreign_codes import ForeignFormat, foreign_format
+from neurogrid.model.files.quantization import (
+    CodesForm,
+    Linears,
+    Quantization,
+    choose_quantization,
+    form_of,
+    record_of_stored,
+)
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,
     LENGTH_BYTES,
@@ -75,6 +91,7 @@ class Checkpoint:
         generation_config: generation_config.json, empty where there is none.
         num_layers: decoder layers by the config.
         present_layers: the layers all of whose tensors are here.
+        stored: how its matrices are quantised; None for not at all.
     """
 
     def __init__(
@@ -86,8 +103,10 @@ class Checkpoint:
         num_layers: int,
         places: Mapping[str, _Place],
         absent: Mapping[str, str],
+        stored: ForeignFormat | None,
     ) -> None:
         self.path = path
+        self.stored = stored
         self.config = config
         self.generation_config = generation_config
         self.num_layers = num_layers
@@ -110,10 +129,11 @@ class Checkpoint:
         Raises:
             ConfigurationError: there is no such directory.
             CheckpointError: a file is missing, truncated, corrupt or of another format.
-            UnsupportedModelError: quantised weights, or a config that `build_config` refuses.
+            UnsupportedModelError: weights quantised in a way that is not read, or a config that `build_config` refuses.
         """
         folder = Path(path)
         config = read_model_config(folder)
+        stored = _stored_format(config)
         num_layers: int = build_config(config).num_hidden_layers
         generation_config: dict[str, object] = {}
         if (folder / "generation_config.json").exists():
@@ -126,6 +146,7 @@ class Checkpoint:
             num_layers=num_layers,
             places=places,
             absent=absent,
+            stored=stored,
         )
         missing = sorted(set(range(num_layers)) - checkpoint.present_layers)
         if missing and not partial:
@@ -145,17 +166,18 @@ class Checkpoint:
         """
         if layer_id not in self.present_layers:
             raise CheckpointError(f"{self.path}: layer {layer_id} is not in this checkpoint")
+        if (self.stored is not None) != (quantization is not None and quantization.is_stored):
+            raise CheckpointError(
+                f"{self.path}: layer {layer_id} was asked for in another form than it has here"
+            )
         key = layer_id, quantization
         if key not in self._blobs:
-            tensors = {}
-            for name in self._layer_names[layer_id]:
-                place = self._places[name]
-                if place.file not in self._mapped:
-                    self._mapped[place.file] = _Mapped.open(place.file)
-                data = self._mapped[place.file].data
-                tensors[name] = (place.entry, data[place.entry.start : place.entry.stop])
+            tensors = {name: self._bytes_of(name) for name in self._layer_names[layer_id]}
             if quantization is None:
                 self._blobs[key] = LayerBlob(tensors)
+            elif quantization.is_stored:
+                matrices, plain = self._stored_matrices(tensors, quantization.form)
+                self._blobs[key] = CodedBlob(plain, matrices, self._recent)
             else:
                 matrices = {
                     name: quantized(name, entry, data, quantization)
@@ -172,6 +194,87 @@ class Checkpoint:
         return {
             name: self._places[name].entry.shape for name in self._layer_names.get(layer_id, ())
         }
+
+    def _bytes_of(self, name: str) -> tuple[TensorEntry, memoryview]:
+        """Entry and bytes of a tensor, mapped."""
+        place = self._places[name]
+        if place.file not in self._mapped:
+            self._mapped[place.file] = _Mapped.open(place.file)
+        data = self._mapped[place.file].data
+        return place.entry, data[place.entry.start : place.entry.stop]
+
+    def _stored_parts(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """The tensors that make each quantised matrix, by the name of the matrix and by suffix."""
+        stored = self.stored
+        if stored is None:
+            return {}
+        here = set(names)
+        prefixes = [
+            name.removesuffix(stored.marker) for name in names if name.endswith(stored.marker)
+        ]
+        return {
+            f"{prefix}.weight": {
+                suffix: prefix + suffix for suffix in stored.suffixes if prefix + suffix in here
+            }
+            for prefix in prefixes
+        }
+
+    def _stored_matrix(self, name: str, parts: Mapping[str, str]) -> StoredMatrix:
+        assert self.stored is not None
+        tensors = {suffix: self._bytes_of(part) for suffix, part in parts.items()}
+        return StoredMatrix(name, self.stored, tensors)
+
+    def _stored_matrices(
+        self, tensors: Mapping[str, tuple[TensorEntry, memoryview]], form: CodesForm
+    ) -> tuple[dict[str, CodedMatrix], dict[str, tuple[TensorEntry, memoryview]]]:
+        """The matrices among these tensors that are quantised, by name; and the tensors that make none."""
+        groups = self._stored_parts(tensors)
+        matrices = {}
+        for name, parts in groups.items():
+            matrix = self._stored_matrix(name, parts)
+            matrices[name] = CodedMatrix(matrix.shape, form, matrix.codes)
+        used = {part for parts in groups.values() for part in parts.values()}
+        return matrices, {name: each for name, each in tensors.items() if name not in used}
+
+    def quantization(self, method: str | None, model: Linears) -> Quantization | None:
+        """What of the layers is codes: what this checkpoint has as such, or what is made of it by `method`.
+
+        Raises:
+            ConfigurationError: something is to be made of what is quantised already.
+            CheckpointError, UnsupportedModelError: a matrix cannot be codes.
+        """
+        layers = range(self.num_layers)
+        if self.stored is None:
+            if method is None:
+                return None
+            return choose_quantization(method, map(self.layer_shapes, layers), model)
+        if method is not None:
+            raise ConfigurationError(
+                f"{self.path} is quantised already ({self.stored.name}): leave out --quantize"
+            )
+        return record_of_stored(self.stored_form(), map(self.stored_shapes, layers), model)
+
+    def stored_shapes(self, layer_id: int) -> dict[str, tuple[int, int]]:
+        """The shapes of a layer's quantised matrices, by name.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: one is not what its format says.
+        """
+        groups = self._stored_parts(self._layer_names.get(layer_id, ()))
+        return {name: self._stored_matrix(name, parts).shape for name, parts in groups.items()}
+
+    def stored_form(self) -> CodesForm:
+        """The form of the codes that its matrices are, told from the first.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: it is not what its format says, or there is none.
+        """
+        for layer_id in sorted(self.present_layers):
+            for name, parts in self._stored_parts(self._layer_names[layer_id]).items():
+                return form_of(self._stored_matrix(name, parts).codes())
+        raise UnsupportedModelError(
+            f"{self.path}: its config says that it is quantised, and no matrix in its layers is"
+        )
 
     @property
     def files(self) -> frozenset[Path]:
@@ -201,6 +304,11 @@ class Checkpoint:
                     tensors.update((name, opened.get_tensor(name)) for name in names)
             except (SafetensorError, OSError) as exc:
                 raise CheckpointError(f"{file}: cannot be read: {exc}") from exc
+        for name, parts in self._stored_parts(tensors).items():
+            dense = self._stored_matrix(name, parts).codes().dense(torch.float32)
+            for part in parts.values():
+                del tensors[part]
+            tensors[name] = dense
         return tensors
 
     @cached_property
@@ -211,6 +319,29 @@ class Checkpoint:
             if layer_id is not None:
                 names[layer_id].append(name)
         return {layer_id: tuple(sorted(found)) for layer_id, found in names.items()}
+
+
+def _stored_format(config: Mapping[str, object]) -> ForeignFormat | None:
+    """How the matrices of a checkpoint are quantised, by its config.json; None for not at all.
+
+    Raises:
+        UnsupportedModelError: in a way that is not read, or not exactly; says why.
+    """
+    for part in with_text_config(config):
+        for key in ("quantization_config", "compression_config"):
+            entry = part.get(key)
+            if not isinstance(entry, dict) or not entry:
+                continue
+            # bitsandbytes writes its entry also where it quantises nothing.
+            if entry.get("load_in_4bit") is False and entry.get("load_in_8bit") is False:
+                continue
+            try:
+                return foreign_format(entry)
+            except UnsupportedModelError as exc:
+                raise UnsupportedModelError(
+                    f"{exc}; use the float16, bfloat16 or float32 checkpoint, with --quantize perhaps"
+                ) from exc
+    return None
 
 
 def _find_tensors(folder: Path, *, partial: bool) -> tuple[dict[str, _Place], dict[str, str]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.errors import CheckpointError, ConfigurationError
 
 __all__ = [
     "INDEX_FILE",
@@ -20,6 +20,7 @@ __all__ = [
     "read_json",
     "read_model_config",
     "weight_files",
+    "with_text_config",
 ]
 
 SINGLE_FILE = "model.safetensors"
@@ -46,7 +47,7 @@ def judge_checkpoint(path: Path) -> int | None:
     """
     config = read_model_config(path)
     weight_files(path)
-    counts = [part.get("num_hidden_layers") for part in _with_text_config(config)]
+    counts = [part.get("num_hidden_layers") for part in with_text_config(config)]
     return max((count for count in counts if type(count) is int and count > 0), default=None)
 
 
@@ -56,7 +57,6 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is no such directory.
         CheckpointError: it has no config.json, or one that is no JSON object.
-        UnsupportedModelError: it says that the weights are quantised.
     """
     try:
         is_folder, exists = folder.is_dir(), folder.exists()
@@ -74,9 +74,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"the model directory {folder} {fault}; give the directory that has config.json{hint}"
         )
-    config = read_json(folder / "config.json", "it describes the model")
-    refuse_quantised(config)
-    return config
+    return read_json(folder / "config.json", "it describes the model")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -111,23 +109,8 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def refuse_quantised(config: Mapping[str, object]) -> None:
-    for part in _with_text_config(config):
-        for key in ("quantization_config", "compression_config"):
-            entry = part.get(key)
-            if not isinstance(entry, dict) or not entry:
-                continue
-            # bitsandbytes writes its entry also where it quantises nothing.
-            if entry.get("load_in_4bit") is False and entry.get("load_in_8bit") is False:
-                continue
-            method = entry.get("quant_method", "an unnamed method")
-            raise UnsupportedModelError(
-                f"the weights are quantised ({str(method)[:32]!r}): quantised checkpoints are not "
-                "supported yet; use the float16, bfloat16 or float32 checkpoint"
-            )
-
-
-def _with_text_config(config: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
+def with_text_config(config: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
+    """The config, and the one of the text model within it, where there is one."""
     text_config = config.get("text_config")
     return (config, text_config) if isinstance(text_config, dict) else (config,)
 

@@ -21,7 +21,7 @@ import torch
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.sanitize import config_fingerprint
 from neurogrid.model.files.tensor_names import numbers_hidden, path_in_layer
-from neurogrid.model.files.tensors import TORCH_DTYPES, is_finite
+from neurogrid.model.files.tensors import TORCH_DTYPES, dtype_name, is_finite
 from neurogrid.model.kernels import CODE_GROUP, Codes
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Linears",
     "Quantization",
     "choose_quantization",
+    "form_of",
     "gather_codes",
     "model_fingerprint",
     "record_of_stored",
@@ -126,6 +127,18 @@ class CodesForm:
         )
 
 
+def form_of(codes: Codes) -> CodesForm:
+    """The form that these codes have."""
+    num_groups = codes.scales.shape[1]
+    return CodesForm(
+        codes.bits,
+        codes.num_inputs // num_groups if num_groups > 1 else 0,
+        dtype_name(codes.scales.dtype),
+        codes.minimums is not None,
+        codes.table is not None,
+    )
+
+
 METHODS: Final = {"int8": CodesForm(8), "int4": CodesForm(4)}
 """What `--quantize` makes; activations are rounded to 8 bits for the products with it."""
 AS_STORED: Final = "codes"
@@ -152,6 +165,11 @@ class Quantization:
         form = METHODS.get(self.method, self.stored)
         assert form is not None
         return form
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the codes are those of the checkpoint."""
+        return self.method == AS_STORED
 
     @property
     def by_int8(self) -> bool:

@@ -1,0 +1,89 @@
+"""Checkpoints that are quantised already: their codes travel and are multiplied as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.stages.stage import Stage
+from tests.foreign_checkpoints import FORMATS, save_foreign
+
+
+def loaded(path: Path, **more: Any) -> LoadedModel:
+    return LoadedModel.load(path, name=None, max_seq_len=64, dtype="float32", **more)
+
+
+def logits(model: LoadedModel, token_ids: list[int]) -> torch.Tensor:
+    stage = Stage(model.config, dtype=model.dtype, device="cpu", quantization=model.quantization)
+    for layer_id in range(model.checkpoint.num_layers):
+        blob = bytearray(b"".join(model.layer_blob(layer_id).chunks()))
+        stage.load_layer(layer_id, parse_blob(blob))
+    hidden = model.ends.embed(token_ids, position=0)
+    cache = stage.new_cache()
+    hidden = stage.forward(hidden, start=0, stop=stage.num_layers, position=0, cache=cache)
+    return model.ends.logits(hidden, position=0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_model_is_that_of_the_same_weights_in_float32(name: str, tmp_path: Path) -> None:
+    dense = save_foreign(name, tmp_path)
+    model = loaded(tmp_path)
+    ids = list(range(3, 25))
+    with torch.inference_mode():
+        expected = dense(torch.tensor([ids])).logits[0, -1]
+    mine = logits(model, ids)
+    assert (mine - expected).norm() <= 1e-5 * expected.norm()
+    # What the planner counts is what travels, but for norms, tables and headers.
+    form = model.quantization
+    assert form is not None
+    blob = model.layer_blob(0)
+    assert abs(model.costs[0].weight_bytes - blob.num_bytes) < 0.2 * blob.num_bytes
+    assert model.costs[0].weight_bytes < 0.5 * sum(
+        each.nbytes for each in dense.model.layers[0].parameters()
+    )
+
+
+def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
+    save_foreign("awq", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"quantised already \(awq.*leave out --quantize"):
+        loaded(tmp_path, quantize="int4")
+
+
+def test_a_method_that_is_not_read_is_named(tmp_path: Path) -> None:
+    save_foreign("awq", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "quip#"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="quip#"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_config_that_says_more_than_the_files_have(tmp_path: Path) -> None:
+    from tests.families import FAMILIES, save_checkpoint
+
+    save_checkpoint(FAMILIES[0], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = FORMATS["gptq"][0]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="no matrix in its layers is"):
+        loaded(tmp_path)
+
+
+def test_a_scale_of_infinity_is_told_by_the_name_of_its_matrix(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_foreign("gptq", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.scales"][0, 0] = torch.inf
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = loaded(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight: .*not finite"):
+        model.layer_blob(1).digests()
