@@ -147,6 +147,9 @@ class Stage:
             self._skeleton.load_layer(layer_id, tensors)
         else:
             plain, codes = gather_codes(tensors, self._quantization)
+            if not owns_memory:
+                # Of codes others are made. A norm that lies beside them would keep them all.
+                plain = {name: tensor.clone() for name, tensor in plain.items()}
             self._skeleton.load_layer(layer_id, plain, codes, by_int8=self._quantization.by_int8)
         self._held.add(layer_id)
         self._weight_bytes.clear()
