@@ -25,6 +25,7 @@ from neurogrid.inference.sessions.worker_v10 import WorkerV10
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
+from neurogrid.model.kernels import library
 from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
 from neurogrid.model.stages.skeleton import Skeleton
 from neurogrid.node.discovery import open_discovery
@@ -203,12 +204,13 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
     """Run a worker until the block is left; it is ready when the block is entered.
 
     Raises:
-        ConfigurationError: an address, the identity file or the device is not usable.
+        ConfigurationError: an address, the identity file, the device or the level of the kernels is not usable.
         ModelError: the worker's own model cannot be served.
     """
     start_fork_server()  # before CUDA, other threads and the identity's key
     machine = machine_name(settings.name)
     device = select_device(settings.device)
+    library()  # for its errors, here and not when a layer has come
     for address in settings.bootstrap:
         parse_peer_address(address)
     identity = Identity.load(settings.identity_file) if settings.identity_file else None

@@ -231,6 +231,8 @@ class WorkerState:
         checkpoint = self.checkpoint
         if checkpoint is None or layer_id not in checkpoint.present_layers:
             return False
+        if not checkpoint.has_form(model.quantization):
+            return False
         blob = checkpoint.layer_blob(layer_id, model.quantization)
         blob_id = await trio.to_thread.run_sync(blob.blob_id)
         if only is not None and blob_id != only:

@@ -181,7 +181,10 @@ def test_who_requires_the_kernels_is_told_that_there_are_none(tree: Path) -> Non
 
 def test_the_wheels_that_are_published(tree: Path, directory: Path) -> None:
     if missing := [name for name in MACHINES if not shutil.which(f"{name}-linux-gnu-gcc")]:
-        pytest.skip(f"no compiler for {missing[0]} (Debian: apt-get install gcc-aarch64-linux-gnu)")
+        pytest.fail(
+            f"no compiler for {missing[0]}: run `.ci/setup peers`, or, on Debian: apt-get install "
+            "gcc gcc-aarch64-linux-gnu"
+        )
     published = directory / "published"
     done = run(
         tree / "packaging" / "build_wheels.sh", published, cwd=directory, PYTHON=sys.executable

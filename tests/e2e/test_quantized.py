@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from safetensors.torch import load_file, save_file
 
 from neurogrid import CoordinatorSettings, open_coordinator
 from neurogrid.inference.generation.coordinator import Coordinator
-from tests.e2e.preloaded import COORDINATOR, run
+from tests.e2e.preloaded import COORDINATOR, WORKER, run
 from tests.e2e.support import (
     DEADLINE,
     generate,
@@ -161,6 +164,30 @@ def test_sessions_at_once_get_what_they_get_alone(llama: Path, tmp_path: Path) -
 
     with start_worker(tmp_path) as worker:
         trio.run(main, worker.address)
+
+
+def test_a_worker_with_half_of_a_quantised_model_gets_the_other_half(tmp_path: Path) -> None:
+    path, half = tmp_path / "model", tmp_path / "half"
+    dense = save_foreign("awq", path)
+    shutil.copytree(path, half)
+    tensors = load_file(path / "model.safetensors")
+    kept = {name: each for name, each in tensors.items() if ".layers.1." not in name}
+    save_file(kept, half / "model.safetensors")
+    with start_worker(tmp_path, "--model", str(half)) as worker:
+        outcome = run_coordinator(
+            settings(path, peers=(worker.address,), dtype="float32"), [PROMPT]
+        )
+        other = run_coordinator(settings(path, peers=(worker.address,), dtype="float32"), [PROMPT])
+    assert outcome.sent[worker.peer_id].get("weights", 0) > 0
+    assert other.sent[worker.peer_id].get("weights", 0) == 0
+    assert outcome.tokens == other.tokens == [reference_tokens(dense, PROMPT, 12)]
+
+
+def test_a_level_that_is_not_there_ends_a_worker_with_one_sentence() -> None:
+    result = run([*WORKER, "--port", "0"], env={**os.environ, "NEUROGRID_KERNELS": "avx1024"})
+    assert result.returncode == 2
+    assert "NEUROGRID_KERNELS is 'avx1024'" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_plan_shows_what_each_form_takes() -> None:

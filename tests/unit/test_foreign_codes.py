@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.foreign_codes import ForeignFormat, foreign_format
+from neurogrid.model.files.foreign_codes import ForeignFormat
+from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.kernels import Codes
 from tests.foreign_checkpoints import (
     AWQ,

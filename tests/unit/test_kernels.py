@@ -102,6 +102,7 @@ def test_a_row_gets_the_bits_that_it_gets_alone(
 ) -> None:
     name, _, how = kind.partition(" ")
     if how == "by dot" and not found.has_bf16_dot:
+        # One level has it, whichever others are tried beside: nothing that is there goes untried.
         pytest.skip("no instruction for it at this level")
     weight = torch.randn(600, 200)
     if name == "bfloat16":
@@ -143,6 +144,24 @@ def test_what_is_not_finite_does_not_come_out_finite(
         result = Matrix.of_codes(found, codes, None, by_int8=by_int8).multiply(x)
         assert torch.isfinite(result[0]).all()
         assert not torch.isfinite(result[1:]).any()
+
+
+def test_rows_of_another_width_or_place_are_refused_before_memory_is_read(found: Library) -> None:
+    codes = quantize(torch.randn(20, 64), 8)
+    for matrix in (
+        Matrix.of_codes(found, codes, None, by_int8=False),
+        Matrix.of_bfloat16(found, torch.randn(20, 64).bfloat16(), None, by_dot=False),
+    ):
+        for rows in (torch.randn(2, 63), torch.randn(2, 128), torch.randn(2, 64, device="meta")):
+            with pytest.raises(ValueError, match="rows of 64 on the CPU are due"):
+                matrix.multiply(rows)
+        assert matrix.multiply(torch.randn(0, 64)).shape == (0, 20)
+
+
+def test_a_table_is_not_forgotten_for_activations_of_8_bits(found: Library) -> None:
+    codes = some_codes(4, (16, 64), torch.float32, shared=1, has_minimums=False)
+    with pytest.raises(ValueError, match="table"):
+        Matrix.of_codes(found, codes, None, by_int8=True)
 
 
 @settings(deadline=None, max_examples=60)

@@ -24,9 +24,11 @@ from neurogrid.model.files.quantization import (
     AS_STORED,
     CodesForm,
     Quantization,
+    choose_quantization,
     gather_codes,
     model_fingerprint,
 )
+from neurogrid.model.files.tensor_names import path_in_layer
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.model.kernels import Codes, CodesLinear, quantize
 from neurogrid.model.stages.stage import Stage
@@ -249,6 +251,55 @@ def test_codes_of_what_is_no_linear_layer_of_its_own_are_refused(
     del lone[next(each for each in lone if each.endswith(".scales"))]
     with pytest.raises(CheckpointError):
         stage.load_layer(0, lone)
+
+
+def test_what_the_record_has_as_codes_must_come_as_codes(saved: tuple[str, Path, Any]) -> None:
+    """Their memory was counted so; and what it skips must not."""
+    _, path, _ = saved
+    model = loaded(path, "int4")
+    assert model.quantization is not None
+    tensors = parse_blob(blob_bytes(model, 0))
+    name = next(each for each in tensors if each.endswith(".codes")).removesuffix(".codes")
+    stage = Stage(model.config, dtype=torch.float32, device="cpu", quantization=model.quantization)
+    dense = {each: tensor for each, tensor in tensors.items() if not each.startswith(name)}
+    num_outputs, num_bytes = tensors[f"{name}.codes"].shape
+    dense[name] = torch.zeros(num_outputs, 2 * num_bytes)
+    with pytest.raises(CheckpointError, match="is to be quantised, and is not"):
+        stage.load_layer(0, dense)
+    skipping = dataclasses.replace(
+        model.quantization,
+        skipped=(*model.quantization.skipped, path_in_layer(name).removesuffix(".weight")),
+    )
+    stage = Stage(model.config, dtype=torch.float32, device="cpu", quantization=skipping)
+    with pytest.raises(CheckpointError, match="no linear layer that is to be so"):
+        stage.load_layer(0, tensors)
+    assert not stage.held_layers
+
+
+def test_what_one_kind_of_layer_skips_all_do_under_either_name() -> None:
+    class Model:
+        def linear_shapes(self, layer_id: int) -> dict[str, tuple[int, int]]:
+            return {"a": (64, 64), "b": (64, 64)}
+
+        def linear_names(self, layer_id: int, shapes: Any) -> dict[str, str]:
+            # In layer 1 nothing becomes `a`, which `old` is the name of in the files.
+            named = {"layers.0.old.weight": "a", "layers.0.b.weight": "b", "layers.1.b.weight": "b"}
+            return {name: named[name] for name in shapes if name in named}
+
+    shape = (64, 64)
+    layers = [
+        {"layers.0.old.weight": shape, "layers.0.b.weight": shape},
+        {"layers.1.b.weight": shape, "layers.1.c.weight": shape},
+    ]
+    assert choose_quantization("int8", layers, Model()).skipped == ("a", "c", "old")
+
+
+def test_a_peer_that_names_many_forms_fills_no_memory(saved: tuple[str, Path, Any]) -> None:
+    _, path, _ = saved
+    checkpoint = Checkpoint.open(path)
+    for number in range(20):
+        checkpoint.layer_blob(0, Quantization("int8", (f"path{number}",)))
+    assert len(checkpoint._blobs) == 4
 
 
 @in_turn("codes")

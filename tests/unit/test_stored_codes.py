@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.stages.stage import Stage
+from tests.families import FAMILIES, save_checkpoint
 from tests.foreign_checkpoints import FORMATS, save_foreign
 
 
@@ -67,8 +70,6 @@ def test_a_method_that_is_not_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_config_that_says_more_than_the_files_have(tmp_path: Path) -> None:
-    from tests.families import FAMILIES, save_checkpoint
-
     save_checkpoint(FAMILIES[0], tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] = FORMATS["gptq"][0]
@@ -78,8 +79,6 @@ def test_a_config_that_says_more_than_the_files_have(tmp_path: Path) -> None:
 
 
 def test_a_scale_of_infinity_is_told_by_the_name_of_its_matrix(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     save_foreign("gptq", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.scales"][0, 0] = torch.inf
@@ -87,3 +86,16 @@ def test_a_scale_of_infinity_is_told_by_the_name_of_its_matrix(tmp_path: Path) -
     model = loaded(tmp_path)
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight: .*not finite"):
         model.layer_blob(1).digests()
+
+
+def test_a_part_of_a_model_is_told_by_the_layers_that_are_here(tmp_path: Path) -> None:
+    save_foreign("gptq", tmp_path)
+    whole = loaded(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {name: each for name, each in tensors.items() if ".layers.1." not in name}
+    save_file(kept, tmp_path / "model.safetensors")
+    part = Checkpoint.open(tmp_path, partial=True)
+    assert part.quantization(None, whole.ends) == whole.quantization
+    assert part.layer_blob(0, whole.quantization).blob_id() == whole.layer_blob(0).blob_id()
+    assert not part.has_form(None)
+    assert not part.has_form(Quantization("int4"))

@@ -35,7 +35,8 @@ from neurogrid.model.files.checkpoint_files import (
     with_text_config,
 )
 from neurogrid.model.files.config import build_config
-from neurogrid.model.files.foreign_codes import ForeignFormat, foreign_format
+from neurogrid.model.files.foreign_codes import ForeignFormat
+from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.files.quantization import (
     CodesForm,
     Linears,
@@ -58,6 +59,8 @@ __all__ = ["Checkpoint"]
 
 # Tensors in one file; DeepSeek-V3 has 91,000 in all of its 163.
 _MAX_TENSORS = 1_000_000
+# Forms of which blobs, and with them their digests, are kept.
+_MAX_FORMS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class Checkpoint:
         self._places = dict(places)
         self._absent = dict(absent)
         self._mapped: dict[Path, _Mapped] = {}
-        self._blobs: dict[tuple[int, Quantization | None], LayerBlob] = {}
+        self._blobs: dict[Quantization | None, dict[int, LayerBlob]] = {}
         self._recent = RecentLayers()
         self.present_layers = frozenset(self._layer_names) - {
             layer_of(name, num_layers) for name in absent
@@ -162,22 +165,28 @@ class Checkpoint:
         Args:
             quantization: what becomes codes; None for the bytes of the files.
 
-        Raises CheckpointError if the layer is not in `present_layers`.
+        Raises:
+            CheckpointError: the layer is not in `present_layers`, or cannot be had in this form.
         """
         if layer_id not in self.present_layers:
             raise CheckpointError(f"{self.path}: layer {layer_id} is not in this checkpoint")
-        if (self.stored is not None) != (quantization is not None and quantization.is_stored):
+        if not self.has_form(quantization):
             raise CheckpointError(
                 f"{self.path}: layer {layer_id} was asked for in another form than it has here"
             )
-        key = layer_id, quantization
-        if key not in self._blobs:
+        blobs = self._blobs.get(quantization)
+        if blobs is None:
+            # Peers name forms, as many as they like.
+            while len(self._blobs) >= _MAX_FORMS:
+                del self._blobs[next(iter(self._blobs))]
+            blobs = self._blobs[quantization] = {}
+        if layer_id not in blobs:
             tensors = {name: self._bytes_of(name) for name in self._layer_names[layer_id]}
             if quantization is None:
-                self._blobs[key] = LayerBlob(tensors)
+                blobs[layer_id] = LayerBlob(tensors)
             elif quantization.is_stored:
                 matrices, plain = self._stored_matrices(tensors, quantization.form)
-                self._blobs[key] = CodedBlob(plain, matrices, self._recent)
+                blobs[layer_id] = CodedBlob(plain, matrices, self._recent)
             else:
                 matrices = {
                     name: quantized(name, entry, data, quantization)
@@ -186,8 +195,12 @@ class Checkpoint:
                     and quantization.takes_tensor(name, entry.shape)
                 }
                 plain = {name: each for name, each in tensors.items() if name not in matrices}
-                self._blobs[key] = CodedBlob(plain, matrices, self._recent)
-        return self._blobs[key]
+                blobs[layer_id] = CodedBlob(plain, matrices, self._recent)
+        return blobs[layer_id]
+
+    def has_form(self, quantization: Quantization | None) -> bool:
+        """Whether its layers can be had so: quantised ones as they are, others as they are or by `--quantize`."""
+        return (self.stored is not None) == (quantization is not None and quantization.is_stored)
 
     def layer_shapes(self, layer_id: int) -> dict[str, tuple[int, ...]]:
         """The shapes of one layer's tensors, by name."""
@@ -243,16 +256,17 @@ class Checkpoint:
             ConfigurationError: something is to be made of what is quantised already.
             CheckpointError, UnsupportedModelError: a matrix cannot be codes.
         """
-        layers = range(self.num_layers)
         if self.stored is None:
             if method is None:
                 return None
+            layers = range(self.num_layers)
             return choose_quantization(method, map(self.layer_shapes, layers), model)
         if method is not None:
             raise ConfigurationError(
                 f"{self.path} is quantised already ({self.stored.name}): leave out --quantize"
             )
-        return record_of_stored(self.stored_form(), map(self.stored_shapes, layers), model)
+        shapes = {layer: self.stored_shapes(layer) for layer in sorted(self.present_layers)}
+        return record_of_stored(self.stored_form(), shapes, model)
 
     def stored_shapes(self, layer_id: int) -> dict[str, tuple[int, int]]:
         """The shapes of a layer's quantised matrices, by name.

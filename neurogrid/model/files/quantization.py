@@ -274,12 +274,12 @@ class Linears(Protocol):
 
 
 def record_of_stored(
-    form: CodesForm, layers: Iterable[Mapping[str, Sequence[int]]], model: Linears
+    form: CodesForm, layers: Mapping[int, Mapping[str, Sequence[int]]], model: Linears
 ) -> Quantization:
     """The record for a checkpoint that has codes.
 
     Args:
-        layers: of each decoder layer in order the shapes of the matrices that are codes, by name.
+        layers: of each decoder layer that is there the shapes of the matrices that are codes, by name.
 
     Raises:
         UnsupportedModelError: one of them is no linear layer of its own in this model, or has another shape than
@@ -287,7 +287,7 @@ def record_of_stored(
     """
     skipped: set[str] = set()
     taken: set[str] = set()
-    for layer_id, matrices in enumerate(layers):
+    for layer_id, matrices in layers.items():
         found = model.linear_names(layer_id, matrices)
         for name, shape in matrices.items():
             if name not in found or not form.takes(shape):
@@ -322,7 +322,8 @@ def choose_quantization(
     everything = Quantization(method)
     skipped: set[str] = set()
     seen: set[frozenset[str]] = set()
-    is_any_taken = False
+    # Paths of tensors, and of the layers that they become.
+    taken: set[tuple[str, str]] = set()
     for layer_id, tensors in enumerate(layers):
         shapes = {
             name: shape for name, shape in tensors.items() if everything.takes_tensor(name, shape)
@@ -337,14 +338,17 @@ def choose_quantization(
             for name, path in model.linear_names(layer_id, single).items()
             if path.rpartition(".")[2] not in _ROUTERS
         }
-        is_any_taken = is_any_taken or bool(found)
-        skipped |= {
-            path_in_layer(name).removesuffix(_WEIGHT) for name in shapes if name not in found
-        }
+        paths_of = {name: path_in_layer(name).removesuffix(_WEIGHT) for name in shapes}
+        taken |= {(paths_of[name], numbers_hidden(path)) for name, path in found.items()}
+        skipped |= {path for name, path in paths_of.items() if name not in found}
         # As modules they may have other names: who counts their memory sees those.
         paths = model.linear_shapes(layer_id)
         skipped |= {numbers_hidden(path) for path in paths if path not in found.values()}
-    if not is_any_taken:
+    # What one kind of layer skips all do, under either name.
+    while halves := {pair for pair in taken if not skipped.isdisjoint(pair)}:
+        taken -= halves
+        skipped.update(*halves)
+    if not taken:
         raise UnsupportedModelError(
             "none of the matrices in its layers can be quantised here; leave out --quantize"
         )

@@ -76,7 +76,8 @@ class Codes:
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [O, I], exact in float32 and then rounded to `dtype`."""
-        rows = max(1, _PIECE // self.num_columns)
+        # On a GPU in one go: each piece is some calls.
+        rows = max(1, _PIECE // self.num_columns) if self.codes.is_cpu else self.num_outputs
         pieces = [
             self._dense_rows(slice(at, at + rows)).to(dtype)
             for at in range(0, self.num_outputs, rows)

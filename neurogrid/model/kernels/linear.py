@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from neurogrid.model.kernels.chosen import library
 from neurogrid.model.kernels.codes import Codes
-from neurogrid.model.kernels.compiled import ELEMENT_TYPES
+from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
 from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = ["Bfloat16Linear", "CodesLinear", "hold_as_bfloat16"]
@@ -26,6 +26,8 @@ class _HeldLinear(nn.Linear):
         dtype: what it computes in.
     """
 
+    _held: Codes | Matrix
+
     def __init__(self, shape: tuple[int, int], bias: nn.Parameter | None, dtype: torch.dtype):
         # nn.Linear's own would take the memory of a weight.
         nn.Module.__init__(self)
@@ -34,37 +36,27 @@ class _HeldLinear(nn.Linear):
         self.dtype = dtype
         self.train(False)
 
-    def _hold(self, *parts: torch.Tensor) -> None:
-        """Register what is held, as parameters: whoever counts a module's memory counts those."""
-        for number, part in enumerate(parts):
+    def _hold(self, held: Codes | Matrix) -> None:
+        """Keep what is multiplied, as parameters, too: whoever counts a module's memory counts those."""
+        self._held = held
+        for number, part in enumerate(held.parts):
             self.register_parameter(f"held_{number}", nn.Parameter(part, requires_grad=False))
 
-    def _bias_of_products(self) -> torch.Tensor | None:
-        return None if self.bias is None else self.bias.detach().float().contiguous()
-
-    def dense(self) -> torch.Tensor:
-        """The weight [out, in] in `dtype`."""
-        raise NotImplementedError
-
     def __getattr__(self, name: str) -> Any:
-        return self.dense() if name == "weight" else super().__getattr__(name)
+        return self._held.dense(self.dtype) if name == "weight" else super().__getattr__(name)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._held, Matrix):
+            return self._held.multiply(input)
+        return functional.linear(input, self._held.dense(self.dtype), self.bias)
 
 
 class _WideLinear(_HeldLinear):
     """Weights in bfloat16, activations and sums in float32: exact, and half the memory."""
 
-    def __init__(self, weight: torch.Tensor, bias: nn.Parameter | None) -> None:
+    def __init__(self, found: Library, weight: torch.Tensor, bias: nn.Parameter | None) -> None:
         super().__init__((weight.shape[0], weight.shape[1]), bias, torch.float32)
-        found = library()
-        assert found is not None
-        self._hold(weight)
-        self._matrix = Matrix.of_bfloat16(found, weight, self._bias_of_products(), by_dot=False)
-
-    def dense(self) -> torch.Tensor:
-        return self._matrix.dense(self.dtype)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return self._matrix.multiply(input)
+        self._hold(Matrix.of_bfloat16(found, weight, _bias_of_products(bias), by_dot=False))
 
 
 class CodesLinear(_HeldLinear):
@@ -82,18 +74,10 @@ class CodesLinear(_HeldLinear):
     ) -> None:
         super().__init__((codes.num_outputs, codes.num_inputs), bias, dtype)
         found = library() if codes.codes.is_cpu and dtype in ELEMENT_TYPES else None
-        self._held: Codes | Matrix = codes
+        held: Codes | Matrix = codes
         if found is not None:
-            self._held = Matrix.of_codes(found, codes, self._bias_of_products(), by_int8=by_int8)
-        self._hold(*self._held.parts)
-
-    def dense(self) -> torch.Tensor:
-        return self._held.dense(self.dtype)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if isinstance(self._held, Matrix):
-            return self._held.multiply(input)
-        return functional.linear(input, self.dense(), self.bias)
+            held = Matrix.of_codes(found, codes, _bias_of_products(bias), by_int8=by_int8)
+        self._hold(held)
 
 
 class Bfloat16Linear(nn.Linear):
@@ -113,8 +97,7 @@ class Bfloat16Linear(nn.Linear):
     def _make_matrix(self) -> Matrix:
         found = library()
         assert found is not None
-        bias = None if self.bias is None else self.bias.detach().float()
-        weight = self.weight.detach()
+        bias, weight = _bias_of_products(self.bias), self.weight.detach()
         return Matrix.of_bfloat16(found, weight, bias, by_dot=found.has_bf16_dot)
 
 
@@ -123,10 +106,15 @@ def hold_as_bfloat16(linear: nn.Linear) -> nn.Linear:
 
     A checkpoint in bfloat16 that is computed in float32 takes half the memory so, and is read twice as fast.
     """
-    weight = linear.weight.detach()
-    if library() is None or weight.dtype != torch.float32 or not _is_bfloat16(weight):
+    weight, found = linear.weight.detach(), library()
+    if found is None or weight.dtype != torch.float32 or not _is_bfloat16(weight):
         return linear
-    return _WideLinear(weight.bfloat16(), linear.bias)
+    return _WideLinear(found, weight.bfloat16(), linear.bias)
+
+
+def _bias_of_products(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """float32 [out], as products add it."""
+    return None if bias is None else bias.detach().float().contiguous()
 
 
 def _is_bfloat16(weight: torch.Tensor) -> bool:

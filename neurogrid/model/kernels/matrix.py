@@ -86,9 +86,13 @@ class Matrix:
 
         Args:
             bias: float32 [O], or None.
-            by_int8: round activations to 8 bits in groups of 32: faster, and off by 0.5 % more. Not for codes
-                with a table.
+            by_int8: round activations to 8 bits in groups of 32: faster, and off by 0.5 % more.
+
+        Raises:
+            ValueError: activations of 8 bits were asked for, and the codes have a table.
         """
+        if by_int8 and codes.table is not None:
+            raise ValueError("codes with a table multiply no activations of 8 bits")
         if codes.bits == 8:
             kind = Kind.CODES8_INT8 if by_int8 else Kind.CODES8
             weights, table = _lanes_of_8(codes.codes), None
@@ -131,7 +135,16 @@ class Matrix:
         return codes.dense(dtype)
 
     def multiply(self, given: torch.Tensor) -> torch.Tensor:
-        """[..., I] in float32, bfloat16 or float16 to [..., O] in the same dtype; sums are in float32."""
+        """[..., I] in float32, bfloat16 or float16 to [..., O] in the same dtype; sums are in float32.
+
+        Raises:
+            ValueError: it has another width, or lies elsewhere than in the CPU's memory.
+        """
+        # Nothing behind this looks at it again: what reads has an address.
+        if given.shape[-1] != self.num_inputs or not given.is_cpu:
+            raise ValueError(
+                f"rows of {self.num_inputs} on the CPU are due, got {list(given.shape)} on {given.device}"
+            )
         given = given.contiguous()
         result = torch.empty(
             (*given.shape[:-1], self.num_outputs), dtype=given.dtype, device=given.device

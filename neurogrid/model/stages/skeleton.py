@@ -187,12 +187,15 @@ class Skeleton:
         tensors: Mapping[str, torch.Tensor],
         codes: Mapping[str, Codes] = MappingProxyType({}),
         *,
+        coded: frozenset[str] = frozenset(),
         by_int8: bool = False,
     ) -> None:
         """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises.
 
         Args:
             codes: in the place of matrices, by the names of those.
+            coded: the paths of the linear layers that `codes` must be, all of them and no others: their memory was
+                counted so.
             by_int8: activations are rounded to 8 bits for the products with codes.
         """
         strangers = [
@@ -206,11 +209,16 @@ class Skeleton:
         }
         layer = self._load(layer_id, {**tensors, **stand_ins}, is_whole=True)
         found = find_linears(layer, stand_ins)
-        for name, each in codes.items():
-            if name not in found:
+        for name in codes:
+            if found.get(name) not in coded:
                 raise CheckpointError(
-                    f"{name} is quantised, and no linear layer of its own in this model"
+                    f"{name} is quantised, and no linear layer that is to be so in this model"
                 )
+        if lacking := sorted(coded - set(found.values())):
+            raise CheckpointError(
+                f"{lacking[0]} of layer {layer_id} is to be quantised, and is not"
+            )
+        for name, each in codes.items():
             layer.set_submodule(
                 found[name], self._codes_linear(layer, found[name], each, by_int8=by_int8)
             )

@@ -30,6 +30,7 @@ from neurogrid.model.caches.row_groups import group_rows
 from neurogrid.model.caches.row_masks import rows_masked
 from neurogrid.model.caches.rows import RowPool
 from neurogrid.model.files.quantization import Quantization, gather_codes
+from neurogrid.model.files.tensor_names import numbers_hidden
 from neurogrid.model.stages.end_passes import EndPasses
 from neurogrid.model.stages.few_rows import speed_up_few_rows
 from neurogrid.model.stages.skeleton import Skeleton
@@ -150,7 +151,14 @@ class Stage:
             if not owns_memory:
                 # Of codes others are made. A norm that lies beside them would keep them all.
                 plain = {name: tensor.clone() for name, tensor in plain.items()}
-            self._skeleton.load_layer(layer_id, plain, codes, by_int8=self._quantization.by_int8)
+            coded = frozenset(
+                path
+                for path, shape in self._skeleton.linear_shapes(layer_id).items()
+                if self._quantization.takes(numbers_hidden(path), shape)
+            )
+            self._skeleton.load_layer(
+                layer_id, plain, codes, coded=coded, by_int8=self._quantization.by_int8
+            )
         self._held.add(layer_id)
         self._weight_bytes.clear()
 
