@@ -172,7 +172,7 @@ class HeldModel:
         self.held.pop(layer_id, None)
         try:
             self.stage.load_layer(layer_id, parse_blob(blob))
-            self.stage.speed_up_layer(layer_id)
+            self.stage.speed_up_layer(layer_id, fuse=self.traits.fuses)
         except (CheckpointError, UnsupportedModelError, ValueError) as exc:
             raise RequestRefusedError(
                 f"the weights of layer {layer_id} do not fit its config: {exc}",

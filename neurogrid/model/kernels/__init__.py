@@ -1,23 +1,36 @@
 """Products on the CPU with matrices as a checkpoint has them: bfloat16, or codes of 8 and 4 bits.
 
 `Codes` is the one form of all that is quantised, and `quantize` makes it of weights. `Matrix` multiplies with codes
-or with bfloat16, where `library` was built and passes its own check; elsewhere torch's products serve.
+or with bfloat16, where `library` was built and passes its own check; elsewhere torch's products serve. `CompiledLayer`
+is all of a decoder layer.
 """
 
 from neurogrid.model.kernels.chosen import library
 from neurogrid.model.kernels.codes import CODE_GROUP, Codes, quantize
 from neurogrid.model.kernels.compiled import Library
-from neurogrid.model.kernels.linear import Bfloat16Linear, CodesLinear, hold_as_bfloat16
+from neurogrid.model.kernels.layer import Activation, CompiledLayer, LayerParts, Norm, NormPart
+from neurogrid.model.kernels.linear import (
+    Bfloat16Linear,
+    CodesLinear,
+    hold_as_bfloat16,
+    matrix_of,
+)
 from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = [
     "CODE_GROUP",
+    "Activation",
     "Bfloat16Linear",
     "Codes",
     "CodesLinear",
+    "CompiledLayer",
+    "LayerParts",
     "Library",
     "Matrix",
+    "Norm",
+    "NormPart",
     "hold_as_bfloat16",
     "library",
+    "matrix_of",
     "quantize",
 ]

@@ -11,7 +11,7 @@ import logging
 import platform
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -70,15 +70,17 @@ class Library:
         self.has_bf16_dot = level == "avx512"
         self._number = _LEVELS.index(level) + 1
         self._multiply = loaded.ng_multiply
-        self._multiply.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_int64,
-            ctypes.c_int,
+        pointer, size, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self._multiply.argtypes = pointer, integer, pointer, integer, pointer, integer, size, integer
+        self._project = loaded.ng_project
+        self._project.argtypes = (
+            *(pointer, integer, pointer, size, size, pointer, pointer, size, pointer, pointer, pointer),
+            integer,
+        )
+        self._finish = loaded.ng_finish
+        self._finish.argtypes = (
+            *(pointer, integer, pointer, size, size, pointer, pointer, pointer, size, pointer),
+            *(pointer, pointer, integer),
         )
 
     def multiply(self, fields: int, given: torch.Tensor, result: torch.Tensor) -> None:
@@ -100,6 +102,66 @@ class Library:
             given.shape[0],
             torch.get_num_threads(),
         )
+        self._check(failed)
+
+    def project(
+        self,
+        fields: int,
+        hidden: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """`ng_project` of kernels.c: the first half of a decoder layer. Checked by `CompiledLayer`."""
+        failed = self._project(
+            fields,
+            self._number,
+            hidden.data_ptr(),
+            hidden.shape[0],
+            hidden.shape[1],
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            cosines.shape[0],
+            queries.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            torch.get_num_threads(),
+        )
+        self._check(failed)
+
+    def finish(
+        self,
+        fields: int,
+        hidden: torch.Tensor,
+        queries: torch.Tensor,
+        keys: Any,
+        values: Any,
+        num_keys: int,
+        mask: torch.Tensor | None,
+        result: torch.Tensor,
+        normed: torch.Tensor | None,
+    ) -> None:
+        """`ng_finish` of kernels.c: the second half of a decoder layer. Checked by `CompiledLayer`."""
+        failed = self._finish(
+            fields,
+            self._number,
+            hidden.data_ptr(),
+            hidden.shape[0],
+            hidden.shape[1],
+            queries.data_ptr(),
+            keys,
+            values,
+            num_keys,
+            None if mask is None else mask.data_ptr(),
+            result.data_ptr(),
+            None if normed is None else normed.data_ptr(),
+            torch.get_num_threads(),
+        )
+        self._check(failed)
+
+    def _check(self, failed: int) -> None:
         if failed == 1:
             raise MemoryError("no memory for the activations of a product")
         if failed:

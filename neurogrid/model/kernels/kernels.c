@@ -18,6 +18,7 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 #ifndef NG_LEVEL
 
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,8 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 #else
 #error "no products for this processor"
 #endif
+
+#include "layer.h"
 
 #define G 32
 #define LANES 16
@@ -59,6 +62,9 @@ struct product {
   int64_t rows;
   int32_t y_type;
 };
+
+int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, void *y, int y_type, int64_t rows,
+                int threads);
 
 /* Of outputs [from, to), which begin at a multiple of what a task has. */
 typedef void (*task)(const struct product *, int64_t from, int64_t to);
@@ -252,6 +258,31 @@ int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, vo
   run(&p, of, task_size, threads);
   free(memory);
   return 0;
+}
+
+#if defined(__x86_64__)
+#define OF_LEVEL(FUNCTION) (level >= 2 ? JOIN(FUNCTION, avx512) : JOIN(FUNCTION, avx2))
+#else
+#define OF_LEVEL(FUNCTION) JOIN(FUNCTION, neon)
+#endif
+
+/* What a decoder layer does before the keys and values of new tokens are kept: norm, projections, rotary embedding.
+   Of sequences with T tokens each: hidden states [sequences, T, D]; cosines and sines [angles, T, F], one for all
+   sequences or for each; into queries [sequences, T, H, E] in float32, keys and values [sequences, V, T, E].
+   Returns as ng_multiply. */
+int ng_project(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
+               const void *cosines, const void *sines, int64_t angles, float *queries, void *keys, void *values,
+               int threads) {
+  return OF_LEVEL(project)(l, level, hidden, sequences, tokens, cosines, sines, angles, queries, keys, values, threads);
+}
+
+/* The rest: attention of those tokens over N keys of their sequence, which end with their own, or over those that a
+   mask [sequences, T, N] names; output, and the MLP. Into the hidden states that leave the layer; where no MLP is
+   told, into those before it, and their norm. */
+int ng_finish(const struct layer *l, int level, const void *hidden, int64_t sequences, int64_t tokens,
+              const float *queries, const struct states *keys, const struct states *values, int64_t N,
+              const uint8_t *mask, void *result, void *normed, int threads) {
+  return OF_LEVEL(finish)(l, level, hidden, sequences, tokens, queries, keys, values, N, mask, result, normed, threads);
 }
 
 #else /* NG_LEVEL: what follows is compiled once for each level */
@@ -451,8 +482,8 @@ INLINE void NAME(bf16_tile)(const struct product *p, int64_t row, int64_t output
           const f32 even = NAME(load)(x), odd = NAME(load)(x + LANES);
           UNROLL for (int o = 0; o < OUT; o++) {
             f32 *sum = &sums[(b * OUT + o) * HALVES + h];
-            *sum += (f32)(pairs[o] << 16) * even;
-            *sum += (f32)(pairs[o] & 0xffff0000u) * odd;
+            /* Added once: a row alone waits for its one sum, and not for the two products. */
+            *sum += (f32)(pairs[o] << 16) * even + (f32)(pairs[o] & 0xffff0000u) * odd;
           }
         }
       }
@@ -628,6 +659,8 @@ static task NAME(prepare)(struct product *p, int64_t *task_size) {
   *task_size = (size > 64 ? size : 64) / 64 * 64;
   return tasks[m->kind];
 }
+
+#include "layer.c"
 
 #undef f32
 #undef i32

@@ -16,7 +16,7 @@ from neurogrid.model.kernels.codes import Codes
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
 from neurogrid.model.kernels.matrix import Matrix
 
-__all__ = ["Bfloat16Linear", "CodesLinear", "hold_as_bfloat16"]
+__all__ = ["Bfloat16Linear", "CodesLinear", "hold_as_bfloat16", "matrix_of"]
 
 
 class _HeldLinear(nn.Linear):
@@ -84,11 +84,16 @@ class Bfloat16Linear(nn.Linear):
     """A linear layer in bfloat16, on the CPU, whose weight is multiplied where it lies."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.matrix().multiply(input)
+
+    def matrix(self) -> Matrix:
+        """What it multiplies with."""
         # In __dict__, and made when it is first needed: the class is given to modules that are there.
         held = self.__dict__.get("_matrix")
         if held is None or held[0] != self.weight.data_ptr():
             held = self.__dict__["_matrix"] = (self.weight.data_ptr(), self._make_matrix())
-        return held[1].multiply(input)
+        matrix: Matrix = held[1]
+        return matrix
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the matrix, whose pointers are of this very module: a copy makes its own."""
@@ -110,6 +115,14 @@ def hold_as_bfloat16(linear: nn.Linear) -> nn.Linear:
     if found is None or weight.dtype != torch.float32 or not _is_bfloat16(weight):
         return linear
     return _WideLinear(found, weight.bfloat16(), linear.bias)
+
+
+def matrix_of(linear: nn.Module) -> Matrix | None:
+    """What a linear layer multiplies with, bias and all; None where torch multiplies."""
+    if isinstance(linear, Bfloat16Linear):
+        return linear.matrix()
+    held = linear._held if isinstance(linear, _HeldLinear) else None
+    return held if isinstance(held, Matrix) else None
 
 
 def _bias_of_products(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -29,6 +29,7 @@ class Matrix:
     Attributes:
         num_outputs, num_inputs: O, I.
         kind: of product.
+        address: of what describes it to compiled code, as long as this lives.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Matrix:
             kind,
             0 if scales is None else ELEMENT_TYPES[scales.dtype],
         )
-        self._address = ctypes.addressof(self._fields)
+        self.address = ctypes.addressof(self._fields)
 
     @classmethod
     def of_bfloat16(
@@ -150,7 +151,7 @@ class Matrix:
             (*given.shape[:-1], self.num_outputs), dtype=given.dtype, device=given.device
         )
         self._library.multiply(
-            self._address,
+            self.address,
             given.view(-1, given.shape[-1]),
             result.view(-1, self.num_outputs),
         )

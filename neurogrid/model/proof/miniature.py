@@ -8,8 +8,8 @@ impossible means refused, with the reason.
 It knows no family. What `generate` does with its cache on the way is observed, not looked up: where
 it drops it and starts anew, so must a coordinator (`SplitTraits.recompute_at`).
 
-Last, whether rows of several sessions may share a forward pass (miniature_rows.py). No model is
-refused for that: it runs one session after another, and says so.
+Last, whether rows of several sessions may share a forward pass (miniature_rows.py), and whether layers may be compiled
+(miniature_fused.py). No model is refused for either: it runs one session after another, and says so, or as it is.
 
 Shape legend: V vocabulary.
 """
@@ -29,6 +29,7 @@ from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.files.foreign import one_line, quiet_transformers
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.proof.miniature_config import LengthLimit, miniatures
+from neurogrid.model.proof.miniature_fused import layers_fuse
 from neurogrid.model.proof.miniature_rows import ROWS_TOLERANCE, NotEqualError, row_bounds
 from neurogrid.model.proof.miniature_split import Split, saved_tensors
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
@@ -63,12 +64,14 @@ class SplitTraits:
         takes_chunks: whether several tokens may be fed to a session that has begun, wherever it is cut: it
             gives what one prefill of all its tokens gives, up to rounding. Some families then begin their
             recurrent states anew.
+        fuses: whether its layers may be compiled.
     """
 
     recompute_at: int | None = None
     row_bounds: tuple[int, ...] | None = ()
     rows_refused: str = ""
     takes_chunks: bool = False
+    fuses: bool = False
 
 
 def check_splittable(config: PreTrainedConfig) -> SplitTraits:
@@ -167,10 +170,15 @@ class _Check:
         try:
             bounds = row_bounds(splits[0], self._tokens, self._limits)
         except NotEqualError as exc:
-            return replace(traits, row_bounds=None, rows_refused=str(exc))
-        # Where lengths matter to rows, they matter to chunks.
-        takes_chunks = not bounds and self._chunks_give_the_same()
-        return replace(traits, row_bounds=bounds, takes_chunks=takes_chunks)
+            traits = replace(traits, row_bounds=None, rows_refused=str(exc))
+        else:
+            # Where lengths matter to rows, they matter to chunks.
+            takes_chunks = not bounds and self._chunks_give_the_same()
+            traits = replace(traits, row_bounds=bounds, takes_chunks=takes_chunks)
+        fuses = layers_fuse(
+            self._config, tensors, self._tokens, self._limits, traits.row_bounds
+        )
+        return replace(traits, fuses=fuses)
 
     def _plans(self) -> list[list[int]]:
         """How many tokens to feed at each step: decoding, chunks and one prefill past all limits."""

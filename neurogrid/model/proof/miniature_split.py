@@ -35,10 +35,15 @@ def saved_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 class Split:
-    """The miniature in three stages, cut at `cuts`, and its ends."""
+    """The miniature in stages, cut at `cuts`, and its ends; its layers fused where they can be, or as they are."""
 
     def __init__(
-        self, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor], cuts: Sequence[int]
+        self,
+        config: PreTrainedConfig,
+        tensors: Mapping[str, torch.Tensor],
+        cuts: Sequence[int],
+        *,
+        is_fused: bool = False,
     ) -> None:
         self.ends = Ends(config, dtype=torch.float32, device="cpu")
         num_layers = self.ends.num_layers
@@ -52,6 +57,8 @@ class Split:
                     layer_id,
                     {n: t for n, t in tensors.items() if layer_of(n, num_layers) == layer_id},
                 )
+                if is_fused:
+                    stage.speed_up_layer(layer_id, fuse=True)
             self.stages.append(stage)
 
     def new_session(self) -> Session:

@@ -33,6 +33,7 @@ from neurogrid.model.files.quantization import Quantization, gather_codes
 from neurogrid.model.files.tensor_names import numbers_hidden
 from neurogrid.model.stages.end_passes import EndPasses
 from neurogrid.model.stages.few_rows import speed_up_few_rows
+from neurogrid.model.stages.fused_layers import fuse_layer, is_fused
 from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]
@@ -162,9 +163,21 @@ class Stage:
         self._held.add(layer_id)
         self._weight_bytes.clear()
 
-    def speed_up_layer(self, layer_id: int) -> None:
-        """Let few rows go through a held layer faster; its results stay equal up to rounding."""
-        speed_up_few_rows(self.layer(layer_id))
+    def speed_up_layer(self, layer_id: int, *, fuse: bool = False) -> None:
+        """Let few rows go through a held layer faster; its results stay equal up to rounding.
+
+        Args:
+            fuse: compile it as a whole, too: only where `SplitTraits.fuses` says that it may be.
+        """
+        layer = self.layer(layer_id)
+        speed_up_few_rows(layer)
+        if fuse and self._device.type == "cpu":
+            fuse_layer(layer, self._dtype)
+
+    @property
+    def has_fused(self) -> bool:
+        """Whether a held layer is compiled."""
+        return any(is_fused(self.layer(layer_id)) for layer_id in self._held)
 
     def drop_layer(self, layer_id: int) -> None:
         """Free one layer. Caches made for it are of no use any more."""

@@ -1,0 +1,322 @@
+/* What stands between the products of a decoder layer: norms, rotary embedding, attention, activation. Part of kernels.c,
+compiled once for each level.
+
+A token gets the bits that it gets alone, on every level: sums go by 16 lanes, over the keys that it sees, and
+exponentials are made here.                                                                                            */
+
+/* The nearest of [low, high]; what is no number stays none. */
+INLINE f32 NAME(clamp)(f32 x, float low, float high) {
+  const i32 below = x < low, above = x > high, other = ~(below | above);
+  return (f32)(((i32)x & other) | ((i32)((f32){0} + low) & below) | ((i32)((f32){0} + high) & above));
+}
+
+/* e^x for x in [-87, 88], beyond that for the nearest of those; to 2 units in the last place. */
+INLINE f32 NAME(exp)(f32 x) {
+  x = NAME(clamp)(x, -87.f, 88.f);
+  const f32 shifted = x * 1.44269504f + 12582912.f; /* to the nearest integer, as `quantize` does */
+  const f32 whole = shifted - 12582912.f;
+  const f32 rest = (x - whole * 0.693359375f) - whole * -2.12194440e-4f;
+  f32 sum = (f32){0} + 1.9875691500e-4f;
+  sum = sum * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * (rest * rest) + rest + 1.f;
+  return sum * (f32)(((i32)shifted - 0x4b400000 + 127) << 23);
+}
+
+/* WIDTH of a row from `at`, of which those beyond `size` are zero. */
+INLINE f32 NAME(part)(const float *row, int64_t at, int64_t size) {
+  float rest[WIDTH] = {0};
+  if (at + WIDTH <= size) return NAME(load)(row + at);
+  if (at < size) memcpy(rest, row + at, (size_t)(size - at) * 4);
+  return NAME(load)(rest);
+}
+
+INLINE void NAME(store)(float *row, int64_t at, int64_t size, f32 values) {
+  if (at < size) memcpy(row + at, &values, (size_t)(at + WIDTH <= size ? WIDTH : size - at) * 4);
+}
+
+/* The same of numbers of `type`. */
+INLINE f32 NAME(part_of)(const void *row, int64_t at, int64_t size, int type) {
+  const size_t bytes = type == NG_FLOAT32 ? 4 : 2;
+  char rest[WIDTH * 4] = {0};
+  if (at + WIDTH <= size) return NAME(load_scales)(row, at, type);
+  if (at < size) memcpy(rest, (const char *)row + (size_t)at * bytes, (size_t)(size - at) * bytes);
+  return NAME(load_scales)(rest, 0, type);
+}
+
+static void NAME(widen)(float *to, const void *from, int64_t size, int type) {
+  if (type == NG_FLOAT32) memcpy(to, from, (size_t)size * 4);
+  else if (type == NG_BFLOAT16) for (int64_t i = 0; i < size; i++) to[i] = from_bf16(((const uint16_t *)from)[i]);
+  else for (int64_t i = 0; i < size; i++) to[i] = from_f16(((const uint16_t *)from)[i]);
+}
+
+static void NAME(narrow)(void *to, const float *from, int64_t size, int type) {
+  if (type == NG_FLOAT32) memcpy(to, from, (size_t)size * 4);
+  else if (type == NG_BFLOAT16) for (int64_t i = 0; i < size; i++) ((uint16_t *)to)[i] = to_bf16(from[i]);
+  else for (int64_t i = 0; i < size; i++) ((uint16_t *)to)[i] = to_f16(from[i]);
+}
+
+/* Norm `which` of [count] numbers, so many together as it has; from may be to. */
+static void NAME(norm)(const struct layer *l, enum norm which, float *to, const float *from, int64_t count) {
+  const float *weight = l->norms[which];
+  const int64_t size = l->norm_sizes[which];
+  if (!weight) {
+    if (to != from) memcpy(to, from, (size_t)count * 4);
+    return;
+  }
+  for (; count > 0; count -= size, from += size, to += size) {
+    f32 squares[HALVES] = {{0}};
+    for (int64_t i = 0; i < size; i += LANES)
+      for (int h = 0; h < HALVES; h++) {
+        const f32 x = NAME(part)(from, i + h * WIDTH, size);
+        squares[h] += x * x;
+      }
+    const float inverse = 1.f / __builtin_sqrtf(NAME(sum)(squares) / (float)size + l->eps[which]);
+    for (int64_t i = 0; i < size; i += WIDTH)
+      NAME(store)(to, i, size, NAME(part)(from, i, size) * inverse * NAME(part)(weight, i, size));
+  }
+}
+
+/* Turn the first F of each of `heads` [E] by cosines and sines [F]: number i with number F / 2 + i. */
+static void NAME(rotate)(float *x, int64_t heads, int64_t size, int64_t rotary, const float *cosines,
+                         const float *sines) {
+  const int64_t half = rotary / 2;
+  for (; heads > 0; heads--, x += size)
+    for (int64_t i = 0; i < half; i += WIDTH) {
+      const f32 low = NAME(part)(x, i, half), high = NAME(part)(x + half, i, half);
+      const f32 first = low * NAME(part)(cosines, i, half), second = high * NAME(part)(cosines + half, i, half);
+      NAME(store)(x, i, half, first - high * NAME(part)(sines, i, half));
+      NAME(store)(x + half, i, half, second + low * NAME(part)(sines + half, i, half));
+    }
+}
+
+/* A product of rows in float32; by_dot, where activations are rounded to bfloat16 first. */
+static int NAME(product)(const struct matrix *m, int level, const float *x, float *y, int64_t rows, uint16_t *half,
+                         int threads) {
+  if (m->kind != NG_BF16_DOT) return ng_multiply(m, level, x, NG_FLOAT32, y, NG_FLOAT32, rows, threads);
+  NAME(narrow)(half, x, rows * m->inputs, NG_BFLOAT16);
+  return ng_multiply(m, level, half, NG_BFLOAT16, y, NG_FLOAT32, rows, threads);
+}
+
+/* B heads of one row over the keys that it sees, `at`. */
+INLINE void NAME(heads)(const struct layer *l, const float *queries, const char *keys, const char *values,
+                        int64_t key_stride, int64_t value_stride, const int32_t *at, int64_t N, float *scores,
+                        float *result, const int B, const int CHUNKS) {
+  const int64_t E = l->head_size, padded = (N + LANES - 1) / LANES * LANES;
+  const int bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  float inverse[4];
+  for (int64_t n = 0; n < N; n++) {
+    const char *key = keys + at[n] * key_stride * bytes;
+    f32 sums[4 * HALVES];
+    UNROLL for (int i = 0; i < B * HALVES; i++) sums[i] = (f32){0};
+    for (int64_t e = 0; e < E; e += LANES)
+      UNROLL for (int h = 0; h < HALVES; h++) {
+        const f32 k = NAME(part_of)(key, e + h * WIDTH, E, l->type);
+        UNROLL for (int b = 0; b < B; b++) sums[b * HALVES + h] += k * NAME(part)(queries + b * E, e + h * WIDTH, E);
+      }
+    UNROLL for (int b = 0; b < B; b++) scores[b * padded + n] = NAME(sum)(&sums[b * HALVES]) * l->scaling;
+  }
+  for (int b = 0; b < B; b++) {
+    float *mine = scores + b * padded, most = mine[0];
+    memset(mine + N, 0, (size_t)(padded - N) * 4);
+    if (l->softcap > 0) { /* softcap * tanh(score / softcap) */
+      for (int64_t n = 0; n < padded; n += WIDTH) {
+        const f32 power = NAME(exp)(NAME(load)(mine + n) * (2.f / l->softcap));
+        const f32 capped = l->softcap - 2.f * l->softcap / (power + 1.f);
+        memcpy(mine + n, &capped, sizeof capped);
+      }
+      most = mine[0];
+    }
+    for (int64_t n = 1; n < N; n++) most = mine[n] > most ? mine[n] : most;
+    f32 sums[HALVES] = {{0}};
+    for (int64_t n = 0; n < N; n += LANES)
+      for (int h = 0; h < HALVES; h++) {
+        float powers[WIDTH];
+        f32 power = NAME(exp)(NAME(load)(mine + n + h * WIDTH) - most);
+        memcpy(powers, &power, sizeof powers);
+        for (int64_t i = 0; i < WIDTH; i++)
+          if (n + h * WIDTH + i >= N) powers[i] = 0; /* beyond the last key */
+        power = NAME(load)(powers);
+        sums[h] += power;
+        memcpy(mine + n + h * WIDTH, &power, sizeof power);
+      }
+    inverse[b] = 1.f / NAME(sum)(sums);
+  }
+  for (int64_t e = 0; e < E; e += WIDTH * CHUNKS) {
+    f32 sums[4];
+    UNROLL for (int i = 0; i < B * CHUNKS; i++) sums[i] = (f32){0};
+    for (int64_t n = 0; n < N; n++) {
+      const char *value = values + at[n] * value_stride * bytes;
+      UNROLL for (int c = 0; c < CHUNKS; c++) {
+        const f32 v = NAME(part_of)(value, e + c * WIDTH, E, l->type);
+        UNROLL for (int b = 0; b < B; b++) sums[b * CHUNKS + c] += v * scores[b * padded + n];
+      }
+    }
+    UNROLL for (int b = 0; b < B; b++)
+      UNROLL for (int c = 0; c < CHUNKS; c++)
+        NAME(store)(result + b * E, e + c * WIDTH, E, sums[b * CHUNKS + c] * inverse[b]);
+  }
+}
+
+/* Attention of one row: queries [H, E] to result [H, E]. Scores are room for four heads. */
+static void NAME(attend)(const struct layer *l, const float *queries, const struct states *keys,
+                         const struct states *values, int64_t row, const int32_t *at, int64_t N, float *scores,
+                         float *result) {
+  const int64_t E = l->head_size, group = l->heads / l->kv_heads;
+  const int bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  for (int64_t v = 0; v < l->kv_heads; v++) {
+    const char *k = (const char *)keys->first + (row * keys->row + v * keys->head) * bytes;
+    const char *its = (const char *)values->first + (row * values->row + v * values->head) * bytes;
+    for (int64_t g = 0, B; g < group; g += B) {
+      const float *q = queries + (v * group + g) * E;
+      float *to = result + (v * group + g) * E;
+#define HEADS(HOW_MANY, CHUNKS) \
+  NAME(heads)(l, q, k, its, keys->token, values->token, at, N, scores, to, HOW_MANY, CHUNKS)
+      B = group - g >= 4 ? 4 : group - g >= 2 ? 2 : 1;
+      if (B == 4) HEADS(4, 1);
+      else if (B == 2 && E % (2 * WIDTH) == 0) HEADS(2, 2);
+      else if (B == 2) HEADS(2, 1);
+      else if (E % (4 * WIDTH) == 0) HEADS(1, 4);
+      else HEADS(1, 1);
+#undef HEADS
+    }
+  }
+}
+
+/* [count] of gate, and of up, to their product after the activation; from may be to. */
+static void NAME(activate)(const struct layer *l, float *to, const float *gate, const float *up, int64_t count) {
+  for (int64_t i = 0; i < count; i += WIDTH) {
+    const f32 x = NAME(part)(gate, i, count);
+    f32 inner = x;
+    if (l->activation == NG_GELU_TANH) inner = (x + x * x * x * 0.044715f) * 1.5957691216f;
+    const f32 active = x / (NAME(exp)((f32){0} - inner) + 1.f);
+    NAME(store)(to, i, count, active * NAME(part)(up, i, count));
+  }
+}
+
+/* Of one block of rows, R of them from `first`; whose interface is in kernels.c. */
+static int NAME(project_block)(const struct layer *l, int level, const struct block *b, const void *hidden,
+                               const void *cosines, const void *sines, int64_t angles, float *queries, void *keys,
+                               void *values, float *memory) {
+  const int64_t D = l->hidden, E = l->head_size, V = l->kv_heads, F = l->rotary, R = b->rows;
+  const int64_t Q = l->heads * E, K = V * E, all = Q + 2 * K, T = b->tokens;
+  const int64_t bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const int is_one = !l->projections[1];
+  float *x = memory, *made = x + R * D, *turns = made + R * all;
+  uint16_t *half = (uint16_t *)(turns + R * 2 * F);
+  NAME(widen)(x, (const char *)hidden + b->first * D * bytes, R * D, l->type);
+  NAME(norm)(l, NG_BEFORE_ATTENTION, x, x, R * D);
+  /* Of one matrix in the rows of its result, of three one behind the other. */
+  float *its[3] = {made, made + (is_one ? Q : R * Q), made + (is_one ? Q + K : R * (Q + K))};
+  const int64_t sizes[3] = {Q, K, K}, strides[3] = {is_one ? all : Q, is_one ? all : K, is_one ? all : K};
+  for (int i = 0; i < (is_one ? 1 : 3); i++) {
+    const int failed = NAME(product)(l->projections[i], level, x, its[i], R, half, b->threads);
+    if (failed) return failed;
+  }
+#pragma omp parallel for if (R > FEW) num_threads(b->threads)
+  for (int64_t r = 0; r < R; r++) {
+    const int64_t row = (b->first + r) / T, token = (b->first + r) % T;
+    const int64_t angle = ((angles > 1 ? row : 0) * T + token) * F * bytes;
+    float *turn = turns + r * 2 * F;
+    NAME(widen)(turn, (const char *)cosines + angle, F, l->type);
+    NAME(widen)(turn + F, (const char *)sines + angle, F, l->type);
+    for (int i = 0; i < 2; i++) {
+      float *part = its[i] + r * strides[i];
+      NAME(norm)(l, i ? NG_KEYS : NG_QUERIES, part, part, sizes[i]);
+      NAME(rotate)(part, sizes[i] / E, E, F, turn, turn + F);
+    }
+    memcpy(queries + (b->first + r) * Q, its[0] + r * strides[0], (size_t)Q * 4);
+    for (int64_t v = 0; v < V; v++) {
+      const int64_t at = ((row * V + v) * T + token) * E * bytes;
+      NAME(narrow)((char *)keys + at, its[1] + r * strides[1] + v * E, E, l->type);
+      NAME(narrow)((char *)values + at, its[2] + r * strides[2] + v * E, E, l->type);
+    }
+  }
+  return 0;
+}
+
+static int NAME(project)(const struct layer *l, int level, const void *hidden, int64_t rows, int64_t tokens,
+                         const void *cosines, const void *sines, int64_t angles, float *queries, void *keys,
+                         void *values, int threads) {
+  const int64_t all = rows * tokens, most = all < BLOCK ? all : BLOCK;
+  const int64_t floats = l->hidden + (l->heads + 2 * l->kv_heads) * l->head_size + 2 * l->rotary;
+  float *memory = malloc((size_t)most * (size_t)(floats * 4 + l->hidden * 2));
+  int failed = memory ? 0 : 1;
+  for (int64_t first = 0; first < all && !failed; first += BLOCK) {
+    const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads};
+    failed = NAME(project_block)(l, level, &b, hidden, cosines, sines, angles, queries, keys, values, memory);
+  }
+  free(memory);
+  return failed;
+}
+
+/* The keys that a token sees, by their numbers: those of its mask, or all up to its own. */
+static int64_t NAME(visible)(int32_t *at, int64_t N, int64_t token, int64_t tokens, const uint8_t *mask) {
+  int64_t count = 0;
+  if (!mask) N -= tokens - 1 - token;
+  for (int64_t n = 0; n < N; n++)
+    if (!mask || mask[n]) at[count++] = (int32_t)n;
+  return count;
+}
+
+static int NAME(finish_block)(const struct layer *l, int level, const struct block *b, const void *hidden,
+                              const float *queries, const struct states *keys, const struct states *values, int64_t N,
+                              const uint8_t *mask, void *result, void *normed, float *memory) {
+  const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, R = b->rows, T = b->tokens;
+  const int64_t padded = (N + LANES - 1) / LANES * LANES, bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const int is_one = !l->gate_up[1];
+  float *seen = memory, *x = seen + R * Q, *h = x + R * D, *wide = h + R * D, *scores = wide + R * 2 * I;
+  int32_t *numbers = (int32_t *)(scores + b->threads * 4 * padded);
+  uint16_t *half = (uint16_t *)(numbers + b->threads * N);
+  /* Those that are late see most: dynamically, one by one. */
+#pragma omp parallel for if (R * N > FEW_KEYS) schedule(dynamic) num_threads(b->threads)
+  for (int64_t r = 0; r < R; r++) {
+    const int64_t at = b->first + r, mine = omp_get_thread_num();
+    const int64_t count = NAME(visible)(numbers + mine * N, N, at % T, T, mask ? mask + at * N : NULL);
+    NAME(attend)(l, queries + at * Q, keys, values, at / T, numbers + mine * N, count, scores + mine * 4 * padded,
+                 seen + r * Q);
+  }
+  NAME(widen)(h, (const char *)hidden + b->first * D * bytes, R * D, l->type);
+  int failed = NAME(product)(l->output, level, seen, x, R, half, b->threads);
+  NAME(norm)(l, NG_AFTER_ATTENTION, x, x, R * D);
+  for (int64_t i = 0; i < R * D; i++) h[i] += x[i];
+  NAME(norm)(l, NG_BEFORE_MLP, x, h, R * D);
+  if (!l->down) {
+    NAME(narrow)((char *)normed + b->first * D * bytes, x, R * D, l->type);
+  } else if (!failed) {
+    failed = NAME(product)(l->gate_up[0], level, x, wide, R, half, b->threads);
+    if (!failed && !is_one) failed = NAME(product)(l->gate_up[1], level, x, wide + R * I, R, half, b->threads);
+    /* Where one row lies behind the other, each makes room for the next. */
+    if (is_one)
+      for (int64_t r = 0; r < R; r++) NAME(activate)(l, wide + r * I, wide + r * 2 * I, wide + r * 2 * I + I, I);
+    else {
+#pragma omp parallel for if (R > FEW) num_threads(b->threads)
+      for (int64_t r = 0; r < R; r++) NAME(activate)(l, wide + r * I, wide + r * I, wide + (R + r) * I, I);
+    }
+    if (!failed) failed = NAME(product)(l->down, level, wide, x, R, half, b->threads);
+    NAME(norm)(l, NG_AFTER_MLP, x, x, R * D);
+    for (int64_t i = 0; i < R * D; i++) h[i] += x[i];
+  }
+  NAME(narrow)((char *)result + b->first * D * bytes, h, R * D, l->type);
+  return failed;
+}
+
+static int NAME(finish)(const struct layer *l, int level, const void *hidden, int64_t rows, int64_t tokens,
+                        const float *queries, const struct states *keys, const struct states *values, int64_t N,
+                        const uint8_t *mask, void *result, void *normed, int threads) {
+  const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, all = rows * tokens;
+  const int64_t most = all < BLOCK ? all : BLOCK, padded = (N + LANES - 1) / LANES * LANES;
+  const int64_t floats = most * (Q + 2 * D + 2 * I) + threads * (4 * padded + N);
+  const int64_t widest = Q > I ? (Q > D ? Q : D) : (I > D ? I : D);
+  float *memory = malloc((size_t)floats * 4 + (size_t)(most * widest) * 2);
+  int failed = memory ? 0 : 1;
+  for (int64_t first = 0; first < all && !failed; first += BLOCK) {
+    const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads};
+    failed = NAME(finish_block)(l, level, &b, hidden, queries, keys, values, N, mask, result, normed, memory);
+  }
+  free(memory);
+  return failed;
+}

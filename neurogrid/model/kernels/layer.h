@@ -1,0 +1,38 @@
+/* One decoder layer, and how Python describes it (layer.py has the same fields).
+
+Shape legend: R rows of a block (tokens of one sequence or of several), T tokens of a sequence, D hidden size, H heads
+of queries, V heads of keys and values, E head size, F rotary size, I intermediate size, N keys of a sequence.       */
+
+#include <stdint.h>
+
+/* Root mean square norms; a weight of none for those that a family does not have. */
+enum norm { NG_BEFORE_ATTENTION, NG_QUERIES, NG_KEYS, NG_AFTER_ATTENTION, NG_BEFORE_MLP, NG_AFTER_MLP, NG_NORMS };
+enum activation { NG_SILU, NG_GELU_TANH };
+
+struct layer {
+  const struct matrix *projections[3]; /* queries, keys and values; or all of them in the first */
+  const struct matrix *output;
+  const struct matrix *gate_up[2]; /* or both in the first; none where experts follow */
+  const struct matrix *down;
+  const float *norms[NG_NORMS];
+  int64_t norm_sizes[NG_NORMS]; /* how many are made one together */
+  int64_t hidden, heads, kv_heads, head_size, rotary, intermediate;
+  float eps[NG_NORMS];
+  float scaling, softcap; /* of scores: the most that they come to, or 0 */
+  int32_t activation, type; /* of hidden states, keys and values, cosines and sines */
+};
+
+/* Keys or values of sequences: elements from a sequence, a head, a token to the next; those of a head lie together. */
+struct states {
+  const void *first;
+  int64_t row, head, token;
+};
+
+#define BLOCK 256     /* rows that go through a half together: their activations stay in a cache */
+#define FEW 16        /* rows that are not worth a second thread but for products */
+#define FEW_KEYS 4096 /* nor are so many keys, of all rows */
+
+struct block {
+  int64_t first, rows, tokens; /* of all sequences' tokens, one after another; those of a sequence */
+  int threads;
+};

@@ -1,0 +1,68 @@
+"""Whether a model's layers may be compiled (stages/fused_layers.py): tried on a miniature.
+
+Its weights are rounded to bfloat16, which products of ours multiply exactly; so what differs is the order of sums, and
+what a family does that a plain block does not. Prompts, pieces of them and single tokens go past every length at which the
+model changes its ways, and rows of several sessions together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import PreTrainedConfig
+
+from neurogrid.errors import ModelError
+from neurogrid.model.files.foreign import MODEL_CODE_ERRORS
+from neurogrid.model.kernels import library
+from neurogrid.model.proof.miniature_config import LengthLimit
+from neurogrid.model.proof.miniature_rows import NotEqualError, row_bounds
+from neurogrid.model.proof.miniature_split import Split
+
+__all__ = ["layers_fuse"]
+
+# Relative to the largest logit, of float32: 1e-6 off at most in the families that are a plain block. What a family
+# does besides may be little where weights are small, as a limit of scores is: off by 1e-4.
+_TOLERANCE = 1e-5
+
+_PROMPT = 5
+
+
+def layers_fuse(
+    config: PreTrainedConfig,
+    tensors: Mapping[str, torch.Tensor],
+    token_ids: Sequence[int],
+    limits: Sequence[LengthLimit],
+    bounds: tuple[int, ...] | None,
+) -> bool:
+    """Whether compiled layers give what the modules give.
+
+    Args:
+        config, tensors: of the miniature.
+        token_ids: random ones, past every limit.
+        limits: where the model may change its ways.
+        bounds: what `row_bounds` found without compiled layers; None where rows cannot share a forward.
+    """
+    if library() is None:
+        return False
+    rounded = {
+        name: tensor.bfloat16().to(tensor.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    try:
+        fused = Split(config, rounded, (1,), is_fused=True)
+        if not any(stage.has_fused for stage in fused.stages):
+            return False
+        plain = Split(config, rounded, (1,))
+        half = len(token_ids) // 2
+        for first, size in ((_PROMPT, 1), (half, 2), (len(token_ids) - 1, 1)):
+            mine, its = fused.new_session(), plain.new_session()
+            starts = range(first, len(token_ids), size)
+            for tokens in (token_ids[:first], *(token_ids[at : at + size] for at in starts)):
+                got, expected = mine.step(tokens), its.step(tokens)
+                off = float((got - expected).abs().max())
+                if not off <= _TOLERANCE * float(expected.abs().max()):
+                    return False
+        return bounds is None or row_bounds(fused, token_ids, limits) == bounds
+    except (*MODEL_CODE_ERRORS, NotEqualError, ModelError):
+        return False
