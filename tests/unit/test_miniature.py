@@ -107,13 +107,17 @@ def test_where_generate_drops_its_cache_is_found_by_watching_it() -> None:
         original_max_position_embeddings=4096,
         rope_parameters=LONGROPE,
     )
-    assert check_splittable(config) == SplitTraits(recompute_at=4097, row_bounds=(4096,))
+    assert check_splittable(config) == SplitTraits(
+        recompute_at=4097, row_bounds=(4096,), fuses=True
+    )
     # The same code drops it without long factors too, where it makes no difference: phi3 above.
 
 
 def test_recomputing_there_gives_the_tokens_of_generate() -> None:
     checkpoint, bound = shared("phi3-longrope"), 17
-    assert check_splittable(checkpoint.config) == SplitTraits(recompute_at=bound, row_bounds=(16,))
+    assert check_splittable(checkpoint.config) == SplitTraits(
+        recompute_at=bound, row_bounds=(16,), fuses=True
+    )
     prompt, total = checkpoint.tokens(6), 30
     expected = checkpoint.whole.generate(
         torch.tensor([prompt]),

@@ -71,10 +71,31 @@ class Library:
         self._number = _LEVELS.index(level) + 1
         self._multiply = loaded.ng_multiply
         pointer, size, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._multiply.argtypes = pointer, integer, pointer, integer, pointer, integer, size, integer
+        self._multiply.argtypes = (
+            pointer,
+            integer,
+            pointer,
+            integer,
+            pointer,
+            integer,
+            size,
+            integer,
+        )
         self._project = loaded.ng_project
         self._project.argtypes = (
-            *(pointer, integer, pointer, size, size, pointer, pointer, size, pointer, pointer, pointer),
+            *(
+                pointer,
+                integer,
+                pointer,
+                size,
+                size,
+                pointer,
+                pointer,
+                size,
+                pointer,
+                pointer,
+                pointer,
+            ),
             integer,
         )
         self._finish = loaded.ng_finish

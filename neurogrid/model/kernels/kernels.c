@@ -137,6 +137,13 @@ INLINE void put(const struct product *p, int64_t row, int64_t output, float valu
 
 #define UNROLL _Pragma("GCC unroll 16")
 
+/* A product that is rounded before it is added to another: of two, compilers choose which to add without rounding. */
+#if defined(__x86_64__)
+#define ROUNDED(V) __asm__("" : "+v"(V))
+#else
+#define ROUNDED(V) __asm__("" : "+w"(V))
+#endif
+
 /* ---------------------------------------------------------------------------------------------- levels */
 
 #define JOIN2(A, B_) A##_##B_
@@ -301,6 +308,7 @@ typedef float NAME(f32) __attribute__((vector_size(WIDTH * 4)));
 typedef int32_t NAME(i32) __attribute__((vector_size(WIDTH * 4)));
 typedef uint32_t NAME(u32) __attribute__((vector_size(WIDTH * 4)));
 typedef uint16_t NAME(u16) __attribute__((vector_size(WIDTH * 2)));
+typedef int8_t NAME(i8) __attribute__((vector_size(WIDTH)));
 #define f32 NAME(f32)
 #define i32 NAME(i32)
 #define u32 NAME(u32)
@@ -427,19 +435,19 @@ static void NAME(quantize)(const float *x, int8_t *codes, float *scales, int32_t
     }
     int is_finite = most < INFINITY && !is_nan;
     float inverse = most > 0 && is_finite ? 127.f / most : 0.f;
-    int32_t sum = 0;
+    i32 sum = {0};
     if (!(inverse < INFINITY)) inverse = 0; /* a group of denormals is zero */
-    for (int i = 0; i < G; i++) {
+    for (int i = 0; i < G; i += WIDTH) {
+      const f32 x = inverse ? NAME(load)(from + i) : (f32){0};
       /* Adding 1.5 x 2^23 rounds to an even integer, on every level. */
-      float shifted = (inverse ? from[i] * inverse : 0.f) + 12582912.f;
-      int32_t code;
-      memcpy(&code, &shifted, 4);
-      code -= 0x4b400000;
-      codes[n * G + i] = (int8_t)code;
+      const i32 code = (i32)(x * inverse + 12582912.f) - 0x4b400000;
+      const NAME(i8) narrow = __builtin_convertvector(code, NAME(i8));
+      memcpy(codes + n * G + i, &narrow, sizeof narrow);
       sum += code;
     }
     scales[n] = is_finite ? most / 127.f : is_nan ? NAN : INFINITY;
-    sums[n] = sum;
+    sums[n] = 0;
+    for (int i = 0; i < WIDTH; i++) sums[n] += sum[i];
     if (!is_finite) { /* so that the scale meets something: infinity times nothing would be nothing of it */
       codes[n * G] = 1;
       sums[n] = 1;
@@ -483,7 +491,9 @@ INLINE void NAME(bf16_tile)(const struct product *p, int64_t row, int64_t output
           UNROLL for (int o = 0; o < OUT; o++) {
             f32 *sum = &sums[(b * OUT + o) * HALVES + h];
             /* Added once: a row alone waits for its one sum, and not for the two products. */
-            *sum += (f32)(pairs[o] << 16) * even + (f32)(pairs[o] & 0xffff0000u) * odd;
+            f32 first = (f32)(pairs[o] << 16) * even;
+            ROUNDED(first);
+            *sum += first + (f32)(pairs[o] & 0xffff0000u) * odd;
           }
         }
       }

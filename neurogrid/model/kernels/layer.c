@@ -71,8 +71,10 @@ static void NAME(norm)(const struct layer *l, enum norm which, float *to, const 
     f32 squares[HALVES] = {{0}};
     for (int64_t i = 0; i < size; i += LANES)
       for (int h = 0; h < HALVES; h++) {
-        const f32 x = NAME(part)(from, i + h * WIDTH, size);
-        squares[h] += x * x;
+        f32 square = NAME(part)(from, i + h * WIDTH, size);
+        square *= square;
+        ROUNDED(square);
+        squares[h] += square;
       }
     const float inverse = 1.f / __builtin_sqrtf(NAME(sum)(squares) / (float)size + l->eps[which]);
     for (int64_t i = 0; i < size; i += WIDTH)
@@ -87,7 +89,9 @@ static void NAME(rotate)(float *x, int64_t heads, int64_t size, int64_t rotary, 
   for (; heads > 0; heads--, x += size)
     for (int64_t i = 0; i < half; i += WIDTH) {
       const f32 low = NAME(part)(x, i, half), high = NAME(part)(x + half, i, half);
-      const f32 first = low * NAME(part)(cosines, i, half), second = high * NAME(part)(cosines + half, i, half);
+      f32 first = low * NAME(part)(cosines, i, half), second = high * NAME(part)(cosines + half, i, half);
+      ROUNDED(first);
+      ROUNDED(second);
       NAME(store)(x, i, half, first - high * NAME(part)(sines, i, half));
       NAME(store)(x + half, i, half, second + low * NAME(part)(sines + half, i, half));
     }
@@ -101,91 +105,173 @@ static int NAME(product)(const struct matrix *m, int level, const float *x, floa
   return ng_multiply(m, level, half, NG_BFLOAT16, y, NG_FLOAT32, rows, threads);
 }
 
-/* B heads of one row over the keys that it sees, `at`. */
-INLINE void NAME(heads)(const struct layer *l, const float *queries, const char *keys, const char *values,
-                        int64_t key_stride, int64_t value_stride, const int32_t *at, int64_t N, float *scores,
-                        float *result, const int B, const int CHUNKS) {
-  const int64_t E = l->head_size, padded = (N + LANES - 1) / LANES * LANES;
-  const int bytes = l->type == NG_FLOAT32 ? 4 : 2;
-  float inverse[4];
-  for (int64_t n = 0; n < N; n++) {
-    const char *key = keys + at[n] * key_stride * bytes;
-    f32 sums[4 * HALVES];
-    UNROLL for (int i = 0; i < B * HALVES; i++) sums[i] = (f32){0};
-    for (int64_t e = 0; e < E; e += LANES)
-      UNROLL for (int h = 0; h < HALVES; h++) {
-        const f32 k = NAME(part_of)(key, e + h * WIDTH, E, l->type);
-        UNROLL for (int b = 0; b < B; b++) sums[b * HALVES + h] += k * NAME(part)(queries + b * E, e + h * WIDTH, E);
-      }
-    UNROLL for (int b = 0; b < B; b++) scores[b * padded + n] = NAME(sum)(&sums[b * HALVES]) * l->scaling;
+/* Sums of WIDTH keys, of 16 lanes each, as `sum` makes them: in pairs, of which each step adds the halves. */
+#undef MOST
+#define MOST (WIDTH == 16 ? 8 : 4) /* queries that a key meets together: their sums fill the registers */
+INLINE f32 NAME(sum_each)(f32 v[WIDTH][HALVES]) {
+  f32 each[WIDTH];
+  UNROLL for (int i = 0; i < WIDTH; i++) {
+#if HALVES == 4
+    each[i] = (v[i][0] + v[i][2]) + (v[i][1] + v[i][3]);
+#elif HALVES == 2
+    each[i] = v[i][0] + v[i][1];
+#else
+    each[i] = v[i][0];
+#endif
   }
-  for (int b = 0; b < B; b++) {
-    float *mine = scores + b * padded, most = mine[0];
-    memset(mine + N, 0, (size_t)(padded - N) * 4);
-    if (l->softcap > 0) { /* softcap * tanh(score / softcap) */
-      for (int64_t n = 0; n < padded; n += WIDTH) {
-        const f32 power = NAME(exp)(NAME(load)(mine + n) * (2.f / l->softcap));
-        const f32 capped = l->softcap - 2.f * l->softcap / (power + 1.f);
-        memcpy(mine + n, &capped, sizeof capped);
-      }
-      most = mine[0];
+  /* Lane i of what is added: of the first half of its key's lanes, in the first key or the second. */
+#define AT(I) ((I) % (WIDTH / 2) / size * 2 * size + (I) % (WIDTH / 2) % size + (I) / (WIDTH / 2) * WIDTH)
+#define AT4(I) AT(I), AT(I + 1), AT(I + 2), AT(I + 3)
+#if WIDTH == 16
+#define ALL AT4(0), AT4(4), AT4(8), AT4(12)
+#elif WIDTH == 8
+#define ALL AT4(0), AT4(4)
+#else
+#define ALL AT4(0)
+#endif
+  UNROLL for (int size = WIDTH / 2; size > 0; size /= 2) {
+    const i32 low = {ALL}, high = low + size;
+    UNROLL for (int i = 0; i < size; i++)
+      each[i] = __builtin_shuffle(each[2 * i], each[2 * i + 1], low) +
+                __builtin_shuffle(each[2 * i], each[2 * i + 1], high);
+  }
+  return each[0];
+#undef AT
+#undef AT4
+#undef ALL
+}
+
+/* Scores [from, to) of one of B queries to their powers, over their sum; zero for what it does not see. From those of
+   one query to those of all of them, key by key. */
+static void NAME(softmax)(const struct layer *l, const struct seen *its, float *scores, float *powers, int B,
+                          int64_t from, int64_t to) {
+  float *const mine = scores + (its->from - from), unseen = -INFINITY;
+  const int64_t count = its->to - its->from;
+  for (int64_t n = 0; n < count && l->softcap > 0; n += WIDTH) { /* softcap * tanh(score / softcap) */
+    const f32 power = NAME(exp)(NAME(part)(mine, n, count) * (2.f / l->softcap));
+    NAME(store)(mine, n, count, l->softcap - 2.f * l->softcap / (power + 1.f));
+  }
+  for (int64_t n = 0; n < count && its->mask; n++)
+    if (!its->mask[its->from + n]) mine[n] = unseen;
+  f32 larger = (f32){0} + mine[0];
+  int64_t whole = 0;
+  for (; whole + WIDTH <= count; whole += WIDTH) {
+    const f32 score = NAME(load)(mine + whole);
+    const i32 more = score > larger;
+    larger = (f32)(((i32)score & more) | ((i32)larger & ~more));
+  }
+  float most = larger[0];
+  for (int i = 1; i < WIDTH; i++) most = larger[i] > most ? larger[i] : most;
+  for (int64_t n = whole; n < count; n++) most = mine[n] > most ? mine[n] : most;
+  f32 sums[HALVES] = {{0}};
+  for (int64_t n = 0; n < count; n += LANES)
+    for (int h = 0; h < HALVES; h++) {
+      const int64_t at = n + h * WIDTH;
+      const f32 score = NAME(part)(mine, at, count);
+      f32 power = NAME(exp)(score - most);
+      power = (f32)((i32)power & (score != unseen)); /* what is no number stays none */
+      if (at + WIDTH > count)
+        for (int64_t i = 0; i < WIDTH; i++) power[i] = at + i < count ? power[i] : 0;
+      sums[h] += power;
+      NAME(store)(mine, at, count, power);
     }
-    for (int64_t n = 1; n < N; n++) most = mine[n] > most ? mine[n] : most;
-    f32 sums[HALVES] = {{0}};
-    for (int64_t n = 0; n < N; n += LANES)
-      for (int h = 0; h < HALVES; h++) {
-        float powers[WIDTH];
-        f32 power = NAME(exp)(NAME(load)(mine + n + h * WIDTH) - most);
-        memcpy(powers, &power, sizeof powers);
-        for (int64_t i = 0; i < WIDTH; i++)
-          if (n + h * WIDTH + i >= N) powers[i] = 0; /* beyond the last key */
-        power = NAME(load)(powers);
-        sums[h] += power;
-        memcpy(mine + n + h * WIDTH, &power, sizeof power);
-      }
-    inverse[b] = 1.f / NAME(sum)(sums);
+  const float inverse = 1.f / NAME(sum)(sums);
+  for (int64_t n = from; n < to; n++)
+    powers[(n - from) * B] = n >= its->from && n < its->to ? scores[n - from] * inverse : 0;
+}
+
+/* B queries, 16 elements of each after another, over the keys [from, to) of one head, of which each sees its own.
+   Elements of a key lie together, those of the next one after a stride. */
+INLINE void NAME(queries)(const struct layer *l, const float *queries, const struct seen *seen, const char *keys,
+                          const char *values, int64_t key_stride, int64_t value_stride, int64_t from, int64_t to,
+                          float *scores, float *const *result, const int B, const int CHUNKS) {
+  const int64_t E = l->head_size, N = to - from;
+  float *powers = scores + B * N;
+  const int bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  keys += from * key_stride * bytes;
+  values += from * value_stride * bytes;
+  for (int64_t n = 0; n < N; n += WIDTH) {
+    const int64_t here = N - n < WIDTH ? N - n : WIDTH;
+    f32 parts[8][WIDTH][HALVES];
+    for (int64_t i = 0; i < here; i++) {
+      const char *key = keys + (n + i) * key_stride * bytes;
+      f32 sums[8 * HALVES];
+      UNROLL for (int j = 0; j < B * HALVES; j++) sums[j] = (f32){0};
+      for (int64_t e = 0; e < E; e += LANES)
+        UNROLL for (int h = 0; h < HALVES; h++) {
+          const f32 k = NAME(part_of)(key, e + h * WIDTH, E, l->type);
+          UNROLL for (int b = 0; b < B; b++) sums[b * HALVES + h] += k * NAME(load)(queries + e * B + b * LANES + h * WIDTH);
+        }
+      UNROLL for (int b = 0; b < B; b++)
+        UNROLL for (int h = 0; h < HALVES; h++) parts[b][i][h] = sums[b * HALVES + h];
+    }
+    for (int b = 0; b < B; b++) {
+      for (int64_t i = here; i < WIDTH; i++)
+        for (int h = 0; h < HALVES; h++) parts[b][i][h] = (f32){0};
+      NAME(store)(scores + b * N, n, N, NAME(sum_each)(parts[b]) * l->scaling);
+    }
   }
+  for (int b = 0; b < B; b++) NAME(softmax)(l, seen + b, scores + b * N, powers + b, B, from, to);
   for (int64_t e = 0; e < E; e += WIDTH * CHUNKS) {
-    f32 sums[4];
+    f32 sums[16];
     UNROLL for (int i = 0; i < B * CHUNKS; i++) sums[i] = (f32){0};
     for (int64_t n = 0; n < N; n++) {
-      const char *value = values + at[n] * value_stride * bytes;
+      const char *value = values + n * value_stride * bytes;
       UNROLL for (int c = 0; c < CHUNKS; c++) {
         const f32 v = NAME(part_of)(value, e + c * WIDTH, E, l->type);
-        UNROLL for (int b = 0; b < B; b++) sums[b * CHUNKS + c] += v * scores[b * padded + n];
+        UNROLL for (int b = 0; b < B; b++) sums[b * CHUNKS + c] += v * powers[n * B + b];
       }
     }
     UNROLL for (int b = 0; b < B; b++)
-      UNROLL for (int c = 0; c < CHUNKS; c++)
-        NAME(store)(result + b * E, e + c * WIDTH, E, sums[b * CHUNKS + c] * inverse[b]);
+      UNROLL for (int c = 0; c < CHUNKS; c++) NAME(store)(result[b], e + c * WIDTH, E, sums[b * CHUNKS + c]);
   }
 }
 
-/* Attention of one row: queries [H, E] to result [H, E]. Scores are room for four heads. */
-static void NAME(attend)(const struct layer *l, const float *queries, const struct states *keys,
-                         const struct states *values, int64_t row, const int32_t *at, int64_t N, float *scores,
-                         float *result) {
-  const int64_t E = l->head_size, group = l->heads / l->kv_heads;
+/* Attention of the tokens [first, last) of a block, which are of one sequence, with one head of keys. */
+static void NAME(attend)(const struct layer *l, const struct block *b, int64_t first, int64_t last, int64_t head,
+                         const struct seen *seen, const float *queries, const struct states *keys,
+                         const struct states *values, int64_t N, float *scores, float *result) {
+  const int64_t E = l->head_size, H = l->heads, group = H / l->kv_heads, row = (b->first + first) / b->tokens;
+  float *its = scores + 2 * MOST * N, *to_results[8];
+  struct seen its_seen[8];
   const int bytes = l->type == NG_FLOAT32 ? 4 : 2;
-  for (int64_t v = 0; v < l->kv_heads; v++) {
-    const char *k = (const char *)keys->first + (row * keys->row + v * keys->head) * bytes;
-    const char *its = (const char *)values->first + (row * values->row + v * values->head) * bytes;
-    for (int64_t g = 0, B; g < group; g += B) {
-      const float *q = queries + (v * group + g) * E;
-      float *to = result + (v * group + g) * E;
-#define HEADS(HOW_MANY, CHUNKS) \
-  NAME(heads)(l, q, k, its, keys->token, values->token, at, N, scores, to, HOW_MANY, CHUNKS)
-      B = group - g >= 4 ? 4 : group - g >= 2 ? 2 : 1;
-      if (B == 4) HEADS(4, 1);
-      else if (B == 2 && E % (2 * WIDTH) == 0) HEADS(2, 2);
-      else if (B == 2) HEADS(2, 1);
-      else if (E % (4 * WIDTH) == 0) HEADS(1, 4);
-      else HEADS(1, 1);
-#undef HEADS
+  const char *k = (const char *)keys->first + (row * keys->row + head * keys->head) * bytes;
+  const char *v = (const char *)values->first + (row * values->row + head * values->head) * bytes;
+  for (int64_t i = 0, B, all = (last - first) * group; i < all; i += B) {
+    int64_t from = N, to = 0;
+    B = all - i >= 8 && MOST == 8 ? 8 : all - i >= 4 ? 4 : all - i >= 2 ? 2 : 1;
+    for (int64_t j = 0; j < B; j++) {
+      const int64_t token = first + (i + j) / group, at = (token * H + head * group + (i + j) % group) * E;
+      for (int64_t e = 0; e < E; e += WIDTH) {
+        const f32 part = NAME(part)(queries + b->first * H * E + at, e, E);
+        memcpy(its + e / LANES * LANES * B + j * LANES + e % LANES, &part, sizeof part);
+      }
+      for (int64_t e = E; e % LANES; e++) its[e / LANES * LANES * B + j * LANES + e % LANES] = 0;
+      to_results[j] = result + at;
+      its_seen[j] = seen[token];
+      from = seen[token].from < from ? seen[token].from : from;
+      to = seen[token].to > to ? seen[token].to : to;
     }
+#define QUERIES(HOW_MANY, CHUNKS)                                                                               \
+  if (E % (CHUNKS * WIDTH) == 0)                                                                                \
+    NAME(queries)(l, its, its_seen, k, v, keys->token, values->token, from, to, scores, to_results, HOW_MANY,   \
+                  CHUNKS);                                                                                      \
+  else                                                                                                          \
+    NAME(queries)(l, its, its_seen, k, v, keys->token, values->token, from, to, scores, to_results, HOW_MANY, 1)
+    if (B == 8) {
+#if WIDTH == 16
+      QUERIES(8, 2);
+#endif
+    } else if (B == 4) {
+      QUERIES(4, 2);
+    } else if (B == 2) {
+      QUERIES(2, 4);
+    } else {
+      QUERIES(1, 4);
+    }
+#undef QUERIES
   }
 }
-
 /* [count] of gate, and of up, to their product after the activation; from may be to. */
 static void NAME(activate)(const struct layer *l, float *to, const float *gate, const float *up, int64_t count) {
   for (int64_t i = 0; i < count; i += WIDTH) {
@@ -253,31 +339,43 @@ static int NAME(project)(const struct layer *l, int level, const void *hidden, i
   return failed;
 }
 
-/* The keys that a token sees, by their numbers: those of its mask, or all up to its own. */
-static int64_t NAME(visible)(int32_t *at, int64_t N, int64_t token, int64_t tokens, const uint8_t *mask) {
-  int64_t count = 0;
-  if (!mask) N -= tokens - 1 - token;
-  for (int64_t n = 0; n < N; n++)
-    if (!mask || mask[n]) at[count++] = (int32_t)n;
-  return count;
+/* The keys that a token sees: those of its mask, or all up to its own. */
+static struct seen NAME(seen_by)(int64_t N, int64_t token, int64_t tokens, const uint8_t *mask) {
+  struct seen its = {0, N - (tokens - 1 - token), NULL};
+  if (!mask) return its;
+  its.to = N;
+  while (its.from < N && !mask[its.from]) its.from++;
+  while (its.to > its.from && !mask[its.to - 1]) its.to--;
+  for (int64_t n = its.from; n < its.to; n++)
+    if (!mask[n]) its.mask = mask;
+  return its;
 }
 
 static int NAME(finish_block)(const struct layer *l, int level, const struct block *b, const void *hidden,
                               const float *queries, const struct states *keys, const struct states *values, int64_t N,
-                              const uint8_t *mask, void *result, void *normed, float *memory) {
+                              const uint8_t *mask, void *result, void *normed, void *memory) {
   const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, R = b->rows, T = b->tokens;
-  const int64_t padded = (N + LANES - 1) / LANES * LANES, bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const int64_t bytes = l->type == NG_FLOAT32 ? 4 : 2;
   const int is_one = !l->gate_up[1];
-  float *seen = memory, *x = seen + R * Q, *h = x + R * D, *wide = h + R * D, *scores = wide + R * 2 * I;
-  int32_t *numbers = (int32_t *)(scores + b->threads * 4 * padded);
-  uint16_t *half = (uint16_t *)(numbers + b->threads * N);
-  /* Those that are late see most: dynamically, one by one. */
+  struct seen *keys_seen = (struct seen *)memory;
+  float *seen = (float *)(keys_seen + R), *x = seen + R * Q, *h = x + R * D, *wide = h + R * D;
+  float *scores = wide + R * 2 * I;
+  const int64_t room = MOST * (2 * N + l->head_size + LANES);
+  uint16_t *half = (uint16_t *)(scores + b->threads * room);
+  for (int64_t r = 0; r < R; r++)
+    keys_seen[r] = NAME(seen_by)(N, (b->first + r) % T, T, mask ? mask + (b->first + r) * N : NULL);
+  /* So many tokens of a sequence together as fill the registers with their heads; one by one, as the late ones see
+     most. */
+  const int64_t V = l->kv_heads, size = T == 1 || V * MOST <= l->heads ? 1 : V * MOST / l->heads;
 #pragma omp parallel for if (R * N > FEW_KEYS) schedule(dynamic) num_threads(b->threads)
-  for (int64_t r = 0; r < R; r++) {
-    const int64_t at = b->first + r, mine = omp_get_thread_num();
-    const int64_t count = NAME(visible)(numbers + mine * N, N, at % T, T, mask ? mask + at * N : NULL);
-    NAME(attend)(l, queries + at * Q, keys, values, at / T, numbers + mine * N, count, scores + mine * 4 * padded,
-                 seen + r * Q);
+  for (int64_t task = 0; task < (R + size - 1) / size * V; task++) {
+    const int64_t first = task / V * size, last = first + size < R ? first + size : R;
+    for (int64_t r = first, next; r < last; r = next) {
+      next = r + T - (b->first + r) % T; /* where the next sequence begins */
+      next = next < last ? next : last;
+      NAME(attend)(l, b, r, next, task % V, keys_seen, queries, keys, values, N,
+                   scores + omp_get_thread_num() * room, seen);
+    }
   }
   NAME(widen)(h, (const char *)hidden + b->first * D * bytes, R * D, l->type);
   int failed = NAME(product)(l->output, level, seen, x, R, half, b->threads);
@@ -308,10 +406,9 @@ static int NAME(finish)(const struct layer *l, int level, const void *hidden, in
                         const float *queries, const struct states *keys, const struct states *values, int64_t N,
                         const uint8_t *mask, void *result, void *normed, int threads) {
   const int64_t D = l->hidden, Q = l->heads * l->head_size, I = l->intermediate, all = rows * tokens;
-  const int64_t most = all < BLOCK ? all : BLOCK, padded = (N + LANES - 1) / LANES * LANES;
-  const int64_t floats = most * (Q + 2 * D + 2 * I) + threads * (4 * padded + N);
-  const int64_t widest = Q > I ? (Q > D ? Q : D) : (I > D ? I : D);
-  float *memory = malloc((size_t)floats * 4 + (size_t)(most * widest) * 2);
+  const int64_t most = all < BLOCK ? all : BLOCK, widest = Q > I ? (Q > D ? Q : D) : (I > D ? I : D);
+  const int64_t room = MOST * (2 * N + l->head_size + LANES), floats = most * (Q + 2 * D + 2 * I) + threads * room;
+  void *memory = malloc((size_t)floats * 4 + (size_t)most * (sizeof(struct seen) + (size_t)widest * 2));
   int failed = memory ? 0 : 1;
   for (int64_t first = 0; first < all && !failed; first += BLOCK) {
     const struct block b = {first, all - first < BLOCK ? all - first : BLOCK, tokens, threads};

@@ -28,6 +28,12 @@ struct states {
   int64_t row, head, token;
 };
 
+/* The keys [from, to) of its sequence that a token sees, or those of them that a mask names. */
+struct seen {
+  int64_t from, to;
+  const uint8_t *mask; /* from key 0 on, or none */
+};
+
 #define BLOCK 256     /* rows that go through a half together: their activations stay in a cache */
 #define FEW 16        /* rows that are not worth a second thread but for products */
 #define FEW_KEYS 4096 /* nor are so many keys, of all rows */

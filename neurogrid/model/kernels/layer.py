@@ -3,7 +3,8 @@
 Between the two a cache takes the keys and values in, and gives those of all tokens. What is between the products of a
 layer takes transformers 0.5 ms for a token on one core, which is more than the products of a small layer.
 
-A token gets the bits that it gets alone, whichever others go with it: of its own sequence, as in a prompt, or of others.
+A token gets the bits that it gets alone, whichever others go with it: of its own sequence, as in a prompt, or of
+others.
 
 Shape legend: R rows (sequences), T tokens of each, D hidden size, H heads of queries, V heads of keys and values,
 E head size, F rotary size, N keys.
@@ -162,7 +163,8 @@ class CompiledLayer:
         keys = parts.num_kv_heads * parts.head_size
         projected = [(each.num_outputs, each.num_inputs) for each in parts.projections]
         fits = (
-            projected in ([(queries, hidden), (keys, hidden), (keys, hidden)], [(queries + 2 * keys, hidden)])
+            projected
+            in ([(queries, hidden), (keys, hidden), (keys, hidden)], [(queries + 2 * keys, hidden)])
             and parts.output.num_inputs == queries
             and parts.num_heads % parts.num_kv_heads == 0
             and 0 <= parts.rotary_size <= parts.head_size
@@ -173,7 +175,7 @@ class CompiledLayer:
             widened = [(each.num_outputs, each.num_inputs) for each in parts.gate_up]
             fits = fits and parts.down.num_outputs == hidden
             fits = fits and widened in ([(inner, hidden)] * 2, [(2 * inner, hidden)])
-        sizes = {norm: (hidden,) for norm in Norm}
+        sizes: dict[Norm, tuple[int, ...]] = dict.fromkeys(Norm, (hidden,))
         sizes[Norm.QUERIES] = parts.head_size, queries
         sizes[Norm.KEYS] = parts.head_size, keys
         fits = fits and all(
@@ -238,7 +240,9 @@ class CompiledLayer:
         self._require(keys_RVNE, shape)
         self._require(values_RVNE, shape)
         if queries.shape != (num_rows, num_tokens, self._query_size) or num_keys < num_tokens:
-            raise ValueError(f"{list(queries.shape)} queries are no {num_tokens} of {num_keys} tokens")
+            raise ValueError(
+                f"{list(queries.shape)} queries are no {num_tokens} of {num_keys} tokens"
+            )
         if mask_RTN is not None:
             mask_RTN = mask_RTN.contiguous()
             if (

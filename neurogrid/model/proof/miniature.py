@@ -175,9 +175,7 @@ class _Check:
             # Where lengths matter to rows, they matter to chunks.
             takes_chunks = not bounds and self._chunks_give_the_same()
             traits = replace(traits, row_bounds=bounds, takes_chunks=takes_chunks)
-        fuses = layers_fuse(
-            self._config, tensors, self._tokens, self._limits, traits.row_bounds
-        )
+        fuses = layers_fuse(self._config, tensors, self._tokens, self._limits, traits.row_bounds)
         return replace(traits, fuses=fuses)
 
     def _plans(self) -> list[list[int]]:

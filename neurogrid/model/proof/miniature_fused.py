@@ -1,8 +1,8 @@
 """Whether a model's layers may be compiled (stages/fused_layers.py): tried on a miniature.
 
 Its weights are rounded to bfloat16, which products of ours multiply exactly; so what differs is the order of sums, and
-what a family does that a plain block does not. Prompts, pieces of them and single tokens go past every length at which the
-model changes its ways, and rows of several sessions together.
+what a family does that a plain block does not. Prompts, pieces of them and single tokens go past every length at which
+the model changes its ways, and rows of several sessions together.
 """
 
 from __future__ import annotations

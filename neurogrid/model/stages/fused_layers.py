@@ -95,7 +95,8 @@ def fuse_layer(layer: nn.Module, dtype: torch.dtype) -> bool:
         return False  # it has other parts under these names
     if fused is None:
         return False
-    layer.__class__ = _fused_class(type(layer))
+    cls: Any = type(layer)  # hashable, which its stubs do not know
+    layer.__class__ = _fused_class(cls)
     layer.__dict__["_fused"] = fused
     return True
 
@@ -144,7 +145,10 @@ class _Fused:
         output = children.pop("o_proj", None)
         projections = _matrices(children, _PROJECTIONS)
         output_matrix = None if output is None else matrix_of(output)
-        layer_id, scaling = getattr(attention, "layer_idx", None), getattr(attention, "scaling", None)
+        layer_id, scaling = (
+            getattr(attention, "layer_idx", None),
+            getattr(attention, "scaling", None),
+        )
         head_size = getattr(attention, "head_dim", None)
         if (
             None in norms.values()
@@ -235,7 +239,7 @@ def _with_mlp(parts: LayerParts, mlp: nn.Module) -> LayerParts | None:
     down_matrix = None if down is None else matrix_of(down)
     names = next((each for each in _GATE_UP if set(each) <= children.keys()), ())
     gate_up = _matrices({name: children.pop(name) for name in names}, _GATE_UP)
-    functions = [*children.values()] or [getattr(mlp, "act_fn", None)]
+    functions: list[Any] = [*children.values()] or [getattr(mlp, "act_fn", None)]
     activation = _activation(functions[0]) if len(functions) == 1 else None
     if down_matrix is None or gate_up is None or activation is None or _has_own(mlp):
         return None
@@ -299,9 +303,10 @@ def _activation(function: Any) -> Activation | None:
         return None
     with torch.inference_mode():
         given = 3 * _waves(8, 64)
-        result = function(given)
+        result: torch.Tensor = function(given)
         for activation, its in _ACTIVATIONS.items():
-            expected = its(given)
+            as_callable: Any = its  # torch's own are not typed
+            expected = as_callable(given)
             if torch.allclose(result, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
                 return activation
     return None

@@ -1,0 +1,190 @@
+/* Decoder layers of several kinds: tokens get the bits that they get alone, and every level makes the same.
+
+   check_layer LEVEL prints one line for each case, its name and a hash of what leaves the layer. It ends with 1 and a
+   sentence at the first token that is not what it is alone, and with 77 where the processor lacks the level. Buffers
+   have exactly the size that the layout asks for, so that a sanitizer sees what is read beyond them. */
+
+#include "kernels.c"
+
+#include <stdio.h>
+
+#define TOKENS 21
+
+static int level;
+static uint64_t state;
+
+static uint32_t draw_bits(void) { /* xorshift64 */
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return (uint32_t)(state >> 32);
+}
+
+/* In [-1, 1), and so few bits that a multiple of it plus something is not rounded, here and there otherwise. */
+static float draw(void) { return (float)((int32_t)draw_bits() >> 20) * 0x1p-11f; }
+
+static void *get(int64_t size) {
+  void *memory = malloc((size_t)size);
+  if (!memory) abort();
+  return memory;
+}
+
+static float *draw_all(int64_t count, float about) {
+  float *all = get(count * 4);
+  for (int64_t i = 0; i < count; i++) all[i] = about + draw();
+  return all;
+}
+
+/* The same in the type of hidden states. */
+static void *draw_typed(int64_t count, int type) {
+  float *all = draw_all(count, 0);
+  if (type == NG_FLOAT32) return all;
+  uint16_t *half = get(count * 2);
+  for (int64_t i = 0; i < count; i++) half[i] = type == NG_BFLOAT16 ? to_bf16(all[i]) : to_f16(all[i]);
+  free(all);
+  return half;
+}
+
+static struct matrix *draw_matrix(int64_t outputs, int64_t inputs, int kind) {
+  struct matrix *m = calloc(1, sizeof *m);
+  const int64_t K = (inputs + G - 1) / G * G, P = (outputs + LANES - 1) / LANES * LANES;
+  if (!m) abort();
+  *m = (struct matrix){.outputs = outputs, .inputs = inputs, .padded_inputs = K, .scale_groups = 1, .kind = kind,
+                       .scale_type = NG_FLOAT16};
+  if (kind == NG_BF16) {
+    uint16_t *weights = get(outputs * inputs * 2);
+    for (int64_t i = 0; i < outputs * inputs; i++) weights[i] = to_bf16(draw() * 0.25f);
+    m->weights = weights;
+  } else {
+    uint8_t *weights = get(P * K);
+    uint16_t *scales = get(P * K / G * 2);
+    for (int64_t i = 0; i < P * K; i++) weights[i] = (uint8_t)draw_bits() | 1;
+    for (int64_t i = 0; i < P * K / G; i++) scales[i] = to_f16(0x1p-9f + 0x1p-10f * draw());
+    m->weights = weights;
+    m->scales = scales;
+  }
+  if (outputs % 3) m->bias = draw_all(outputs, 0);
+  return m;
+}
+
+static void drop(const struct matrix *m) {
+  if (!m) return;
+  free((void *)m->weights);
+  free((void *)m->scales);
+  free((void *)m->bias);
+  free((void *)m);
+}
+
+/* What tells one case from another. */
+struct shape {
+  int heads, kv_heads, head_size, rotary, intermediate, window, is_one, has_norms;
+  float softcap;
+};
+
+/* What leaves the layer for tokens [first, first + count) of those whose keys and values are known up to there. */
+static void *leave(const struct layer *l, const struct shape *s, const void *hidden, const float *queries,
+                   const void *keys, const void *values, int64_t first, int64_t count) {
+  const int64_t N = first + count, D = l->hidden, E = l->head_size, bytes = l->type == NG_FLOAT32 ? 4 : 2;
+  const struct states k = {keys, 0, TOKENS * E, E}, v = {values, 0, TOKENS * E, E};
+  char *result = get(count * D * bytes), *normed = l->down ? NULL : get(count * D * bytes);
+  uint8_t *mask = s->window ? get(count * N) : NULL;
+  for (int64_t t = 0; t < count && mask; t++)
+    for (int64_t n = 0; n < N; n++) mask[t * N + n] = n <= first + t && n > first + t - s->window;
+  float *its = get(count * l->heads * E * 4);
+  memcpy(its, queries + first * l->heads * E, (size_t)(count * l->heads * E) * 4);
+  if (ng_finish(l, level, (const char *)hidden + first * D * bytes, 1, count, its, &k, &v, N, mask, result, normed, 2))
+    abort();
+  if (normed) { /* both, for the hash */
+    result = realloc(result, (size_t)(2 * count * D * bytes));
+    memcpy(result + count * D * bytes, normed, (size_t)(count * D * bytes));
+  }
+  free(its);
+  free(mask);
+  free(normed);
+  return result;
+}
+
+static void check(const struct shape *s, int kind, int type, const char *name) {
+  const int64_t D = 40, E = s->head_size, Q = s->heads * E, K = s->kv_heads * E, I = s->intermediate;
+  const int64_t bytes = type == NG_FLOAT32 ? 4 : 2, sizes[] = {D, E, E, D, D, D};
+  struct layer l = {.output = draw_matrix(D, Q, kind), .hidden = D, .heads = s->heads, .kv_heads = s->kv_heads,
+                    .head_size = E, .rotary = s->rotary, .intermediate = I, .scaling = 0.3f, .softcap = s->softcap,
+                    .activation = s->is_one ? NG_SILU : NG_GELU_TANH, .type = type};
+  if (s->is_one) {
+    l.projections[0] = draw_matrix(Q + 2 * K, D, kind);
+    if (I) l.gate_up[0] = draw_matrix(2 * I, D, kind);
+  } else {
+    for (int i = 0; i < 3; i++) l.projections[i] = draw_matrix(i ? K : Q, D, kind);
+    for (int i = 0; i < 2 && I; i++) l.gate_up[i] = draw_matrix(I, D, kind);
+  }
+  if (I) l.down = draw_matrix(D, I, kind);
+  for (int i = 0; i < NG_NORMS; i++)
+    if (s->has_norms || i == NG_BEFORE_ATTENTION || i == NG_BEFORE_MLP) {
+      l.norms[i] = draw_all(sizes[i], 1);
+      l.norm_sizes[i] = sizes[i];
+      l.eps[i] = 1e-6f;
+    }
+  char *hidden = draw_typed(TOKENS * D, type), *cosines = draw_typed(TOKENS * s->rotary, type);
+  char *sines = draw_typed(TOKENS * s->rotary, type), *keys = get(TOKENS * K * bytes), *values = get(TOKENS * K * bytes);
+  float *queries = get(TOKENS * Q * 4), *query = get(Q * 4);
+  char *key = get(K * bytes), *value = get(K * bytes);
+  if (ng_project(&l, level, hidden, 1, TOKENS, cosines, sines, 1, queries, keys, values, 2)) abort();
+  char *all = leave(&l, s, hidden, queries, keys, values, 0, TOKENS);
+  for (int64_t t = 0; t < TOKENS; t++) {
+    const int64_t angle = t * s->rotary * bytes;
+    if (ng_project(&l, level, hidden + t * D * bytes, 1, 1, cosines + angle, sines + angle, 1, query, key, value, 1))
+      abort();
+    int same = !memcmp(query, queries + t * Q, (size_t)Q * 4);
+    for (int64_t v = 0; v < s->kv_heads; v++)
+      same &= !memcmp(key + v * E * bytes, keys + (v * TOKENS + t) * E * bytes, (size_t)(E * bytes)) &&
+              !memcmp(value + v * E * bytes, values + (v * TOKENS + t) * E * bytes, (size_t)(E * bytes));
+    char *alone = leave(&l, s, hidden, queries, keys, values, t, 1);
+    if (!same || memcmp(alone, all + t * D * bytes, (size_t)(D * bytes))) {
+      fprintf(stderr, "level %d, %s: token %d is not what it is alone\n", level, name, (int)t);
+      exit(1);
+    }
+    free(alone);
+  }
+  char *later = leave(&l, s, hidden, queries, keys, values, 5, TOKENS - 5);
+  if (memcmp(later, all + 5 * D * bytes, (size_t)((TOKENS - 5) * D * bytes))) {
+    fprintf(stderr, "level %d, %s: a piece of a prompt is not what it is in the whole\n", level, name);
+    exit(1);
+  }
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int64_t i = 0; i < TOKENS * D * bytes * (I ? 1 : 2); i++) hash = (hash ^ (uint8_t)all[i]) * 0x100000001b3u;
+  printf("%s: %016llx\n", name, (unsigned long long)hash);
+  void *mine[] = {hidden, cosines, sines, keys, values, queries, query, key, value, all, later};
+  for (size_t i = 0; i < sizeof mine / sizeof *mine; i++) free(mine[i]);
+  for (int i = 0; i < NG_NORMS; i++) free((void *)l.norms[i]);
+  for (int i = 0; i < 3; i++) drop(l.projections[i]);
+  for (int i = 0; i < 2; i++) drop(l.gate_up[i]);
+  drop(l.output);
+  drop(l.down);
+}
+
+int main(int count, char **arguments) {
+  static const struct shape shapes[] = {
+      {4, 2, 16, 16, 48, 0, 0, 0, 0}, {4, 1, 24, 8, 40, 0, 1, 0, 0},  {3, 3, 64, 64, 33, 0, 0, 1, 0},
+      {8, 1, 32, 32, 64, 5, 1, 1, 2}, {2, 2, 7, 6, 0, 3, 0, 0, 0.5f}, {12, 2, 16, 0, 0, 0, 1, 1, 0},
+      {5, 1, 128, 128, 50, 0, 0, 1, 30},
+  };
+  static const int kinds[] = {NG_BF16, NG_CODES8, NG_CODES8_INT8};
+  level = count == 2 ? atoi(arguments[1]) : 0;
+  if (level < 1) {
+    fprintf(stderr, "usage: check_layer LEVEL, 1 or more\n");
+    return 2;
+  }
+  if (level > ng_level()) {
+    fprintf(stderr, "level %d is beyond what this processor has, %d\n", level, ng_level());
+    return 77;
+  }
+  for (int type = NG_FLOAT32; type <= NG_FLOAT16; type++)
+    for (int kind = 0; kind < 3; kind++)
+      for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        char name[40];
+        state = 0x9e3779b97f4a7c15u + (uint64_t)kinds[kind]; /* the same on every level */
+        snprintf(name, sizeof name, "shape %d, kind %d, type %d", (int)i, kinds[kind], type);
+        check(shapes + i, kinds[kind], type, name);
+      }
+  return 0;
+}
