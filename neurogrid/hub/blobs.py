@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -28,8 +28,8 @@ from neurogrid.errors import ConfigurationError
 
 __all__ = ["BlobFetch", "is_digest", "partial_of"]
 
-# One after the other without a byte between: the first at once, then after so many seconds.
-RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+# Seconds before each request that follows one without a byte: two minutes in all, as a router takes to start anew.
+RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 CHUNK_BYTES: Final = 1024 * 1024
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 # Answers that another try may mend.
@@ -55,7 +55,8 @@ class BlobFetch:
         size, digest: of the whole, by the hub; bytes, and SHA-256 in hexadecimal.
         folder: of the blobs.
         came: is told how many more bytes are there than a partial file had, less than none where some are dropped.
-        is_over: whether to stop, as another file failed.
+        waits: is told why nothing came, and for how many seconds it is waited until the next request.
+        is_over: set when another file failed.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class BlobFetch:
         digest: str,
         folder: Path,
         came: Callable[[int], None],
-        is_over: Callable[[], bool],
+        waits: Callable[[str, float], None],
+        is_over: threading.Event,
     ) -> None:
         self._what = what
         self._url = url
@@ -76,6 +78,7 @@ class BlobFetch:
         self._blob = folder / digest
         self._partial = partial_of(self._blob)
         self._came = came
+        self._waits = waits
         self._is_over = is_over
         self._hash = hashlib.sha256()
         self._there = 0
@@ -92,11 +95,11 @@ class BlobFetch:
         with self._partial.open("a+b") as file:
             is_resumed = self._take_up(file)
             self._fetch(file)
-            if not self._is_right() and is_resumed and not self._is_over():
+            if not self._is_right() and is_resumed and not self._is_over.is_set():
                 # What was there may have been of something else.
                 self._drop(file)
                 self._fetch(file)
-            if self._is_over():
+            if self._is_over.is_set():
                 return
             if not self._is_right():
                 self._partial.unlink()
@@ -130,7 +133,7 @@ class BlobFetch:
     def _fetch(self, file: BinaryIO) -> None:
         """Ask for the rest until all is there."""
         failures = 0
-        while self._there < self._size and not self._is_over():
+        while self._there < self._size and not self._is_over.is_set():
             before = self._there
             try:
                 self._ask(file)
@@ -147,9 +150,13 @@ class BlobFetch:
             if self._there >= self._size:
                 return
             failures = 0 if self._there > before else failures + 1
+            error = error or httpx2.RemoteProtocolError("it ended too early")
             if failures > len(RETRY_DELAYS):
-                raise error or httpx2.RemoteProtocolError("it ends too early")
-            time.sleep(RETRY_DELAYS[max(failures - 1, 0)])
+                raise error
+            seconds = RETRY_DELAYS[max(failures - 1, 0)]
+            if failures > 1:
+                self._waits(str(error), seconds)
+            self._is_over.wait(seconds)
 
     def _ask(self, file: BinaryIO) -> None:
         """One request for what is not there yet, as far as it comes."""
@@ -169,8 +176,8 @@ class BlobFetch:
                 self._drop(file)
                 if response.status_code != 200:
                     raise httpx2.RemoteProtocolError("another range came than was asked for")
-            for data in response.iter_bytes(CHUNK_BYTES):
-                if self._is_over():
+            for data in response.iter_raw():  # as it comes: what waits for more would be lost
+                if self._is_over.is_set():
                     return
                 if self._there + len(data) > self._size:
                     self._drop(file)

@@ -44,6 +44,9 @@ class DownloadProgress:
     def came(self, there: int) -> None:
         """So many bytes are there now."""
 
+    def silent(self, reason: str, seconds: float) -> None:
+        """Nothing comes, and the hub is asked again in so many seconds."""
+
 
 def is_switched_off() -> bool:
     """Whether whoever started this process has switched the hub off, by the variables of its library."""
@@ -109,6 +112,8 @@ async def _follow(process: trio.Process, progress: DownloadProgress) -> Path:
                     progress.found(**{**event, "folder": Path(event["folder"])})
                 case "came":
                     progress.came(**event)
+                case "silent":
+                    progress.silent(**event)
                 case "waiting":
                     progress.waiting()
                 case "failed":

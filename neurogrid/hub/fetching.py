@@ -51,6 +51,7 @@ __all__ = ["Event", "main"]
 NUM_CONNECTIONS: Final = 4
 # Between two words of how much has come. Seconds.
 TELL_INTERVAL: Final = 0.2
+SILENT_INTERVAL: Final = 1.0
 # Seconds that a hub has to answer a question, and until it is asked again.
 ANSWER_TIMEOUT: Final = 30.0
 ASK_DELAYS: Final = (0.5, 1.0, 2.0)
@@ -67,12 +68,14 @@ T = TypeVar("T")
 class Event:
     """What is told on stdout, by the field `event`.
 
-    `found` has `total` and `there` (bytes), `num_files` and `folder`; `came` has `there`; `waiting` has nothing;
+    `found` has `total` and `there` (bytes), `num_files` and `folder`; `came` has `there`; `silent` has
+    `reason` and `seconds`, until the hub is asked again; `waiting` has nothing;
     `ready` has `path`; `failed` has `text`, a sentence for whoever typed the name. After one of the last two it ends.
     """
 
     FOUND: Final = "found"
     CAME: Final = "came"
+    SILENT: Final = "silent"
     WAITING: Final = "waiting"
     READY: Final = "ready"
     FAILED: Final = "failed"
@@ -118,6 +121,7 @@ class _Fetch:
         self._lock = threading.Lock()
         self._there = 0
         self._told_at = 0.0
+        self._silent_at = 0.0
         self._is_over = threading.Event()
 
     def run(self) -> Path:
@@ -143,16 +147,14 @@ class _Fetch:
             left = {file.path: self._num_left(file) for file in missing}
             self._refuse_without_room(sum(left.values()))
             self._tell_found(sum(file.size for file in files), left)
-            self._fetch_large(commit, [file for file in missing if self._is_fetched_here(file)])
-            snapshot_download(
-                self._name.repository,
-                revision=commit,
-                allow_patterns=sorted(needed),
-                max_workers=NUM_CONNECTIONS,
-                library_name="neurogrid",
-                library_version=__version__,
-            )
-            self._check(snapshot, files, missing)
+            large = [file for file in missing if self._is_fetched_here(file)]
+            # The small ones first: they tell whether anything is given to this machine.
+            small = [file for file in files if file not in large]
+            self._complete(commit, small)
+            self._check(snapshot, small)
+            self._fetch_large(commit, large)
+            self._complete(commit, large)
+            self._check(snapshot, large)
             self._note_revision(commit)
         return snapshot
 
@@ -240,6 +242,19 @@ class _Fetch:
         digest = file.lfs.sha256 if file.lfs is not None else ""
         return is_digest(digest) and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
 
+    def _complete(self, commit: str, files: list[RepoFile]) -> None:
+        """Have these files in the snapshot: what is among the blobs is linked, the library fetches others."""
+        if not files:
+            return
+        snapshot_download(
+            self._name.repository,
+            revision=commit,
+            allow_patterns=[file.path for file in files],
+            max_workers=NUM_CONNECTIONS,
+            library_name="neurogrid",
+            library_version=__version__,
+        )
+
     @property
     def _blobs(self) -> Path:
         return self._folder / "blobs"
@@ -254,7 +269,8 @@ class _Fetch:
                 digest=digest,
                 folder=self._blobs,
                 came=self._came,
-                is_over=self._is_over.is_set,
+                waits=self._waits,
+                is_over=self._is_over,
             )
             # One blob may have several names.
             for digest, file in {_digest(file): file for file in files}.items()
@@ -279,12 +295,21 @@ class _Fetch:
         if is_due:
             _tell(Event.CAME, there=there)
 
-    def _check(self, snapshot: Path, files: list[RepoFile], fetched: list[RepoFile]) -> None:
-        """Refuse what is not as the hub says; of what was fetched by the library, the bytes, too."""
+    def _waits(self, reason: str, seconds: float) -> None:
+        with self._lock:
+            now = time.monotonic()
+            is_due = now >= self._silent_at + SILENT_INTERVAL  # the others may have nothing, too
+            if is_due:
+                self._silent_at = now
+        if is_due:
+            _tell(Event.SILENT, reason=" ".join(reason.split())[:200], seconds=seconds)
+
+    def _check(self, snapshot: Path, files: list[RepoFile]) -> None:
+        """Refuse what is not as the hub says: by its size, and what is in git by its name there, which is a digest."""
         for file in files:
             path = snapshot / file.path
             is_right = _is_there(path, file.size)
-            if is_right and file.lfs is None and file in fetched:
+            if is_right and file.lfs is None:
                 data = path.read_bytes()
                 name = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
                 is_right = name.hexdigest() == file.blob_id

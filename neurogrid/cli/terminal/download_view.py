@@ -130,10 +130,16 @@ class DownloadView(DownloadProgress):
         left = round((self._total - there) / rate)
         self._screen.say(
             f"  {self._name}: {part_of(there, self._total)}, {format_bytes(rate)}/s, {_span(left)} left",
-            level=logging.INFO,
             event="downloading",
             total=self._total,
             there=there,
+        )
+
+    def silent(self, reason: str, seconds: float) -> None:
+        self._screen.say(
+            f"nothing comes ({reason}): asking again in {seconds:g} s",
+            level=logging.WARNING,
+            event="download_silent",
         )
 
     def _spin(self, what: str) -> None:
