@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
@@ -120,7 +120,6 @@ class _Fetch:
         self._folder = cache_directory() / f"models--{name.repository.replace('/', '--')}"
         self._lock = threading.Lock()
         self._there = 0
-        self._told_at = 0.0
         self._silent_at = 0.0
         self._is_over = threading.Event()
 
@@ -278,22 +277,19 @@ class _Fetch:
         ]
         with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
             running = [pool.submit(fetch.run) for fetch in fetches]
-            try:
-                done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            finally:
-                self._is_over.set()
-        for future in done:
+            told = self._there
+            while not _are_over(running):
+                wait(running, TELL_INTERVAL, FIRST_EXCEPTION)
+                if (there := self._there) != told:
+                    _tell(Event.CAME, there=there)
+                    told = there
+            self._is_over.set()
+        for future in running:
             future.result()
 
     def _came(self, num_bytes: int) -> None:
         with self._lock:
             self._there += num_bytes
-            now = time.monotonic()
-            is_due, there = now >= self._told_at + TELL_INTERVAL, self._there
-            if is_due:
-                self._told_at = now
-        if is_due:
-            _tell(Event.CAME, there=there)
 
     def _waits(self, reason: str, seconds: float) -> None:
         with self._lock:
@@ -344,6 +340,12 @@ def _remove(path: Path) -> None:
     """Remove a file of a snapshot, and the blob that it leads to."""
     for file in (path.resolve(), path):
         file.unlink(missing_ok=True)
+
+
+def _are_over(running: list[Future[None]]) -> bool:
+    """Whether nothing is left to wait for: all are done, or one has failed."""
+    done = [future for future in running if future.done()]
+    return len(done) == len(running) or any(future.exception() for future in done)
 
 
 def _patiently(ask: Callable[[], T]) -> T:

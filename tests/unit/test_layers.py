@@ -97,7 +97,9 @@ def server(name: str) -> Room:
 def command_line(name: str) -> Room:
     # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
     outside = frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"})
-    return Room(f"neurogrid.cli{name}", BELOW_SERVER | {"neurogrid.server", "neurogrid.hub"}, outside)
+    return Room(
+        f"neurogrid.cli{name}", BELOW_SERVER | {"neurogrid.server", "neurogrid.hub"}, outside
+    )
 
 
 # From below. The narrowest prefix holds.

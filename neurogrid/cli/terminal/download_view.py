@@ -105,7 +105,7 @@ class DownloadView(DownloadProgress):
         )
         if self._screen.is_live:
             self._bar = ProgressBar(
-                TextColumn("  {task.description}"),
+                TextColumn("  fetched"),  # no name: they are long, and the line above has it
                 BarColumn(),
                 DownloadColumn(),
                 TransferSpeedColumn(),
