@@ -21,6 +21,8 @@ __all__ = ["Fault", "Hub", "Repository", "loopback_hub"]
 # Files that a hub keeps beside git, by what their names end with.
 LARGE = (".safetensors", ".bin", ".gguf", ".pt", ".model")
 PIECE = 16 * 1024
+# Where large files come from: another host, to which the hub leads.
+STORE = "/store"
 
 
 @dataclass
@@ -112,10 +114,12 @@ class Hub:
         timeouts = {"HF_HUB_DOWNLOAD_TIMEOUT": "2", "HF_HUB_ETAG_TIMEOUT": "2"}
         return {**kept, "HF_ENDPOINT": self.url, "HF_HOME": str(home), **timeouts, **more}
 
-    def gets(self, file: str) -> list[str | None]:
-        """The ranges of all requests for the content of a file."""
+    def gets(self, file: str) -> list[int]:
+        """From which byte on the content of a file was asked for, at each request."""
         return [
-            told for method, path, told in self.requests if method == "GET" and path.endswith(file)
+            int(told.removeprefix("bytes=").partition("-")[0]) if told else 0
+            for method, path, told in self.requests
+            if method == "GET" and path.endswith(file)
         ]
 
     def fault(self, method: str, path: str) -> Fault | None:
@@ -141,8 +145,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)
-        hub.requests.append((self.command, path, self.headers.get("Range")))
         hub.headers.append(dict(self.headers))
+        is_from_store = path.startswith(STORE)
+        if is_from_store:
+            # Whoever has the address has the file; a token is for the hub alone.
+            assert self.headers.get("Authorization") is None
+            path = path.removeprefix(STORE)
+        elif self.command == "GET" and "/resolve/" in path and path.endswith(LARGE):
+            hub.requests.append(("REDIRECT", path, None))
+            store = hub.url.replace("127.0.0.1", "localhost") + STORE
+            return self._send(302, b"", {"Location": store + path})
+        hub.requests.append((self.command, path, self.headers.get("Range")))
         fault = hub.fault(self.command, path)
         if fault is not None and fault.body is not None:
             return self._send(200, fault.body, {"Content-Type": "text/html"})
@@ -156,15 +169,22 @@ class _Handler(BaseHTTPRequestHandler):
         ):
             found = re.fullmatch(pattern, path)
             if found:
-                return self._of_repository(answer, fault, *found.groups())
+                return self._of_repository(is_from_store, answer, fault, *found.groups())
         return self._send(404, b"")
 
     def _of_repository(
-        self, answer: Any, fault: Fault | None, name: str, revision: str, *rest: str
+        self,
+        is_from_store: bool,
+        answer: Any,
+        fault: Fault | None,
+        name: str,
+        revision: str,
+        *rest: str,
     ) -> None:
         repository = self.hub.repositories.get(name)
         may_see = repository is not None and (
             repository.token is None
+            or is_from_store
             or self.headers.get("Authorization") == f"Bearer {repository.token}"
         )
         if repository is None or not may_see:
@@ -193,6 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             }
             if path.endswith(LARGE):
                 digest = hashlib.sha256(data).hexdigest()
+                entry["xetHash"] = digest
                 entry["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 130}
             listing.append(entry)
         self._send_json(listing)
@@ -212,13 +233,14 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.wrong_at is not None:
             at = fault.wrong_at
             data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if asked and not (fault is not None and fault.without_ranges):
             start = int(asked[1])
             if start >= len(data):
                 return self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            return self._send(206, data[start:], headers, fault)
+            stop = min(int(asked[2]) + 1, len(data)) if asked[2] else len(data)
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            return self._send(206, data[start:stop], headers, fault)
         return self._send(200, data, headers, fault)
 
     def _send_json(self, told: object) -> None:

@@ -31,6 +31,8 @@ __all__ = ["BlobFetch", "is_digest", "partial_of"]
 # Seconds before each request that follows one without a byte: two minutes in all, as a router takes to start anew.
 RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 CHUNK_BYTES: Final = 1024 * 1024
+# Of one answer: what stands before a hub's store gives no more than 50 GB at once.
+WINDOW_BYTES: Final = 32 * 1000**3
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 # Answers that another try may mend.
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -137,9 +139,8 @@ class BlobFetch:
             before = self._there
             try:
                 self._ask(file)
-                error: Exception | None = None
             except httpx2.TransportError as exc:
-                error = exc
+                error: Exception = exc
             except HfHubHTTPError as exc:
                 status = exc.response.status_code
                 if status == _RANGE_NOT_SATISFIABLE and self._there:
@@ -147,13 +148,12 @@ class BlobFetch:
                 elif status not in _PASSING:
                     raise
                 error = exc
-            if self._there >= self._size:
-                return
-            failures = 0 if self._there > before else failures + 1
-            error = error or httpx2.RemoteProtocolError("it ended too early")
+            else:
+                continue
+            failures = 1 if self._there > before else failures + 1
             if failures > len(RETRY_DELAYS):
                 raise error
-            seconds = RETRY_DELAYS[max(failures - 1, 0)]
+            seconds = RETRY_DELAYS[failures - 1]
             if failures > 1:
                 self._waits(str(error), seconds)
             self._is_over.wait(seconds)
@@ -164,8 +164,9 @@ class BlobFetch:
             **build_hf_headers(library_name="neurogrid", library_version=__version__),
             "Accept-Encoding": "identity",
         }
-        if self._there:
-            headers["Range"] = f"bytes={self._there}-"
+        if self._there or self._size > WINDOW_BYTES:
+            last = min(self._there + WINDOW_BYTES, self._size) - 1
+            headers["Range"] = f"bytes={self._there}-{last}"
         with get_session().stream(
             "GET", self._url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
         ) as response:
@@ -176,6 +177,7 @@ class BlobFetch:
                 self._drop(file)
                 if response.status_code != 200:
                     raise httpx2.RemoteProtocolError("another range came than was asked for")
+            before = self._there
             for data in response.iter_raw():  # as it comes: what waits for more would be lost
                 if self._is_over.is_set():
                     return
@@ -186,3 +188,5 @@ class BlobFetch:
                 self._hash.update(data)
                 self._there += len(data)
                 self._came(len(data))
+            if self._there == before:
+                raise httpx2.RemoteProtocolError("an answer came without a byte")

@@ -35,7 +35,19 @@ def cached_snapshot(name: ModelName) -> Path | None:
 
     What is whole is told by the listing of its repository, where whoever fetched it left one, and by the index of its
     weights.
+
+    Raises:
+        ConfigurationError: the cache cannot be read.
     """
+    try:
+        return _find(name)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"the cache {cache_directory()} cannot be read: {exc.strerror or exc}"
+        ) from exc
+
+
+def _find(name: ModelName) -> Path | None:
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError
 

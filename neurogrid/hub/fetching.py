@@ -59,7 +59,8 @@ ASK_DELAYS: Final = (0.5, 1.0, 2.0)
 MAX_FILES: Final = 20_000
 # Beside what comes: names, listing, and what others write meanwhile.
 SPARE_BYTES: Final = 16 * 1024 * 1024
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+# A name in git.
+_GIT_NAME: Final = re.compile(r"[0-9a-f]{40}")
 # No room, and no right to write.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 T = TypeVar("T")
@@ -168,7 +169,7 @@ class _Fetch:
         def ask() -> tuple[str, list[RepoFile]]:
             info = self._api.model_info(repository, revision=revision, timeout=ANSWER_TIMEOUT)
             commit = str(info.sha)
-            if not _COMMIT.fullmatch(commit):
+            if not _GIT_NAME.fullmatch(commit):
                 raise ValueError("no commit")
             listing = []
             for entry in self._api.list_repo_tree(repository, recursive=True, revision=commit):
@@ -238,8 +239,7 @@ class _Fetch:
 
     def _is_fetched_here(self, file: RepoFile) -> bool:
         """Whether it is one that can be resumed and checked as it comes; the library fetches others."""
-        digest = file.lfs.sha256 if file.lfs is not None else ""
-        return is_digest(digest) and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
+        return file.lfs is not None and is_digest(file.lfs.sha256)
 
     def _complete(self, commit: str, files: list[RepoFile]) -> None:
         """Have these files in the snapshot: what is among the blobs is linked, the library fetches others."""
@@ -305,7 +305,7 @@ class _Fetch:
         for file in files:
             path = snapshot / file.path
             is_right = _is_there(path, file.size)
-            if is_right and file.lfs is None:
+            if is_right and file.lfs is None and _GIT_NAME.fullmatch(file.blob_id):
                 data = path.read_bytes()
                 name = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
                 is_right = name.hexdigest() == file.blob_id

@@ -145,9 +145,7 @@ async def test_a_connection_that_is_cut_goes_on_from_there(hub: Hub) -> None:
         Fault("model.safetensors", times=1, cut_at=50_000),
     ]
     assert content(await fetched()) == FILES
-    assert hub.gets("model.safetensors") == [
-        *(None, "bytes=100000-", "bytes=100000-", "bytes=150000-")
-    ]
+    assert hub.gets("model.safetensors") == [*(0, 100_000, 100_000, 150_000)]
 
 
 @pytest.mark.parametrize("kind", ["goes on", "without ranges", "of something else", "too long"])
@@ -176,8 +174,8 @@ async def test_one_that_was_cancelled_goes_on_the_next_time(
     elif kind == "without ranges":
         hub.faults.append(Fault("model.safetensors", without_ranges=True))
     assert content(await fetched()) == FILES
-    wanted = {"of something else": [f"bytes={kept}-", None], "too long": [None]}
-    assert hub.gets("model.safetensors") == wanted.get(kind, [f"bytes={kept}-"])
+    wanted = {"of something else": [kept, 0], "too long": [0]}
+    assert hub.gets("model.safetensors") == wanted.get(kind, [kept])
 
 
 async def test_other_bytes_than_the_hub_says_are_not_kept(hub: Hub, tmp_path: Path) -> None:
@@ -289,11 +287,11 @@ async def test_with_the_token_it_comes(hub: Hub) -> None:
     assert content(await fetched()) == FILES
 
 
-def fetched_hastily() -> dict[str, object]:
-    """The last event of the process, when it waits for nothing."""
+def fetched_hastily(more: str = "") -> dict[str, object]:
+    """The last event of the process, when it waits for nothing, and after some more Python."""
     program = (
         "import sys; from neurogrid.hub import blobs, fetching\n"
-        "blobs.RETRY_DELAYS = fetching.ASK_DELAYS = (0.01, 0.01, 0.01)\n"
+        f"blobs.RETRY_DELAYS = fetching.ASK_DELAYS = (0.01, 0.01, 0.01)\n{more}\n"
         "raise SystemExit(fetching.main(['org/model', 'main']))"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "0"}
@@ -326,6 +324,18 @@ def test_a_hub_that_is_out_of_order(hub: Hub, tmp_path: Path) -> None:
     assert content(Path(str(fetched_hastily()["path"]))) == FILES
 
 
+def test_no_answer_is_longer_than_a_hub_gives(hub: Hub) -> None:
+    folder = fetched_hastily("blobs.WINDOW_BYTES = 150_000")["path"]
+    assert content(Path(str(folder))) == FILES
+    assert hub.gets("model.safetensors") == [0, 150_000, 300_000]
+
+
+def test_a_hub_that_sends_nothing_is_given_up(hub: Hub) -> None:
+    hub.faults.append(Fault("model.safetensors", body=b""))
+    text = str(fetched_hastily()["text"])
+    assert f"{hub.url} cannot be reached (an answer came without a byte), and org/model" in text
+
+
 async def test_another_process_fetches_the_same(hub: Hub) -> None:
     hub.faults.append(Fault("model.safetensors", times=1, seconds_a_piece=0.1))
     folders: list[Path] = []
@@ -341,7 +351,7 @@ async def test_another_process_fetches_the_same(hub: Hub) -> None:
     assert ("waiting",) in second.events
     assert second.events[-1][2:] == (sum(map(len, FILES.values())), 0)  # all is there
     assert folders[0] == folders[1]
-    assert hub.gets("model.safetensors") == [None]
+    assert hub.gets("model.safetensors") == [0]
 
 
 @contextmanager
@@ -400,7 +410,7 @@ def test_a_quota_that_is_reached(hub: Hub, tmp_path: Path) -> None:
     assert "is full (File too large) before org/model was whole: make room, or set HF_HOME" in says
     assert partials(tmp_path)[0].stat().st_size == 100_000
     assert content(trio.run(fetched)) == FILES
-    assert hub.gets("model.safetensors") == [None, "bytes=100000-"]
+    assert hub.gets("model.safetensors") == [0, 100_000]
 
 
 def test_it_ends_with_whoever_started_it(hub: Hub, tmp_path: Path) -> None:
