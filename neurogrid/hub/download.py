@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,11 +73,17 @@ async def download(name: ModelName, progress: DownloadProgress) -> Path:
         start_new_session=True,
         env=_environment(),
     )
+    words: deque[str] = deque(maxlen=1)
     try:
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_log_words, process)
+                nursery.start_soon(_log_words, process, words)
                 folder = await _follow(process, progress)
+        if folder is None:
+            status = await process.wait()
+            raise ConfigurationError(
+                f"the process that fetches models ended with status {status}: {' '.join(words)[:300]}"
+            )
     finally:
         process.kill()
         with trio.CancelScope(shield=True):
@@ -99,13 +106,16 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-async def _follow(process: trio.Process, progress: DownloadProgress) -> Path:
-    """Hand on what the process tells, until it has told how it ended."""
+async def _follow(process: trio.Process, progress: DownloadProgress) -> Path | None:
+    """Hand on what the process tells, until it has told how it ended; None where it ended without."""
     assert process.stdout is not None
     buffer = b""
     while data := await process.stdout.receive_some(MAX_LINE_BYTES):
         *lines, buffer = (buffer + data).split(b"\n")
         for line in lines:
+            if not line.startswith(b'{"event"'):
+                logger.debug("hub: %s", line.decode(errors="replace")[:1000])  # the library's own
+                continue
             event: dict[str, Any] = json.loads(line)
             match event.pop("event"):
                 case "found":
@@ -122,18 +132,16 @@ async def _follow(process: trio.Process, progress: DownloadProgress) -> Path:
                     return Path(event["path"])
         if len(buffer) > MAX_LINE_BYTES:
             break
-    status = await process.wait()
-    raise ConfigurationError(
-        f"the process that fetches models ended with status {status}; --log-level debug shows what it said"
-    )
+    return None
 
 
-async def _log_words(process: trio.Process) -> None:
-    """Log what the library says, which we say in words of our own."""
+async def _log_words(process: trio.Process, last: deque[str]) -> None:
+    """Log what the library says, which we say in words of our own; the last line is for where it ends without any."""
     assert process.stderr is not None
     buffer = b""
     while data := await process.stderr.receive_some(4096):
         *lines, buffer = (buffer + data).split(b"\n")
         for line in lines:
-            logger.debug("hub: %s", line.decode(errors="replace")[:1000])
+            last.append(line.decode(errors="replace")[:1000])
+            logger.debug("hub: %s", last[-1])
         buffer = buffer[-4096:]

@@ -8,7 +8,6 @@ Everything that can be known before the first byte of a weight is looked at firs
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -23,24 +22,18 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token, hf_hub_url, snapshot_download
-from huggingface_hub.errors import (
-    FileMetadataError,
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi, constants, hf_hub_url, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import RepoFile
 
 from neurogrid import __version__
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.blobs import BlobFetch, is_digest, partial_of
 from neurogrid.hub.cache import cache_directory, read_index
+from neurogrid.hub.failures import telling_errors
 from neurogrid.hub.names import ModelName
 from neurogrid.hub.needed import INDEX_FILE, MAX_INDEX_BYTES, companions, shards, weights
 from neurogrid.planner import format_bytes
@@ -61,8 +54,6 @@ MAX_FILES: Final = 20_000
 SPARE_BYTES: Final = 16 * 1024 * 1024
 # A name in git.
 _GIT_NAME: Final = re.compile(r"[0-9a-f]{40}")
-# No room, and no right to write.
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 T = TypeVar("T")
 
 
@@ -89,7 +80,7 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     name = ModelName(*argv)
     try:
-        with _telling_errors(name):
+        with telling_errors(name):
             folder = _Fetch(name).run()
     except ConfigurationError as exc:
         _tell(Event.FAILED, text=" ".join(str(exc).split()))
@@ -143,7 +134,7 @@ class _Fetch:
             files = [found[path] for path in sorted(needed)]
             missing = [file for file in files if not _is_there(snapshot / file.path, file.size)]
             for path in (snapshot / file.path for file in missing):
-                _remove(path)  # of another size than it should be
+                self._remove(path)  # of another size than it should be
             left = {file.path: self._num_left(file) for file in missing}
             self._refuse_without_room(sum(left.values()))
             self._tell_found(sum(file.size for file in files), left)
@@ -310,11 +301,18 @@ class _Fetch:
                 name = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
                 is_right = name.hexdigest() == file.blob_id
             if not is_right:
-                _remove(path)
+                self._remove(path)
                 raise ConfigurationError(
                     f"{self._name}: {file.path} came with other bytes than the hub says that it has; it was removed: "
                     "fetch it again"
                 )
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file of a snapshot, and the blob that it leads to; nothing elsewhere that somebody linked there."""
+        blob = path.resolve()
+        if blob.parent == self._blobs.resolve():
+            blob.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
     def _note_revision(self, commit: str) -> None:
         """Say in the cache which commit the revision is, now that all of it is there."""
@@ -334,12 +332,6 @@ def _digest(file: RepoFile) -> str:
 
 def _is_there(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
-
-
-def _remove(path: Path) -> None:
-    """Remove a file of a snapshot, and the blob that it leads to."""
-    for file in (path.resolve(), path):
-        file.unlink(missing_ok=True)
 
 
 def _are_over(running: list[Future[None]]) -> bool:
@@ -362,76 +354,6 @@ def _patiently(ask: Callable[[], T]) -> T:
             pass
         time.sleep(delay)
     return ask()
-
-
-@contextmanager
-def _telling_errors(name: ModelName) -> Iterator[None]:
-    """Turn what the library, the network and the disk raise into a sentence for whoever typed the name."""
-    hub = constants.ENDPOINT
-    try:
-        yield
-    except RevisionNotFoundError as exc:
-        raise ConfigurationError(
-            f"{name.repository} has no revision {name.revision} at {hub}"
-        ) from exc
-    except GatedRepoError as exc:
-        how = (
-            "the token that is set (HF_TOKEN, or hf auth login) is not let in"
-            if get_token()
-            else "log in (hf auth login), or set HF_TOKEN"
-        )
-        raise ConfigurationError(
-            f"{name.repository} is given to those only who were let in: ask at {hub}/{name.repository}; {how}"
-        ) from exc
-    except RepositoryNotFoundError as exc:
-        raise ConfigurationError(
-            f"there is no directory {name} here, and no model {name.repository} at {hub} that this machine may see; "
-            "private ones need a token (hf auth login, or HF_TOKEN)"
-        ) from exc
-    except HfHubHTTPError as exc:
-        raise ConfigurationError(_of_status(exc.response.status_code, name, hub)) from exc
-    except httpx2.HTTPError as exc:
-        raise ConfigurationError(
-            f"{hub} cannot be reached ({_reason(exc)}), and {name} is not whole in {cache_directory()}"
-        ) from exc
-    except LocalEntryNotFoundError as exc:  # of the library, where it gave up
-        cause: Any = exc.__cause__
-        if isinstance(cause, HfHubHTTPError):
-            raise ConfigurationError(_of_status(cause.response.status_code, name, hub)) from exc
-        reason = _reason(cause or exc)
-        raise ConfigurationError(
-            f"{hub} did not give all of {name} ({reason}): try again, which goes on from here"
-        ) from exc
-    except FileMetadataError as exc:
-        raise ConfigurationError(
-            f"{hub} does not answer as a hub of models does: is HF_ENDPOINT right?"
-        ) from exc
-    except OSError as exc:
-        where = exc.filename or cache_directory()
-        if exc.errno in _FULL:
-            raise ConfigurationError(
-                f"the disk of {cache_directory()} is full ({exc.strerror}) before {name} was whole: make room, or set "
-                "HF_HOME to a directory on another disk; what came is kept"
-            ) from exc
-        raise ConfigurationError(
-            f"{name} cannot be fetched: {where}: {exc.strerror or _reason(exc)}"
-        ) from exc
-
-
-def _of_status(status: int, name: ModelName, hub: str) -> str:
-    if status == 401:
-        return f"{hub} does not take the token that is set (HF_TOKEN, or hf auth login): status 401"
-    if status == 403:
-        return f"{hub} does not give {name} to the token that is set (HF_TOKEN, or hf auth login): status 403"
-    if status == 404:
-        return f"{hub} does not answer as a hub of models does (status 404): is HF_ENDPOINT right?"
-    if status == 429:
-        return f"{hub} was asked too often from here (status 429): try again later"
-    return f"{hub} did not give {name}: status {status}; try again, which goes on from here"
-
-
-def _reason(exc: BaseException) -> str:
-    return " ".join(str(exc).split())[:200] or type(exc).__name__
 
 
 if __name__ == "__main__":

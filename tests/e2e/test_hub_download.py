@@ -198,6 +198,17 @@ async def test_what_is_damaged_in_the_cache_is_fetched_anew(hub: Hub) -> None:
     assert content(folder) == FILES
 
 
+async def test_what_somebody_linked_into_the_cache_is_left_alone(hub: Hub, tmp_path: Path) -> None:
+    folder = await fetched()
+    own = tmp_path / "mine.safetensors"
+    own.write_bytes(b"mine")
+    for file in ("model.safetensors", "config.json"):
+        (folder / file).unlink()
+        (folder / file).symlink_to(own)
+    assert content(await fetched()) == FILES
+    assert own.read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -411,6 +422,14 @@ def test_a_quota_that_is_reached(hub: Hub, tmp_path: Path) -> None:
     assert partials(tmp_path)[0].stat().st_size == 100_000
     assert content(trio.run(fetched)) == FILES
     assert hub.gets("model.safetensors") == [0, 100_000]
+
+
+async def test_a_process_that_ends_without_a_word(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "soon")  # which the library does not survive
+    says = await refused()
+    assert says.startswith("the process that fetches models ended with status 1: ValueError: ")
 
 
 def test_it_ends_with_whoever_started_it(hub: Hub, tmp_path: Path) -> None:
