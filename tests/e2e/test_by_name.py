@@ -98,8 +98,9 @@ def test_fetched_served_and_served_again_without_the_hub(hub: Hub, tmp_path: Pat
     assert len(hub.requests) == num_requests
     hub.repositories.clear()
     hub.requests.clear()
-    with serving(hub, tmp_path, "--model", NAME, "--offline") as url:
-        assert written(url) == text
+    words = ["run", "--model", NAME, PROMPT, "--max-tokens", "16"]
+    done = run(hub, tmp_path, *words, "--offline")
+    assert (done.returncode, done.stdout) == (0, from_directory.stdout), done.stderr
     # Nor without the flag: what is whole in the cache is taken as it is.
     done = run(hub, tmp_path, "plan", NAME, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr
