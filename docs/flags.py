@@ -32,6 +32,7 @@ for failed; 2, it cannot be right; 3, a bug of ours. Sizes take units: `8GiB`, `
 |---|---|
 | `NEUROGRID_BOOTSTRAP` | more addresses for `--bootstrap`, separated by commas or white space |
 | `XDG_CACHE_HOME` | where the cache lies, in a directory `neurogrid`, without `--cache-dir` |
+| `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE` | of models by name: [models.md](../models.md) |
 | `NO_COLOR` | no colours on a terminal |
 """
 

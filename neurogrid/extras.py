@@ -23,6 +23,8 @@ EXTRAS: Final[dict[str, frozenset[str]]] = {
             "safetensors",
             "transformers",
             "tokenizers",
+            "huggingface_hub",
+            "httpx2",
             "rich",
             "jinja2",
             "starlette",

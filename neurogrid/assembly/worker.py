@@ -24,6 +24,7 @@ from neurogrid.inference.sessions.service import SessionService
 from neurogrid.inference.sessions.worker_v10 import WorkerV10
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.checkpoint_files import model_name_of
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.kernels import library
 from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
@@ -135,7 +136,7 @@ class Worker:
             model_config_message(
                 config,
                 checkpoint.config,
-                model_name=checkpoint.path.name,
+                model_name=model_name_of(checkpoint.path),
                 max_seq_len=settings.max_seq_len,
                 dtype=dtype,
                 quantization=quantization,

@@ -251,7 +251,7 @@ def test_without_extras_it_is_the_transport_library(built: Built, directory: Pat
     version = run(commands / "neurogrid-worker", "--version", cwd=directory)
     assert version.stdout == (
         f"neurogrid-worker {neurogrid.__version__} "
-        "(hypercorn is not installed: pip install 'neurogrid[inference]')\n"
+        "(httpx2 is not installed: pip install 'neurogrid[inference]')\n"
     )
     for command in ("neurogrid-worker", "neurogrid-coordinator --local-workers 1 --prompt x"):
         name, *args = command.split()

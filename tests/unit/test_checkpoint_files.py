@@ -45,7 +45,7 @@ def test_what_is_no_directory(tmp_path: Path) -> None:
     for path, says in {
         tmp_path / "nowhere": "does not exist; give the directory that has config.json",
         tmp_path / "model.gguf": "is GGUF, which is not read",
-        Path("Org/Model-8B"): "hf download Org/Model-8B",
+        Path("Org/Model-8B"): "neurogrid download Org/Model-8B fetches",
     }.items():
         with pytest.raises(ConfigurationError) as told:
             judge_checkpoint(path)

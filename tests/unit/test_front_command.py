@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogrid.cli.commands import coordinator, worker
+from neurogrid.cli.commands import coordinator, download, worker
 from neurogrid.cli.commands.main import COMMANDS, main, model_and_text, parse
+from neurogrid.hub.names import ModelName
 
 PEER = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGRUPGPvcvyhCwDCZ8oMZjXtKL4GmFzq6v8fSZ1T4bXhN"
 
@@ -66,6 +67,23 @@ def test_one_word_that_is_a_directory_or_written_as_a_path_is_a_model(tmp_path: 
         assert model_and_text([word]) == (word, None)
     for word in ("text", "and so on / forth", "3.5", "~ about", "", "x" * 5000):
         assert model_and_text([word]) == (None, word)
+
+
+def test_a_name_at_a_hub_may_stand_for_a_directory() -> None:
+    name = ModelName("Qwen/Qwen3-8B", "v1")
+    for words in (
+        *(["run", "Qwen/Qwen3-8B@v1", "text"], ["run", "text", "--model", "Qwen/Qwen3-8B@v1"]),
+        *(["chat", "Qwen/Qwen3-8B@v1"], ["serve", "--model", "Qwen/Qwen3-8B@v1"]),
+        ["plan", "Qwen/Qwen3-8B@v1", "--offline"],
+    ):
+        options = parsed(*words)
+        assert (options.model, options.offline) == (name, "--offline" in words)
+    options = worker.build_parser().parse_args(["--model", "Qwen/Qwen3-8B@v1"])
+    assert (options.model, options.offline) == (name, False)
+    command, _, options = parse(["download", "Qwen/Qwen3-8B@v1", "--json-logs"])
+    assert (command.carrier, options.name, options.offline) == (download, str(name), False)
+    # What is written as a path is one.
+    assert parsed("serve", "./Qwen/Qwen3-8B").model == Path("Qwen/Qwen3-8B")
 
 
 @given(st.lists(st.text(), max_size=2))

@@ -88,9 +88,12 @@ def test_ports_numbers_and_models(taken_port: int, tmp_path: Path) -> None:
         ("neurogrid run x --local-layers 9", "--local-layers 9: embedded has 8 layers"),
         (f"neurogrid plan {model} --local-layers 4", f"4: {model.name} has 3 layers"),
         # A model that is none, or a worker's own.
-        ("neurogrid chat Org/Model-8B", "chat: the model directory Org/Model-8B does not exist"),
+        ("neurogrid chat ./Model-8B", "chat: the model directory Model-8B does not exist"),
         ("neurogrid run x --temperature -1", "run: --temperature must be a number from 0"),
-        ("neurogrid-worker --port 0 --model Org/Model-8B", "hf download Org/Model-8B"),
+        (
+            "neurogrid-worker --port 0 --model Org/Model-8B --offline",
+            "and --offline forbids to ask a hub for it",
+        ),
         (
             f"neurogrid-worker --port 0 --model {model / 'config.json'}",
             "is a file, not a directory",

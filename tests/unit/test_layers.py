@@ -97,7 +97,9 @@ def server(name: str) -> Room:
 def command_line(name: str) -> Room:
     # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
     outside = frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"})
-    return Room(f"neurogrid.cli{name}", BELOW_SERVER | {"neurogrid.server"}, outside)
+    return Room(
+        f"neurogrid.cli{name}", BELOW_SERVER | {"neurogrid.server", "neurogrid.hub"}, outside
+    )
 
 
 # From below. The narrowest prefix holds.
@@ -138,6 +140,13 @@ HOUSE = (
     model(".proof"),
     model(".embedded"),
     model(""),
+    # Goes to the network for what somebody typed; the process that does is its own.
+    Room(
+        "neurogrid.hub",
+        COMMON | {"neurogrid.planner", "neurogrid.model", "neurogrid.__version__"},
+        frozenset({"huggingface_hub", "httpx2", "trio"}),
+        COMMAND_LINE,
+    ),
     service("node", BELOW_NODE),
     service("fleet", BELOW_FLEET),
     service("fleet.speeds", BELOW_FLEET),

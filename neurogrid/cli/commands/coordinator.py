@@ -50,6 +50,7 @@ from neurogrid.cli.options.common import (
     warn_of_loopback,
 )
 from neurogrid.cli.options.discovery import bootstrap_peers, finding
+from neurogrid.cli.options.model import find_model
 from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.options.threads import prepare_threads
@@ -193,6 +194,8 @@ async def _generate(options: argparse.Namespace, screen: Screen) -> int:
     with ending_at_once():
         sampling = _sampling(options)
         prompt = read_prompt(options)
+    await find_model(options, screen, lambda: _judge_places(options))
+    with ending_at_once():
         where = _listening(options)
         # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
         import_libraries(screen, *LIBRARIES)
@@ -222,6 +225,8 @@ async def _chat(
 ) -> int:
     with ending_at_once():
         sampling = _sampling(options)
+    await find_model(options, screen, lambda: _judge_places(options))
+    with ending_at_once():
         where = _listening(options)
         import_libraries(screen, *LIBRARIES)
     from neurogrid.cli.commands.chat import Chat
@@ -269,6 +274,8 @@ async def _serve(
             if options.cluster or options.new_cluster:
                 _judge_cluster(options)  # whoever has the port may have that, too, which says more
             raise
+    await find_model(options, screen, lambda: _judge_places(options))
+    with ending_at_once():
         where = _listening(options)
         if options.alone:
             screen.say(
@@ -313,6 +320,12 @@ def _listening(options: argparse.Namespace) -> Listening:
     return where
 
 
+def _judge_places(options: argparse.Namespace) -> None:
+    """Refuse what can be known to be wrong without the model, before that is fetched for an hour."""
+    listening(options, port_flag="--p2p-port")
+    _judge_cluster(options)
+
+
 def _judge_cluster(options: argparse.Namespace) -> Trust | None:
     """Return the trust that is given so far; refuse a cluster that another coordinator runs with."""
     trust = existing_trust(options)
@@ -329,7 +342,7 @@ def _judge_plan(options: argparse.Namespace) -> None:
     """
     from neurogrid.assembly.plan_request import PlanRequest
     from neurogrid.model.embedded import embedded_model_path
-    from neurogrid.model.files.checkpoint_files import judge_checkpoint
+    from neurogrid.model.files.checkpoint_files import judge_checkpoint, model_name_of
 
     path: Path = options.model or embedded_model_path()
     num_layers = judge_checkpoint(path)
@@ -344,7 +357,7 @@ def _judge_plan(options: argparse.Namespace) -> None:
     )
     request.check_workers()
     if num_layers is not None:
-        request.check_layers(num_layers, options.model_name or path.resolve().name)
+        request.check_layers(num_layers, options.model_name or model_name_of(path))
 
 
 def _num_named(addresses: Sequence[str]) -> int:
@@ -396,6 +409,7 @@ async def _open_coordinator(
 
 async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     """Print the plan to stdout; that the layers do not fit is an error that says what is missing."""
+    await find_model(options, screen, lambda: _judge_places(options))
     with ending_at_once():
         _judge_plan(options)
         where = listening(options, port_flag="--p2p-port")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Final
 
 from neurogrid.cli.commands.diagnose import DIAGNOSE_WAIT
 from neurogrid.cli.commands.serve import SERVING_SESSIONS
 from neurogrid.cli.options.common import positive_float, positive_int, whole_number
 from neurogrid.cli.options.discovery import peer_address
+from neurogrid.cli.options.model import HUB_NAMES, add_offline_option, model_place
 
 __all__ = [
     "MAX_ANSWER_TOKENS",
@@ -35,9 +35,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Which model, and how much it is to hold."""
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", type=Path, metavar="DIR", help="checkpoint: config.json, safetensors, tokenizer"
+        "--model", type=model_place, metavar="MODEL", help=f"the checkpoint: {HUB_NAMES}"
     )
-    model.add_argument("--model-name", metavar="NAME", help="what to call it (default: DIR's name)")
+    add_offline_option(model)
+    model.add_argument(
+        "--model-name",
+        metavar="NAME",
+        help="what to call it (default: as its directory, or as at the hub)",
+    )
     model.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),

@@ -4,6 +4,7 @@
     neurogrid chat [MODEL]          with --chat
     neurogrid serve [MODEL]         without either
     neurogrid plan [MODEL]          with --plan-only
+    neurogrid download NAME         fetches a model, and no more
     neurogrid diagnose              with --diagnose
     neurogrid ticket DIR            with --cluster DIR --ticket
     neurogrid join [TICKET]         a worker with --join
@@ -17,14 +18,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Final, NoReturn
 
-from neurogrid.cli.commands import coordinator, worker
+from neurogrid.cli.commands import coordinator, download, worker
 from neurogrid.cli.commands.cluster import add_ticket_options
 from neurogrid.cli.commands.coordinator_options import (
     add_generation_options,
@@ -35,9 +36,11 @@ from neurogrid.cli.commands.coordinator_options import (
 from neurogrid.cli.commands.serve import add_serving_options
 from neurogrid.cli.entry import leave
 from neurogrid.cli.options.common import ArgumentParser, add_common_options
+from neurogrid.cli.options.model import HUB_NAMES
 from neurogrid.cli.options.trust import take_ticket
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
+from neurogrid.hub.names import model_place, parse_name
 
 __all__ = ["COMMANDS", "build_parser", "is_alone", "main", "model_and_text", "parse"]
 
@@ -45,7 +48,10 @@ NAME: Final = "neurogrid"
 EXAMPLES: Final = (
     (f'{NAME} run "A function definition"', "let the small model that comes along write"),
     (f"{NAME} chat DIR", "talk to the model in DIR, on this machine"),
-    (f"{NAME} serve DIR", "the page and the API of OpenAI, at http://127.0.0.1:8090"),
+    (
+        f"{NAME} serve Qwen/Qwen3-8B",
+        "the page and the API of OpenAI, at http://127.0.0.1:8090, of a model at the hub",
+    ),
     (f"{NAME} serve DIR --new-cluster ~/cluster --min-peers 2", "the same, on two more machines"),
     (f"{NAME} join -", "on those, with the ticket that the line above prints"),
 )
@@ -54,7 +60,6 @@ OTHERS: Final = ("--new-cluster", "--cluster", "--min-peers", "--local-workers",
 SAMPLING: Final = ("--max-tokens", "--temperature", "--top-p", "--seed")
 # Files that are models, of kinds that are not read: whoever names one means a model.
 WEIGHTS: Final = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml")
-HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -85,19 +90,18 @@ class Command:
         return "MODEL" in self.argument
 
     @property
-    def is_worker(self) -> bool:
-        """Whether it is carried out by a worker."""
-        return self.name == "join"
+    def carrier(self) -> ModuleType:
+        """What carries it out: a coordinator, a worker, or neither."""
+        return {"join": worker, "download": download}.get(self.name, coordinator)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model_argument",
         nargs="?",
-        type=Path,
+        type=model_place,
         metavar="MODEL",
-        help="directory of the checkpoint: config.json, safetensors, tokenizer (default: a small model that comes "
-        "along)",
+        help=f"{HUB_NAMES} (default: a small model that comes along)",
     )
     add_model_options(parser)
     add_worker_options(parser)
@@ -126,9 +130,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="[MODEL] TEXT",
-        help="directory of the checkpoint (default: a small model that comes along), and the text to continue, or - "
-        "for standard input. One word alone is the text, unless it is a directory or written as a path; --model DIR "
-        "and --prompt TEXT say which is which",
+        help=f"{HUB_NAMES} (default: a small model that comes along), and the text to continue, or - for standard "
+        "input. One word alone is the text, unless it is a directory, a name at a hub, or written as a path; "
+        "--model MODEL and --prompt TEXT say which is which",
     )
     add_model_options(parser)
     add_worker_options(parser)
@@ -145,6 +149,15 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_diagnose(parser: argparse.ArgumentParser) -> None:
     add_worker_options(parser)
     add_common_options(parser, port_flag="--p2p-port", is_worker=False)
+
+
+def _add_download(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="the model at a hub: OWNER/NAME, or OWNER/NAME@REVISION for a branch, a tag or a commit",
+    )
+    download.add_download_options(parser)
 
 
 def _add_ticket(parser: argparse.ArgumentParser) -> None:
@@ -272,6 +285,20 @@ COMMANDS: Final = (
         {"plan_only": True, "prompt": None, "prompt_file": None},
     ),
     Command(
+        "download",
+        "NAME",
+        "fetch a model, and print where it lies",
+        "Fetch a model from a hub into the cache of this machine, as far as it is not there, and print its directory. "
+        "Config, safetensors and tokenizer are fetched, and nothing else.",
+        (),
+        (
+            ("download Qwen/Qwen3-8B", "what every command takes by its name from then on"),
+            ("download Qwen/Qwen3-8B@REVISION", "as it is at a commit, a tag or a branch"),
+        ),
+        _add_download,
+        {},
+    ),
+    Command(
         "diagnose",
         "",
         "which workers are there, and what was tried to find them",
@@ -334,13 +361,13 @@ def parse(argv: Sequence[str]) -> tuple[Command, ArgumentParser, argparse.Namesp
         parser.exit()
     command = _command(argv[0])
     parser = _PartParser(prog=f"{NAME} {command.name}")
-    whole = (worker if command.is_worker else coordinator).build_parser()
+    whole = command.carrier.build_parser()
     # What the command has no option for has its default, or what the command stands for.
     options = argparse.Namespace(**{**vars(whole.parse_args([])), **command.mode})
     # Intermixed: arguments may stand before, behind and between options.
     parser.parse_intermixed_args(argv[1:], options)
     _take_arguments(command, parser, options)
-    if not command.is_worker:
+    if command.carrier is coordinator:
         options.alone = not options.diagnose and not options.ticket and is_alone(options)
         if options.alone:
             options.min_peers = 0
@@ -392,7 +419,7 @@ def _take_words(parser: ArgumentParser, options: argparse.Namespace) -> None:
     else:
         model, text = model_and_text(words)
     if model is not None:
-        options.model = Path(model)
+        options.model = model_place(model)
     if text == "-":
         options.prompt_file = "-"
     elif text is not None:
@@ -404,7 +431,7 @@ def _take_words(parser: ArgumentParser, options: argparse.Namespace) -> None:
 
 def _refuse(parser: ArgumentParser, what: str) -> NoReturn:
     parser.error(
-        f"{what}: {NAME} run [MODEL] TEXT, where - reads the text from standard input; --prompt TEXT and --model DIR "
+        f"{what}: {NAME} run [MODEL] TEXT, where - reads the text from standard input; --prompt TEXT and --model MODEL "
         "say which is which"
     )
 
@@ -423,7 +450,7 @@ def model_and_text(words: Sequence[str]) -> tuple[str | None, str | None]:
     is_model = (
         os.path.isdir(word)
         or word.endswith(WEIGHTS)
-        or bool(HUB_NAME.fullmatch(word))
+        or parse_name(word) is not None
         or (word.startswith(("/", "./", "../", "~")) and not any(map(str.isspace, word)))
     )
     return (word, None) if is_model else (None, word)
@@ -444,9 +471,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     with ending_at_once():
         command, parser, options = parse(sys.argv[1:] if argv is None else argv)
-        if command.is_worker:
-            return worker.run(parser, options)
-        return coordinator.run(parser, options)
+        status: int = command.carrier.run(parser, options)
+        return status
 
 
 if __name__ == "__main__":

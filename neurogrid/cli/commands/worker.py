@@ -9,7 +9,6 @@ import argparse
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import trio
 
@@ -31,6 +30,7 @@ from neurogrid.cli.options.common import (
     warn_of_loopback,
 )
 from neurogrid.cli.options.discovery import bootstrap_peers, finding
+from neurogrid.cli.options.model import HUB_NAMES, add_offline_option, find_model, model_place
 from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import (
     add_metrics_options,
@@ -117,10 +117,11 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
-        type=Path,
-        metavar="DIR",
-        help="a checkpoint with safetensors of this machine's own; may hold some of the layers only",
+        type=model_place,
+        metavar="MODEL",
+        help=f"a checkpoint of this machine's own: {HUB_NAMES}; a directory may hold some of the layers only",
     )
+    add_offline_option(model)
     model.add_argument(
         "--wait-for-assignment",
         action="store_true",
@@ -161,6 +162,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             return await work()
 
     async def work() -> int:
+        await find_model(options, screen, lambda: listening(options, port_flag="--port"))
         with ending_at_once():
             if options.model is not None:
                 judge_checkpoint(options.model)

@@ -38,6 +38,7 @@ __all__ = [
     "Listening",
     "TO_OPEN",
     "add_common_options",
+    "add_output_options",
     "listening",
     "port_number",
     "positive_float",
@@ -185,6 +186,11 @@ def add_common_options(parser: argparse.ArgumentParser, *, port_flag: str, is_wo
         help="listen beyond loopback although any peer that finds the port may use it",
     )
     add_finding_options(parser.add_argument_group("finding peers"), is_worker=is_worker)
+    add_output_options(parser)
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """How much a command says, and in which form."""
     output = parser.add_argument_group("output")
     output.add_argument(
         "--log-level",

@@ -19,6 +19,7 @@ from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.checkpoint_files import model_name_of
 from neurogrid.model.files.config import build_config, eos_token_ids
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.proof.miniature import SplitTraits
@@ -111,7 +112,7 @@ class LoadedModel(ModelSource):
             )
             max_seq_len = whole
         return cls(
-            name=name or path.resolve().name,
+            name=name or model_name_of(path),
             checkpoint=checkpoint,
             config=config,
             ends=ends,

@@ -17,6 +17,7 @@ __all__ = [
     "INDEX_FILE",
     "SINGLE_FILE",
     "judge_checkpoint",
+    "model_name_of",
     "read_json",
     "read_model_config",
     "weight_files",
@@ -33,8 +34,9 @@ _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpa
 
 # Bytes of a JSON file of the directory: the index of a model of 100,000 tensors has 10 MB.
 _MAX_JSON_BYTES = 64 * 1024 * 1024
-# What a model is called on a hub.
+# What a model is called at a hub, and what the cache of huggingface_hub calls its directory.
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/[0-9a-f]{40}")
 
 
 def judge_checkpoint(path: Path) -> int | None:
@@ -49,6 +51,13 @@ def judge_checkpoint(path: Path) -> int | None:
     weight_files(path)
     counts = [part.get("num_hidden_layers") for part in with_text_config(config)]
     return max((count for count in counts if type(count) is int and count > 0), default=None)
+
+
+def model_name_of(path: Path) -> str:
+    """What a checkpoint is called: as its directory is, or as at the hub where it lies in the cache of that."""
+    folder = path.resolve()
+    snapshot = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
+    return f"{snapshot[1]}/{snapshot[2]}" if snapshot else folder.name
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -70,7 +79,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
             fault = "is GGUF, which is not read"
         hint = ""
         if not exists and _HUB_NAME.fullmatch(str(folder)):
-            hint = f". Nothing is downloaded here: fetch it first (hf download {folder} --local-dir DIR)"
+            hint = f"; neurogrid download {folder} fetches a model of that name, and prints its directory"
         raise ConfigurationError(
             f"the model directory {folder} {fault}; give the directory that has config.json{hint}"
         )

@@ -1,0 +1,84 @@
+"""Which model: a directory, or a name at a hub, which is a directory once it is in the cache."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from neurogrid.cli.signals import ending_at_once
+from neurogrid.cli.terminal.screen import Screen
+from neurogrid.errors import ConfigurationError
+from neurogrid.hub.names import ModelName, model_place
+
+__all__ = ["HUB_NAMES", "add_offline_option", "find_model", "model_place"]
+
+HUB_NAMES: Final = (
+    "a directory with config.json, safetensors and tokenizer, or OWNER/NAME[@REVISION] at a hub, which is "
+    "fetched unless the cache has it"
+)
+
+
+def add_offline_option(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """`--offline`, where a model can be named."""
+    group.add_argument(
+        "--offline",
+        action="store_true",
+        help="take a model that is named from the cache alone, and ask no hub",
+    )
+
+
+async def find_model(
+    options: argparse.Namespace, screen: Screen, judge: Callable[[], object] = lambda: None
+) -> None:
+    """Put the directory of a model that is named where the options have its name, fetched if need be.
+
+    Args:
+        judge: raises what else is wrong with the options: called before anything is fetched.
+
+    Raises:
+        ConfigurationError: it cannot be had.
+    """
+    if isinstance(options.model, ModelName):
+        options.model = await named_model(
+            options.model, screen, is_offline=options.offline, judge=judge
+        )
+
+
+async def named_model(
+    name: ModelName,
+    screen: Screen,
+    *,
+    is_offline: bool,
+    is_renewed: bool = False,
+    judge: Callable[[], object] = lambda: None,
+) -> Path:
+    """The directory of a model in the cache.
+
+    Args:
+        is_offline: look there alone.
+        is_renewed: ask the hub what the revision is today, though the cache has one.
+        judge: called before anything is fetched.
+
+    Raises:
+        ConfigurationError: it cannot be had.
+    """
+    # Here, not above: the library takes a third of a second, and --help does without.
+    from neurogrid.hub.cache import cache_directory, cached_snapshot
+    from neurogrid.hub.download import download, is_switched_off
+
+    with ending_at_once():
+        why_not = "--offline" if is_offline else "HF_HUB_OFFLINE" if is_switched_off() else ""
+        found = cached_snapshot(name) if why_not or not is_renewed else None
+        if found is not None:
+            return found
+        if why_not:
+            raise ConfigurationError(
+                f"{name} is neither a directory here nor whole in {cache_directory()}, and {why_not} forbids to ask a "
+                "hub for it"
+            )
+        judge()
+        from neurogrid.cli.terminal.download_view import DownloadView
+    with DownloadView(screen, str(name)) as view:
+        return await download(name, view)
