@@ -23,14 +23,7 @@ import torch
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.foreign_codes import ForeignFormat
-from neurogrid.model.files.quantization import (
-    CODES,
-    MINIMUMS,
-    SCALES,
-    TABLE,
-    CodesForm,
-    Quantization,
-)
+from neurogrid.model.files.quantization import METHODS, CodesForm, parts_of
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,
     LENGTH_BYTES,
@@ -39,7 +32,7 @@ from neurogrid.model.files.safetensors_header import (
     header_length,
     parse_header,
 )
-from neurogrid.model.files.tensors import tensor_to_bytes
+from neurogrid.model.files.tensors import dtype_name, tensor_to_bytes
 from neurogrid.model.kernels import Codes, quantize
 from neurogrid.p2p.wire.blob_id import BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.limits import CHUNK_BYTES
@@ -199,17 +192,10 @@ class CodedBlob(LayerBlob):
     def _make(self) -> tuple[memoryview, ...]:
         made = {name: data for name, (_, data) in self._plain.items()}
         for name, matrix in self._matrices.items():
-            codes = matrix.make()
-            parts = {
-                CODES: codes.codes,
-                SCALES: codes.scales,
-                MINIMUMS: codes.minimums,
-                TABLE: codes.table,
-            }
-            here = {suffix: part for suffix, part in parts.items() if part is not None}
+            parts = parts_of(matrix.make())
             # As whoever gets them will.
-            matrix.form.read(here, name)
-            made |= {name + suffix: tensor_to_bytes(part) for suffix, part in here.items()}
+            matrix.form.read(parts, name)
+            made |= {name + suffix: tensor_to_bytes(part) for suffix, part in parts.items()}
         return tuple(data for _, data in sorted(made.items()))
 
 
@@ -238,6 +224,20 @@ class StoredMatrix:
         with self._named():
             return self.stored.shape(shapes, told)
 
+    @property
+    def form(self) -> CodesForm:
+        """Of `codes`, told by the headers; errors as of those."""
+        num_outputs, num_inputs = self.shape
+        entry, _ = self.tensors[self.stored.scales]
+        scale_dtype = self.stored.scale_dtype
+        return CodesForm(
+            self.stored.bits,
+            0 if self.stored.group is None else num_outputs * num_inputs // prod(entry.shape),
+            entry.dtype if scale_dtype is None else dtype_name(scale_dtype),
+            self.stored.has_minimums,
+            self.stored.table is not None,
+        )
+
     def codes(self) -> Codes:
         """The codes that it is.
 
@@ -258,18 +258,17 @@ class StoredMatrix:
             raise type(exc)(f"{self.name}: {exc}") from exc
 
 
-def quantized(
-    name: str, entry: TensorEntry, data: memoryview, quantization: Quantization
-) -> CodedMatrix:
-    """A matrix of a file, to be quantised."""
+def quantized(name: str, entry: TensorEntry, data: memoryview, method: str) -> CodedMatrix:
+    """A matrix of a file, to be quantised by a key of METHODS."""
+    form = METHODS[method]
 
     def make() -> Codes:
         try:
-            return quantize(tensor_of(entry, data), quantization.form.bits)
+            return quantize(tensor_of(entry, data), form.bits)
         except ValueError as exc:
             raise CheckpointError(f"{name} cannot be quantised: {exc}") from exc
 
-    return CodedMatrix(entry.shape, quantization.form, make)
+    return CodedMatrix(entry.shape, form, make)
 
 
 def tensor_of(entry: TensorEntry, data: memoryview) -> torch.Tensor:

@@ -38,11 +38,11 @@ from neurogrid.model.files.config import build_config
 from neurogrid.model.files.foreign_codes import ForeignFormat
 from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.files.quantization import (
+    AS_STORED,
     CodesForm,
     Linears,
     Quantization,
     choose_quantization,
-    form_of,
     record_of_stored,
 )
 from neurogrid.model.files.safetensors_header import (
@@ -116,7 +116,7 @@ class Checkpoint:
         self._places = dict(places)
         self._absent = dict(absent)
         self._mapped: dict[Path, _Mapped] = {}
-        self._blobs: dict[Quantization | None, dict[int, LayerBlob]] = {}
+        self._blobs: dict[Quantization | str | None, dict[int, LayerBlob]] = {}
         self._recent = RecentLayers()
         self.present_layers = frozenset(self._layer_names) - {
             layer_of(name, num_layers) for name in absent
@@ -174,25 +174,27 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: layer {layer_id} was asked for in another form than it has here"
             )
-        blobs = self._blobs.get(quantization)
+        # The codes of the files are what they are, whatever a peer's record has.
+        key = quantization if quantization is None or not quantization.is_stored else AS_STORED
+        blobs = self._blobs.get(key)
         if blobs is None:
             # Peers name forms, as many as they like.
             while len(self._blobs) >= _MAX_FORMS:
                 del self._blobs[next(iter(self._blobs))]
-            blobs = self._blobs[quantization] = {}
+            blobs = self._blobs[key] = {}
         if layer_id not in blobs:
             tensors = {name: self._bytes_of(name) for name in self._layer_names[layer_id]}
             if quantization is None:
                 blobs[layer_id] = LayerBlob(tensors)
             elif quantization.is_stored:
-                matrices, plain = self._stored_matrices(tensors, quantization.form)
+                matrices, plain = self._stored_matrices(tensors)
                 blobs[layer_id] = CodedBlob(plain, matrices, self._recent)
             else:
                 matrices = {
-                    name: quantized(name, entry, data, quantization)
+                    name: quantized(name, entry, data, quantization.method)
                     for name, (entry, data) in tensors.items()
                     if FILE_DTYPES[entry.dtype].is_floating_point
-                    and quantization.takes_tensor(name, entry.shape)
+                    and quantization.makes_of(name, entry.shape)
                 }
                 plain = {name: each for name, each in tensors.items() if name not in matrices}
                 blobs[layer_id] = CodedBlob(plain, matrices, self._recent)
@@ -238,14 +240,14 @@ class Checkpoint:
         return StoredMatrix(name, self.stored, tensors)
 
     def _stored_matrices(
-        self, tensors: Mapping[str, tuple[TensorEntry, memoryview]], form: CodesForm
+        self, tensors: Mapping[str, tuple[TensorEntry, memoryview]]
     ) -> tuple[dict[str, CodedMatrix], dict[str, tuple[TensorEntry, memoryview]]]:
         """The matrices among these tensors that are quantised, by name; and the tensors that make none."""
         groups = self._stored_parts(tensors)
         matrices = {}
         for name, parts in groups.items():
             matrix = self._stored_matrix(name, parts)
-            matrices[name] = CodedMatrix(matrix.shape, form, matrix.codes)
+            matrices[name] = CodedMatrix(matrix.shape, matrix.form, matrix.codes)
         used = {part for parts in groups.values() for part in parts.values()}
         return matrices, {name: each for name, each in tensors.items() if name not in used}
 
@@ -259,36 +261,30 @@ class Checkpoint:
         if self.stored is None:
             if method is None:
                 return None
-            layers = range(self.num_layers)
-            return choose_quantization(method, map(self.layer_shapes, layers), model)
+            shapes = map(self.layer_shapes, range(self.num_layers))
+            return choose_quantization(method, shapes, model)
         if method is not None:
             raise ConfigurationError(
                 f"{self.path} is quantised already ({self.stored.name}): leave out --quantize"
             )
-        shapes = {layer: self.stored_shapes(layer) for layer in sorted(self.present_layers)}
-        return record_of_stored(self.stored_form(), shapes, model)
+        layers = {layer: self._stored_forms(layer) for layer in sorted(self.present_layers)}
+        if not any(layers.values()):
+            raise UnsupportedModelError(
+                f"{self.path}: its config says that it is quantised, and no matrix in its layers is"
+            )
+        return record_of_stored(layers, model, self.num_layers)
 
-    def stored_shapes(self, layer_id: int) -> dict[str, tuple[int, int]]:
-        """The shapes of a layer's quantised matrices, by name.
+    def _stored_forms(self, layer_id: int) -> dict[str, tuple[tuple[int, int], CodesForm]]:
+        """The shapes and forms of a layer's quantised matrices, by name.
 
         Raises:
             CheckpointError, UnsupportedModelError: one is not what its format says.
         """
-        groups = self._stored_parts(self._layer_names.get(layer_id, ()))
-        return {name: self._stored_matrix(name, parts).shape for name, parts in groups.items()}
-
-    def stored_form(self) -> CodesForm:
-        """The form of the codes that its matrices are, told from the first.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: it is not what its format says, or there is none.
-        """
-        for layer_id in sorted(self.present_layers):
-            for name, parts in self._stored_parts(self._layer_names[layer_id]).items():
-                return form_of(self._stored_matrix(name, parts).codes())
-        raise UnsupportedModelError(
-            f"{self.path}: its config says that it is quantised, and no matrix in its layers is"
-        )
+        matrices = {
+            name: self._stored_matrix(name, parts)
+            for name, parts in self._stored_parts(self._layer_names[layer_id]).items()
+        }
+        return {name: (matrix.shape, matrix.form) for name, matrix in matrices.items()}
 
     @property
     def files(self) -> frozenset[Path]:

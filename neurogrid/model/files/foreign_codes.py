@@ -129,6 +129,11 @@ class ForeignFormat:
         return _STATE if self.layout == "nf4" else None
 
     @property
+    def scales(self) -> str:
+        """The suffix of the tensor of scales."""
+        return _LAYOUTS[self.layout].scales
+
+    @property
     def table(self) -> str | None:
         """The table of the codes that are made, a name."""
         return "nf4" if self.layout == "nf4" else None
@@ -205,13 +210,14 @@ class _Layout:
     """Where the tensors of a matrix have what.
 
     Attributes:
-        marker, required, optional: suffixes.
+        marker, scales, required, optional: suffixes.
         dtypes: that are accepted, by suffix.
         measure: (O, I) and the shapes that the tensors must then have, by suffix.
         decode: the codes, from tensors that are checked for dtype and shape.
     """
 
     marker: str
+    scales: str
     required: tuple[str, ...]
     optional: tuple[str, ...]
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
@@ -477,6 +483,7 @@ _INTEGERS: Final = (torch.int8, torch.uint8, torch.int32, torch.int64)
 _LAYOUTS: Final[Mapping[str, _Layout]] = {
     "gptq": _Layout(
         _QWEIGHT,
+        _SCALES,
         (_QWEIGHT, _QZEROS, _SCALES),
         (_G_IDX,),
         {
@@ -490,6 +497,7 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
     ),
     "awq": _Layout(
         _QWEIGHT,
+        _SCALES,
         (_QWEIGHT, _QZEROS, _SCALES),
         (),
         {_QWEIGHT: (torch.int32,), _QZEROS: (torch.int32,), _SCALES: _FLOATS},
@@ -498,6 +506,7 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
     ),
     "packed": _Layout(
         _PACKED,
+        _SCALE,
         (_PACKED, _SCALE, _SHAPE),
         (_ZERO_POINT,),
         {
@@ -511,6 +520,7 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
     ),
     "int": _Layout(
         _SCALE,
+        _SCALE,
         (_WEIGHT, _SCALE),
         (_ZERO_POINT,),
         {_WEIGHT: (torch.int8,), _SCALE: _FLOATS, _ZERO_POINT: _INTEGERS},
@@ -518,6 +528,7 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
         _decode_int,
     ),
     "nf4": _Layout(
+        _ABSMAX,
         _ABSMAX,
         (_WEIGHT, _ABSMAX, _MAP, _STATE),
         (),
@@ -531,6 +542,7 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
         _decode_nf4,
     ),
     "int8": _Layout(
+        _SCB,
         _SCB,
         (_WEIGHT, _SCB),
         (_WEIGHT_FORMAT,),

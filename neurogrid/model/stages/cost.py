@@ -80,11 +80,11 @@ def layer_cost(
         per_token, fixed = measured[kind]
         costs.append(
             LayerCost(
-                weight_bytes=_bytes(layer) - _saved_bytes(layer, quantization),
+                weight_bytes=_bytes(layer) - _saved_bytes(layer_id, layer, quantization),
                 cache_bytes_per_token=per_token,
                 cache_bytes_fixed=fixed,
                 max_cached_tokens=window - 1 if window else None,
-                step_bytes=_step_bytes(layer, config, quantization),
+                step_bytes=_step_bytes(layer_id, layer, config, quantization),
             )
         )
     return tuple(costs)
@@ -105,7 +105,7 @@ def workspace_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: in
 
 
 def _step_bytes(
-    layer: nn.Module, config: PreTrainedConfig, quantization: Quantization | None
+    layer_id: int, layer: nn.Module, config: PreTrainedConfig, quantization: Quantization | None
 ) -> int | None:
     text = config.get_text_config(decoder=True)
     num_experts, num_active = _whole(text, *NUM_EXPERTS), _whole(text, *ACTIVE_EXPERTS)
@@ -116,7 +116,7 @@ def _step_bytes(
     )
     if not routed or not 0 < num_active < num_experts:
         return None
-    whole = _bytes(layer) - _saved_bytes(layer, quantization)
+    whole = _bytes(layer) - _saved_bytes(layer_id, layer, quantization)
     return whole - routed + routed * num_active // num_experts
 
 
@@ -159,17 +159,17 @@ def _shapes(layer: nn.Module) -> tuple[object, ...]:
     return tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
 
 
-def _saved_bytes(layer: nn.Module, quantization: Quantization | None) -> int:
+def _saved_bytes(layer_id: int, layer: nn.Module, quantization: Quantization | None) -> int:
     """Bytes that the weights of linear layers take less as codes."""
     if quantization is None:
         return 0
-    linears = (
-        module.weight
-        for path, module in layer.named_modules()
-        if type(module) is nn.Linear
-        and quantization.takes(numbers_hidden(path), module.weight.shape)
-    )
-    return sum(weight.nbytes - quantization.form.num_bytes(weight.shape) for weight in linears)
+    saved = 0
+    for path, module in layer.named_modules():
+        if type(module) is nn.Linear:
+            shape = module.weight.shape
+            form = quantization.form(layer_id, numbers_hidden(path), shape)
+            saved += 0 if form is None else module.weight.nbytes - form.num_bytes(shape)
+    return saved
 
 
 def _bytes(layer: nn.Module) -> int:

@@ -30,6 +30,7 @@ from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
+from neurogrid.model.files.quantization import CodesForm
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 from neurogrid.model.kernels import Codes, CodesLinear
 from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to, place_module
@@ -187,15 +188,15 @@ class Skeleton:
         tensors: Mapping[str, torch.Tensor],
         codes: Mapping[str, Codes] = MappingProxyType({}),
         *,
-        coded: frozenset[str] = frozenset(),
+        coded: Mapping[str, CodesForm] = MappingProxyType({}),
         by_int8: bool = False,
     ) -> None:
         """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises.
 
         Args:
             codes: in the place of matrices, by the names of those.
-            coded: the paths of the linear layers that `codes` must be, all of them and no others: their memory was
-                counted so.
+            coded: the forms that `codes` must have, by the paths of their linear layers, all of them and no others:
+                their memory was counted so.
             by_int8: activations are rounded to 8 bits for the products with codes.
         """
         strangers = [
@@ -214,7 +215,9 @@ class Skeleton:
                 raise CheckpointError(
                     f"{name} is quantised, and no linear layer that is to be so in this model"
                 )
-        if lacking := sorted(coded - set(found.values())):
+            if not coded[found[name]].has(codes[name]):
+                raise CheckpointError(f"{name} is quantised in another form than it is to be")
+        if lacking := sorted(coded.keys() - set(found.values())):
             raise CheckpointError(
                 f"{lacking[0]} of layer {layer_id} is to be quantised, and is not"
             )

@@ -151,11 +151,11 @@ class Stage:
             if not owns_memory:
                 # Of codes others are made. A norm that lies beside them would keep them all.
                 plain = {name: tensor.clone() for name, tensor in plain.items()}
-            coded = frozenset(
-                path
+            forms = {
+                path: self._quantization.form(layer_id, numbers_hidden(path), shape)
                 for path, shape in self._skeleton.linear_shapes(layer_id).items()
-                if self._quantization.takes(numbers_hidden(path), shape)
-            )
+            }
+            coded = {path: form for path, form in forms.items() if form is not None}
             self._skeleton.load_layer(
                 layer_id, plain, codes, coded=coded, by_int8=self._quantization.by_int8
             )
