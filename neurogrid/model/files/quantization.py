@@ -23,7 +23,7 @@ from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.sanitize import config_fingerprint
 from neurogrid.model.files.tensor_names import numbers_hidden, path_in_layer
 from neurogrid.model.files.tensors import TORCH_DTYPES, is_finite
-from neurogrid.model.kernels import CODE_GROUP, Codes
+from neurogrid.model.kernels import CODE_GROUP, HALF_GROUP, Codes
 from neurogrid.p2p.wire.limits import MAX_LAYERS
 
 __all__ = [
@@ -60,7 +60,8 @@ class CodesForm:
 
     Attributes:
         bits: 8 or 4.
-        group: inputs of an output that share a scale, a multiple of 32; 0 for all inputs.
+        group: inputs of an output that share a scale, a multiple of 32; 0 for all inputs; 16 of 8 bits without
+            minimums.
         scale: the name in a file of what scales and minimums are: F16, BF16 or F32.
         has_minimums: whether there are minimums.
         has_table: whether each matrix has a table, of 4 bits.
@@ -88,7 +89,8 @@ class CodesForm:
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether a matrix of that shape can have the form."""
-        return len(shape) == 2 and shape[0] > 0 < shape[1] and shape[1] % (self.group or 32) == 0
+        unit = max(self.group, CODE_GROUP)
+        return len(shape) == 2 and shape[0] > 0 < shape[1] and shape[1] % unit == 0
 
     def num_bytes(self, shape: Sequence[int]) -> int:
         """Bytes of what stands in the place of a matrix, but for the table."""
@@ -166,7 +168,7 @@ class CodesForm:
             or type(table) is not bool
             or bits not in (4, 8)
             or not 0 <= group <= _MAX_GROUP
-            or group % CODE_GROUP
+            or (group % CODE_GROUP and (group != HALF_GROUP or bits != 8 or minimums))
             or scale not in ("F16", "BF16", "F32")
             or (table and bits != 4)
         ):

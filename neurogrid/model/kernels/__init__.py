@@ -5,13 +5,14 @@ or with bfloat16, where `library` was built and passes its own check; elsewhere 
 """
 
 from neurogrid.model.kernels.chosen import library
-from neurogrid.model.kernels.codes import CODE_GROUP, Codes, quantize
+from neurogrid.model.kernels.codes import CODE_GROUP, HALF_GROUP, Codes, quantize
 from neurogrid.model.kernels.compiled import Library
 from neurogrid.model.kernels.linear import Bfloat16Linear, CodesLinear, hold_as_bfloat16
 from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = [
     "CODE_GROUP",
+    "HALF_GROUP",
     "Bfloat16Linear",
     "Codes",
     "CodesLinear",

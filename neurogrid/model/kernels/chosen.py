@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from neurogrid.model.kernels.codes import quantize
+from neurogrid.model.kernels.codes import Codes, quantize
 from neurogrid.model.kernels.compiled import VARIABLE, Library, open_library
 from neurogrid.model.kernels.matrix import Matrix
 
@@ -76,3 +76,10 @@ def _products(
             matrix = Matrix.of_codes(found, codes, None, by_int8=by_int8)
             dense = codes.dense(torch.float32)
             yield f"int{bits}{' by int8' if by_int8 else ''}", matrix, dense, most
+    codes = quantize(weight, 8)
+    # A scale for each 16, and those of neighbours are not the same.
+    factors = torch.tensor([1.0, 0.5]).repeat(codes.scales.shape[1])
+    halved = codes.scales.float().repeat_interleave(2, dim=1) * factors
+    codes = Codes(8, codes.codes, halved, codes.num_inputs)
+    matrix = Matrix.of_codes(found, codes, None, by_int8=False)
+    yield "int8 in groups of 16", matrix, codes.dense(torch.float32), _MAX_ERROR

@@ -1,7 +1,8 @@
-"""Quantised weights in one form: codes of 8 or 4 bits, and a scale for each group of 32 inputs of an output.
+"""Quantised weights in one form: codes of 8 or 4 bits, and a scale for each group of inputs of an output.
 
 A weight is `table[code] * scale + minimum`. The table of 8 bits is the code itself, -128..127; that of 4 bits has 16
-entries, code - 8 where none is given. Minimums are for formats that have them. Codes are row-major, so that they are
+entries, code - 8 where none is given. Minimums are for formats that have them. A group is 32 inputs or a multiple of that,
+or 16 of 8 bits without minimums. Codes are row-major, so that they are
 the same bytes for every processor; of 4 bits two share a byte, the even input in the low half. A row that is no
 multiple of 32 long is filled up with codes that mean nothing.
 
@@ -16,10 +17,12 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-__all__ = ["CODE_GROUP", "Codes", "quantize"]
+__all__ = ["CODE_GROUP", "HALF_GROUP", "Codes", "quantize"]
 
 CODE_GROUP: Final = 32
-"""Inputs of an output that share a scale; other forms have a multiple of it."""
+"""Inputs of an output that share a scale; other forms have a multiple of it, or half of it."""
+HALF_GROUP: Final = 16
+"""Inputs that share a scale in the one form with less."""
 
 _LINEAR: Final = torch.arange(16, dtype=torch.float32) - 8
 # Elements that are worked on at once: what a cache holds in float32.
@@ -33,7 +36,7 @@ class Codes:
     Attributes:
         bits: 8 or 4.
         codes: int8 [O, K], or uint8 [O, K / 2].
-        scales: [O, S], float16, bfloat16 or float32; S divides K / 32.
+        scales: [O, S], float16, bfloat16 or float32; S divides K / 32, or is K / 16.
         num_inputs: I.
         minimums: as the scales, or None.
         table: float32 [16] for codes of 4 bits, or None.
@@ -55,6 +58,11 @@ class Codes:
     def num_columns(self) -> int:
         """K."""
         return -(-self.num_inputs // CODE_GROUP) * CODE_GROUP
+
+    @property
+    def has_half_groups(self) -> bool:
+        """Whether 16 inputs share a scale."""
+        return self.scales.shape[1] * HALF_GROUP == self.num_columns
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:

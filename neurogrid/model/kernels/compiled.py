@@ -33,7 +33,10 @@ ELEMENT_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Kind(IntEnum):
-    """Products, numbered as in kernels.c. INT8: activations are rounded to 8 bits in groups of 32 first."""
+    """Products, numbered as in kernels.c.
+
+    INT8: activations are rounded to 8 bits in groups of 32 first. HALF: there is a scale for each 16 inputs.
+    """
 
     BF16 = 0
     BF16_DOT = 1
@@ -41,6 +44,7 @@ class Kind(IntEnum):
     CODES8_INT8 = 3
     CODES4 = 4
     CODES4_INT8 = 5
+    CODES8_HALF = 6
 
 
 class MatrixFields(ctypes.Structure):

@@ -12,7 +12,8 @@ Shape legend: R rows, O outputs, K inputs (a multiple of 32, padded with zeros),
 bfloat16   [O][K], as it lies in a file.
 8 bits     code + 128 as [O / 16][K / 4][16][4] bytes: 16 outputs are 16 lanes, each with four inputs.
 4 bits     codes 0..15 as [O / 16][K / 8][16][4] bytes: the low half of byte j is input j, the high half input 4 + j.
-scales     [O / 16][N][16] of float16, bfloat16 or float32: one for each 32 inputs, or for each multiple of that.
+scales     [O / 16][N][16] of float16, bfloat16 or float32: one for each 32 inputs, or for each multiple of that;
+           [O / 16][2 N][16] of NG_CODES8_HALF, one for each 16.
 minimums   the same, or none. A weight is table[code] * scale + minimum; the table of 8 bits is code itself.        */
 
 #ifndef NG_LEVEL
@@ -34,7 +35,7 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 #define PREFETCH 2048 /* bytes ahead, where a matrix is read from memory */
 #define INLINE static inline __attribute__((always_inline))
 
-enum kind { NG_BF16, NG_BF16_DOT, NG_CODES8, NG_CODES8_INT8, NG_CODES4, NG_CODES4_INT8 };
+enum kind { NG_BF16, NG_BF16_DOT, NG_CODES8, NG_CODES8_INT8, NG_CODES4, NG_CODES4_INT8, NG_CODES8_HALF };
 enum type { NG_FLOAT32, NG_BFLOAT16, NG_FLOAT16 };
 
 /* One matrix, as Python describes it (compiled.py has the same fields). */
@@ -464,9 +465,9 @@ INLINE void NAME(bf16_tile)(const struct product *p, int64_t row, int64_t output
 
 /* Codes: vectors of outputs, so many to a block of 16. */
 INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vector, const int B, const int OUT,
-                             const int is_8, const int is_int8) {
+                             const int is_8, const int is_int8, const int is_half) {
   const struct matrix *m = p->m;
-  const int64_t K = m->padded_inputs, N = K / G, num_scales = N / m->scale_groups;
+  const int64_t K = m->padded_inputs, N = K / G, num_scales = is_half ? 2 * N : N / m->scale_groups;
   const int64_t block_bytes = is_8 ? K * LANES : K * LANES / 2;
   const int steps = is_8 ? 8 : 4, inputs = G / steps; /* of a group; of a step */
   const uint8_t *w[4];
@@ -488,6 +489,14 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
       }
     UNROLL for (int k = 0; k < steps; k++)
       UNROLL for (int o = 0; o < OUT; o++) {
+        if (is_half && k == steps / 2) { /* the first 16 have their scale, the next follows it */
+          const f32 scale = NAME(load_scales)(m->scales, scale_at[o], m->scale_type);
+          UNROLL for (int b = 0; b < B; b++) {
+            sums[b * OUT + o] += part[b * OUT + o] * scale;
+            part[b * OUT + o] = (f32){0};
+          }
+          scale_at[o] += LANES;
+        }
         const u32 v = NAME(load_bytes)(w[o] + k * 64);
         __builtin_prefetch(w[o] + k * 64 + PREFETCH);
         if (is_int8) {
@@ -591,16 +600,17 @@ static void NAME(bf16_dot)(const struct product *p, int64_t from, int64_t to) {
     BF16(p->rows - row, from, to, 1)
   }
 }
-#define TASK(TASK_NAME, IS_8, IS_INT8)                                              \
-  static void NAME(TASK_NAME)(const struct product *p, int64_t from, int64_t to) {  \
-    for (int64_t row = 0; row < p->rows;) {                                         \
-      CODES(p->rows - row, from / WIDTH, (to + WIDTH - 1) / WIDTH, IS_8, IS_INT8)   \
-    }                                                                               \
+#define TASK(TASK_NAME, IS_8, ...)                                                        \
+  static void NAME(TASK_NAME)(const struct product *p, int64_t from, int64_t to) {        \
+    for (int64_t row = 0; row < p->rows;) {                                               \
+      CODES(p->rows - row, from / WIDTH, (to + WIDTH - 1) / WIDTH, IS_8, __VA_ARGS__)     \
+    }                                                                                     \
   }
-TASK(codes8, 1, 0)
-TASK(codes8_int8, 1, 1)
-TASK(codes4, 0, 0)
-TASK(codes4_int8, 0, 1)
+TASK(codes8, 1, 0, 0)
+TASK(codes8_int8, 1, 1, 0)
+TASK(codes4, 0, 0, 0)
+TASK(codes4_int8, 0, 1, 0)
+TASK(codes8_half, 1, 0, 1)
 #undef TASK
 #undef CODES
 #undef BF16
@@ -611,7 +621,8 @@ static task NAME(prepare)(struct product *p, int64_t *task_size) {
   const struct matrix *m = p->m;
   const int64_t K = m->padded_inputs, groups = p->rows * K / G;
   static const task tasks[] = {NAME(bf16),        NAME(bf16_dot), NAME(codes8),
-                               NAME(codes8_int8), NAME(codes4),   NAME(codes4_int8)};
+                               NAME(codes8_int8), NAME(codes4),   NAME(codes4_int8),
+                               NAME(codes8_half)};
   if (m->kind == NG_CODES8_INT8 || m->kind == NG_CODES4_INT8)
     NAME(quantize)(p->x, p->codes, p->scales, p->code_sums, groups);
   if (m->minimums)

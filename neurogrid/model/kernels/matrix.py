@@ -89,12 +89,16 @@ class Matrix:
             by_int8: round activations to 8 bits in groups of 32: faster, and off by 0.5 % more.
 
         Raises:
-            ValueError: activations of 8 bits were asked for, and the codes have a table.
+            ValueError: activations of 8 bits were asked for, and the codes have a table or groups of 16; or what has
+                groups of 16 is no codes of 8 bits without minimums.
         """
-        if by_int8 and codes.table is not None:
-            raise ValueError("codes with a table multiply no activations of 8 bits")
+        if by_int8 and (codes.table is not None or codes.has_half_groups):
+            raise ValueError("codes with a table or groups of 16 multiply no activations of 8 bits")
+        if codes.has_half_groups and (codes.bits != 8 or codes.minimums is not None):
+            raise ValueError("groups of 16 are of codes of 8 bits without minimums")
         if codes.bits == 8:
             kind = Kind.CODES8_INT8 if by_int8 else Kind.CODES8
+            kind = Kind.CODES8_HALF if codes.has_half_groups else kind
             weights, table = _lanes_of_8(codes.codes), None
         else:
             kind = Kind.CODES4_INT8 if by_int8 else Kind.CODES4
@@ -109,7 +113,7 @@ class Matrix:
             minimums=None if codes.minimums is None else _lanes_of_scales(codes.minimums),
             table=table,
             bias=bias,
-            scale_groups=codes.num_columns // CODE_GROUP // codes.scales.shape[1],
+            scale_groups=max(1, codes.num_columns // CODE_GROUP // codes.scales.shape[1]),
         )
 
     @property
@@ -122,7 +126,7 @@ class Matrix:
         """The matrix [O, I] itself, made anew."""
         if self._scales is None:
             return self._weights.to(dtype)
-        is_8 = self.kind in (Kind.CODES8, Kind.CODES8_INT8)
+        is_8 = self.kind in (Kind.CODES8, Kind.CODES8_INT8, Kind.CODES8_HALF)
         unlaid = _codes_of_8(self._weights) if is_8 else _codes_of_4(self._weights)
         codes = Codes(
             8 if is_8 else 4,
