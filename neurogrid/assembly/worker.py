@@ -128,14 +128,14 @@ class Worker:
         config = build_config(checkpoint.config)
         dtype = resolve_dtype(config, None)
         quantization = None
-        if checkpoint.stored is not None:
+        if checkpoint.has_codes:
             linears = Skeleton(config, dtype=dtype, device=torch.device("cpu"))
             quantization = checkpoint.quantization(None, linears)
         await self._layers.load_own_layers(
             model_config_message(
                 config,
                 checkpoint.config,
-                model_name=checkpoint.path.name,
+                model_name=checkpoint.name,
                 max_seq_len=settings.max_seq_len,
                 dtype=dtype,
                 quantization=quantization,

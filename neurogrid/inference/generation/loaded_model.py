@@ -76,8 +76,8 @@ class LoadedModel(ModelSource):
         """Read config and ends, and prove that the model may be split. Blocks: run it in a thread.
 
         Args:
-            path: a checkpoint directory.
-            name: None for the directory's.
+            path: a checkpoint directory, or a file in GGUF.
+            name: None for that of the directory or file.
             max_seq_len: tokens of the longest session wanted.
             dtype: to compute in; None for the checkpoint's own.
             quantize: the method that layers travel and are held by, a key of `METHODS`; None for as they are.
@@ -111,7 +111,7 @@ class LoadedModel(ModelSource):
             )
             max_seq_len = whole
         return cls(
-            name=name or path.resolve().name,
+            name=name or checkpoint.name,
             checkpoint=checkpoint,
             config=config,
             ends=ends,
@@ -130,7 +130,7 @@ class LoadedModel(ModelSource):
         Raises:
             CheckpointError: the model directory has none.
         """
-        return Tokenizer.open(self.checkpoint.path)
+        return self.checkpoint.open_tokenizer()
 
     @property
     def max_piece(self) -> int | None:

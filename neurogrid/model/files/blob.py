@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -42,6 +42,8 @@ __all__ = [
     "CodedBlob",
     "CodedMatrix",
     "LayerBlob",
+    "LayerParts",
+    "MadeTensor",
     "RecentLayers",
     "StoredMatrix",
     "parse_blob",
@@ -161,37 +163,70 @@ class CodedMatrix:
     make: Callable[[], Codes]
 
 
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A tensor that travels as such, and does not lie in a file as it travels.
+
+    Attributes:
+        dtype: the name in a file.
+        shape: sizes.
+        make: makes it of what the files have; raises CheckpointError.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], torch.Tensor]
+
+    @property
+    def entry(self) -> TensorEntry:
+        """As of a tensor in a file."""
+        return _entry(self.dtype, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """What a layer has, by name.
+
+    Attributes:
+        tensors: that lie in files as they travel: entries and bytes.
+        made: that are made for it.
+        matrices: that are codes.
+    """
+
+    tensors: Mapping[str, tuple[TensorEntry, memoryview]]
+    made: Mapping[str, MadeTensor] = field(default_factory=dict)
+    matrices: Mapping[str, CodedMatrix] = field(default_factory=dict)
+
+
+def _entry(dtype: str, shape: tuple[int, ...]) -> TensorEntry:
+    return TensorEntry(dtype, shape, 0, prod(shape) * FILE_DTYPES[dtype].itemsize)
+
+
 class CodedBlob(LayerBlob):
-    """The blob of one layer with codes in the place of matrices, which are made when they are first read.
+    """The blob of one layer of which matrices, or other tensors, are made when they are first read.
 
     Args:
-        tensors: what is not codes, as of `LayerBlob`.
-        matrices: what is, by name.
+        parts: of the layer.
         recent: holds what was made.
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, tuple[TensorEntry, memoryview]],
-        matrices: Mapping[str, CodedMatrix],
-        recent: RecentLayers,
-    ) -> None:
-        self._plain = dict(tensors)
-        self._matrices = dict(matrices)
+    def __init__(self, parts: LayerParts, recent: RecentLayers) -> None:
+        self._parts = parts
         self._recent = recent
-        entries = {name: entry for name, (entry, _) in tensors.items()}
-        for name, matrix in matrices.items():
+        entries = {name: entry for name, (entry, _) in parts.tensors.items()}
+        entries |= {name: tensor.entry for name, tensor in parts.made.items()}
+        for name, matrix in parts.matrices.items():
             for suffix, (dtype, shape) in matrix.form.entries(matrix.shape).items():
-                num_bytes = prod(shape) * FILE_DTYPES[dtype].itemsize
-                entries[name + suffix] = TensorEntry(dtype, shape, 0, num_bytes)
+                entries[name + suffix] = _entry(dtype, shape)
         self._lay_out(entries)
 
     def _tensors(self) -> tuple[memoryview, ...]:
         return self._recent.of(self, self._make)
 
     def _make(self) -> tuple[memoryview, ...]:
-        made = {name: data for name, (_, data) in self._plain.items()}
-        for name, matrix in self._matrices.items():
+        made = {name: data for name, (_, data) in self._parts.tensors.items()}
+        made |= {name: tensor_to_bytes(each.make()) for name, each in self._parts.made.items()}
+        for name, matrix in self._parts.matrices.items():
             parts = parts_of(matrix.make())
             # As whoever gets them will.
             matrix.form.read(parts, name)
@@ -258,17 +293,23 @@ class StoredMatrix:
             raise type(exc)(f"{self.name}: {exc}") from exc
 
 
-def quantized(name: str, entry: TensorEntry, data: memoryview, method: str) -> CodedMatrix:
-    """A matrix of a file, to be quantised by a key of METHODS."""
+def quantized(
+    name: str, shape: tuple[int, ...], read: Callable[[], torch.Tensor], method: str
+) -> CodedMatrix:
+    """A matrix to be quantised by a key of METHODS.
+
+    Args:
+        read: gives it.
+    """
     form = METHODS[method]
 
     def make() -> Codes:
         try:
-            return quantize(tensor_of(entry, data), form.bits)
+            return quantize(read(), form.bits)
         except ValueError as exc:
             raise CheckpointError(f"{name} cannot be quantised: {exc}") from exc
 
-    return CodedMatrix(entry.shape, form, make)
+    return CodedMatrix(shape, form, make)
 
 
 def tensor_of(entry: TensorEntry, data: memoryview) -> torch.Tensor:

@@ -378,6 +378,7 @@ def record_of_stored(
         num_layers: of the model.
 
     Raises:
+        CheckpointError: one of them has another shape than its linear layer.
         UnsupportedModelError: one of them is no linear layer of its own in this model, or has another shape than
             codes can have here; or there are more forms than a record has.
     """
@@ -408,6 +409,11 @@ def _forms_by_path(
     layer_id: int, matrices: Mapping[str, tuple[Sequence[int], CodesForm]], model: Linears
 ) -> dict[str, CodesForm]:
     """The forms in a layer, by path."""
+    shapes = {numbers_hidden(path): shape for path, shape in model.linear_shapes(layer_id).items()}
+    for name, (shape, _) in matrices.items():
+        due = shapes.get(path_in_layer(name).removesuffix(_WEIGHT), shape)
+        if tuple(shape) != tuple(due):
+            raise CheckpointError(f"{name} is {list(shape)}, and by the config {list(due)} is due")
     found = model.linear_names(layer_id, {name: shape for name, (shape, _) in matrices.items()})
     for name, (shape, form) in matrices.items():
         if name not in found or not form.takes(shape):

@@ -1,10 +1,10 @@
 """Quantised weights in one form: codes of 8 or 4 bits, and a scale for each group of inputs of an output.
 
 A weight is `table[code] * scale + minimum`. The table of 8 bits is the code itself, -128..127; that of 4 bits has 16
-entries, code - 8 where none is given. Minimums are for formats that have them. A group is 32 inputs or a multiple of that,
-or 16 of 8 bits without minimums. Codes are row-major, so that they are
-the same bytes for every processor; of 4 bits two share a byte, the even input in the low half. A row that is no
-multiple of 32 long is filled up with codes that mean nothing.
+entries, code - 8 where none is given. Minimums are for formats that have them. A group is 32 inputs or a multiple of
+that, or 16 of 8 bits without minimums. Codes are row-major, so that they are the same bytes for every processor; of 4
+bits two share a byte, the even input in the low half. A row that is no multiple of 32 long is filled up with codes that
+mean nothing.
 
 Shape legend: O outputs, I inputs, K inputs filled up to a multiple of 32, S scales of a row.
 """
