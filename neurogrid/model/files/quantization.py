@@ -359,10 +359,10 @@ class Linears(Protocol):
     """A model that knows its linear layers."""
 
     def linear_shapes(self, layer_id: int) -> Mapping[str, Sequence[int]]:
-        """Shapes of the weights of a decoder layer's linear layers, by their paths in it."""
+        """Shapes of the weights of a decoder layer's linear layers, and of its experts, by their paths in it."""
 
     def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, str]:
-        """Of a layer's tensors those that are such weights as they are: the paths, by name of the tensor."""
+        """Of a layer's tensors those that are such weights, or rows of one: the paths, by name of the tensor."""
 
 
 def record_of_stored(
@@ -421,7 +421,12 @@ def _forms_by_path(
                 f"{name} is quantised, and is {list(shape)} or put together with others by this family: that "
                 "cannot be served as codes"
             )
-    forms = {found[name]: form for name, (_, form) in matrices.items()}
+    forms: dict[str, CodesForm] = {}
+    for name, (_, form) in matrices.items():
+        if forms.setdefault(found[name], form) != form:
+            raise UnsupportedModelError(
+                f"{name} is quantised otherwise than what it is put together with: that cannot be served"
+            )
     by_path: dict[str, CodesForm | None] = {}
     for path in model.linear_shapes(layer_id):
         here = forms.get(path)
@@ -437,8 +442,8 @@ def choose_quantization(
 ) -> Quantization:
     """The record for a checkpoint: everything that is a linear layer's weight as it stands there.
 
-    What a family puts together from several tensors, or keeps in another kind of module, is skipped; so is what
-    chooses among experts, whose little errors are large ones.
+    What a family keeps in another kind of module than linear layers and experts, or makes otherwise than by putting
+    rows together, is skipped; so is what chooses among experts, whose little errors are large ones.
 
     Args:
         layers: of each decoder layer in order the shapes of its tensors, by name.
@@ -459,18 +464,17 @@ def choose_quantization(
         if kind in seen:
             continue
         seen.add(kind)
-        single = {name: shape for name, shape in shapes.items() if not _is_one_of_many(name)}
         found = {
             name: path
-            for name, path in model.linear_names(layer_id, single).items()
+            for name, path in model.linear_names(layer_id, shapes).items()
             if path.rpartition(".")[2] not in _ROUTERS
         }
         paths_of = {name: path_in_layer(name).removesuffix(_WEIGHT) for name in shapes}
         taken |= {(paths_of[name], numbers_hidden(path)) for name, path in found.items()}
         skipped |= {path for name, path in paths_of.items() if name not in found}
         # As modules they may have other names: who counts their memory sees those.
-        paths = model.linear_shapes(layer_id)
-        skipped |= {numbers_hidden(path) for path in paths if path not in found.values()}
+        others = model.linear_shapes(layer_id).keys() - set(found.values())
+        skipped |= set(map(numbers_hidden, others))
     # What one kind of layer skips all do, under either name.
     while halves := {pair for pair in taken if not skipped.isdisjoint(pair)}:
         taken -= halves
@@ -480,11 +484,6 @@ def choose_quantization(
             "none of the matrices in its layers can be quantised here; leave out --quantize"
         )
     return Quantization(method, tuple(sorted(skipped)))
-
-
-def _is_one_of_many(name: str) -> bool:
-    """Whether a tensor is one of several in a list, as experts are, which families put together."""
-    return "#" in path_in_layer(name)
 
 
 def model_fingerprint(config: Mapping[str, object], quantization: Quantization | None) -> bytes:

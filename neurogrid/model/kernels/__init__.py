@@ -5,9 +5,14 @@ or with bfloat16, where `library` was built and passes its own check; elsewhere 
 """
 
 from neurogrid.model.kernels.chosen import library
-from neurogrid.model.kernels.codes import CODE_GROUP, HALF_GROUP, Codes, quantize
+from neurogrid.model.kernels.codes import CODE_GROUP, HALF_GROUP, Codes, join_rows, quantize
 from neurogrid.model.kernels.compiled import Library
-from neurogrid.model.kernels.linear import Bfloat16Linear, CodesLinear, hold_as_bfloat16
+from neurogrid.model.kernels.linear import (
+    Bfloat16Linear,
+    CodesLinear,
+    held_codes,
+    hold_as_bfloat16,
+)
 from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = [
@@ -18,7 +23,9 @@ __all__ = [
     "CodesLinear",
     "Library",
     "Matrix",
+    "held_codes",
     "hold_as_bfloat16",
+    "join_rows",
     "library",
     "quantize",
 ]

@@ -11,13 +11,14 @@ Shape legend: O outputs, I inputs, K inputs filled up to a multiple of 32, S sca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch.nn import functional
 
-__all__ = ["CODE_GROUP", "HALF_GROUP", "Codes", "quantize"]
+__all__ = ["CODE_GROUP", "HALF_GROUP", "Codes", "join_rows", "quantize"]
 
 CODE_GROUP: Final = 32
 """Inputs of an output that share a scale; other forms have a multiple of it, or half of it."""
@@ -105,6 +106,46 @@ class Codes:
         if self.minimums is not None:
             grouped += self.minimums[rows, :, None].float()
         return grouped.flatten(-2)
+
+
+def join_rows(codes: Sequence[Codes], order_O: torch.Tensor | None) -> Codes:
+    """One matrix of the rows of some.
+
+    Args:
+        order_O: int64, of all their rows one after another those of the matrix; None for all as they are.
+
+    Raises:
+        ValueError: they are not of one form.
+    """
+    first = codes[0]
+    if len(codes) == 1 and order_O is None:
+        return first
+    if any(_form(each) != _form(first) for each in codes):
+        raise ValueError("matrices of several forms, or of several widths, make no single one")
+    if first.table is not None and any(
+        each.table is None or not torch.equal(each.table, first.table) for each in codes
+    ):
+        raise ValueError("matrices with several tables make no single one")
+
+    def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        rows = torch.cat(tuple(parts))
+        return rows if order_O is None else rows[order_O.to(rows.device)]
+
+    minimums = [each.minimums for each in codes if each.minimums is not None]
+    return Codes(
+        first.bits,
+        joined([each.codes for each in codes]),
+        joined([each.scales for each in codes]),
+        first.num_inputs,
+        joined(minimums) if minimums else None,
+        first.table,
+    )
+
+
+def _form(codes: Codes) -> tuple[object, ...]:
+    """What matrices have in common whose rows can be one matrix."""
+    parts = [(part.dtype, part.shape[1:]) for part in (codes.codes, codes.scales)]
+    return codes.bits, codes.num_inputs, codes.minimums is None, codes.table is None, parts
 
 
 def quantize(weight: torch.Tensor, bits: int) -> Codes:

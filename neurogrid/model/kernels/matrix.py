@@ -138,11 +138,14 @@ class Matrix:
         )
         return codes.dense(dtype)
 
-    def multiply(self, given: torch.Tensor) -> torch.Tensor:
+    def multiply(self, given: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """[..., I] in float32, bfloat16 or float16 to [..., O] in the same dtype; sums are in float32.
 
+        Args:
+            into: where the result is to be, contiguous; None for memory of its own.
+
         Raises:
-            ValueError: it has another width, or lies elsewhere than in the CPU's memory.
+            ValueError: one has another width, or lies elsewhere than in the CPU's memory.
         """
         # Nothing behind this looks at it again: what reads has an address.
         if given.shape[-1] != self.num_inputs or not given.is_cpu:
@@ -150,15 +153,17 @@ class Matrix:
                 f"rows of {self.num_inputs} on the CPU are due, got {list(given.shape)} on {given.device}"
             )
         given = given.contiguous()
-        result = torch.empty(
-            (*given.shape[:-1], self.num_outputs), dtype=given.dtype, device=given.device
-        )
+        shape = (*given.shape[:-1], self.num_outputs)
+        if into is None:
+            into = torch.empty(shape, dtype=given.dtype, device=given.device)
+        elif into.shape != shape or not into.is_contiguous() or not into.is_cpu:
+            raise ValueError(f"a result of {list(shape)} is due, got {list(into.shape)}")
         self._library.multiply(
             self._address,
             given.view(-1, given.shape[-1]),
-            result.view(-1, self.num_outputs),
+            into.view(-1, self.num_outputs),
         )
-        return result
+        return into
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

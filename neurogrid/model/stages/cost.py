@@ -20,6 +20,7 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, quiet_transformers
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import numbers_hidden
+from neurogrid.model.stages.experts import linear_weights
 from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["LayerCost", "layer_cost", "workspace_bytes"]
@@ -27,6 +28,9 @@ __all__ = ["LayerCost", "layer_cost", "workspace_bytes"]
 # How families call the experts of a layer, and those that a token is given to.
 NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
+
+# In the path of what only some of a token's weights are.
+_ROUTED = ".experts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,8 @@ def _step_bytes(
     routed = sum(
         tensor.numel() * tensor.itemsize
         for name, tensor in layer.named_parameters()
-        if ".experts." in name
-    )
+        if _ROUTED in name
+    ) - _saved_bytes(layer_id, layer, quantization, _ROUTED)
     if not routed or not 0 < num_active < num_experts:
         return None
     whole = _bytes(layer) - _saved_bytes(layer_id, layer, quantization)
@@ -159,16 +163,17 @@ def _shapes(layer: nn.Module) -> tuple[object, ...]:
     return tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
 
 
-def _saved_bytes(layer_id: int, layer: nn.Module, quantization: Quantization | None) -> int:
-    """Bytes that the weights of linear layers take less as codes."""
+def _saved_bytes(
+    layer_id: int, layer: nn.Module, quantization: Quantization | None, part: str = ""
+) -> int:
+    """Bytes that weights take less as codes, those whose path has `part` in it."""
     if quantization is None:
         return 0
     saved = 0
-    for path, module in layer.named_modules():
-        if type(module) is nn.Linear:
-            shape = module.weight.shape
-            form = quantization.form(layer_id, numbers_hidden(path), shape)
-            saved += 0 if form is None else module.weight.nbytes - form.num_bytes(shape)
+    for path, weight in linear_weights(layer).items():
+        form = quantization.form(layer_id, numbers_hidden(path), weight.shape)
+        if part in path and form is not None:
+            saved += weight.nbytes - form.num_bytes(weight.shape)
     return saved
 
 

@@ -1,0 +1,289 @@
+"""Experts of mixtures as codes: found in what transformers makes of a checkpoint, and multiplied one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from neurogrid.errors import CheckpointError
+from neurogrid.inference.generation.loaded_model import LoadedModel
+from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.files.quantization import Quantization
+from neurogrid.model.files.tensor_names import layer_of
+from neurogrid.model.kernels import Codes, join_rows, quantize
+from neurogrid.model.stages.experts import expert_weights
+from neurogrid.model.stages.stage import Row, Stage
+from tests.families import VOCAB_SIZE
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+# A way to a config, and what of it stays as it is.
+MIXTURES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+    "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}, set()),
+    "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 16}, set()),
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {**EXPERTS, "shared_expert_intermediate_size": 32, "mlp_only_layers": [1]},
+        {"mlp.shared_expert_gate"},
+    ),
+    "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3}, set()),
+    "deepseek-v3": (
+        "DeepseekV3Config",
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 16,
+        },
+        set(),
+    ),
+    # Without a gate.
+    "nemotron-h": (
+        "NemotronHConfig",
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 32,
+            "layers_block_type": ["attention", "moe", "attention"],
+        },
+        set(),
+    ),
+    # In three dimensions in their files, too.
+    "granitemoe": (
+        "GraniteMoeConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+        {"block_sparse_moe.experts.down_proj.#", "block_sparse_moe.experts.gate_up_proj.#"},
+    ),
+    "gpt-oss": (
+        "GptOssConfig",
+        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+        {"mlp.experts.down_proj.#", "mlp.experts.gate_up_proj.#"},
+    ),
+}
+IDS = list(range(3, 30))
+
+
+def save_mixture(name: str, folder: Path, **more: Any) -> Any:
+    class_name, sizes, _ = MIXTURES[name]
+    config = getattr(transformers, class_name)(**{**SMALL, **sizes, **more})
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def loaded(path: Path, method: str | None) -> LoadedModel:
+    return LoadedModel.load(path, name=None, max_seq_len=64, dtype="float32", quantize=method)
+
+
+def stage_of(model: LoadedModel) -> Stage:
+    stage = Stage(model.config, dtype=model.dtype, device="cpu", quantization=model.quantization)
+    for layer_id in range(model.checkpoint.num_layers):
+        data = bytearray(b"".join(model.layer_blob(layer_id).chunks()))
+        stage.load_layer(layer_id, parse_blob(data))
+    return stage
+
+
+def logits(model: LoadedModel, stage: Stage, token_ids: list[int]) -> torch.Tensor:
+    hidden = model.ends.embed(token_ids, position=0)
+    hidden = stage.forward(
+        hidden, start=0, stop=stage.num_layers, position=0, cache=stage.new_cache()
+    )
+    return model.ends.logits(hidden, position=0)
+
+
+def dense_of(path: Path, model: LoadedModel, into: Path) -> Any:
+    """transformers' own model of the weights that the codes are."""
+    into.mkdir()
+    tensors = load_file(path / "model.safetensors")
+    assert model.quantization is not None
+    for name, tensor in tensors.items():
+        if layer_of(name, model.checkpoint.num_layers) is not None and model.quantization.makes_of(
+            name, tensor.shape
+        ):
+            tensors[name] = quantize(tensor, model.quantization.forms[0].bits).dense(torch.float32)
+    save_file(tensors, into / "model.safetensors", {"format": "pt"})
+    (into / "config.json").write_bytes((path / "config.json").read_bytes())
+    return AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("method", ["int8", "int4"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_model_is_that_of_the_same_weights(
+    name: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Off by their rounding activations would be.
+    monkeypatch.setattr(Quantization, "by_int8", False)
+    save_mixture(name, tmp_path)
+    model = loaded(tmp_path, method)
+    assert model.quantization is not None
+    assert set(model.quantization.skipped) == MIXTURES[name][2]
+    stage = stage_of(model)
+    whole = dense_of(tmp_path, model, tmp_path / "dense")
+    with torch.inference_mode():
+        expected = whole(torch.tensor([IDS])).logits[0, -1]
+    mine = logits(model, stage, IDS)
+    assert (mine - expected).norm() <= 1e-5 * expected.norm()
+    layers = next(each for each in whole.modules() if isinstance(each, nn.ModuleList))
+    for layer_id, its in enumerate(layers):
+        held = stage.layer(layer_id)
+        # Every one is the matrix that transformers puts together of the same numbers, to the bit.
+        for weight in expert_weights(its):
+            module: Any = held.get_submodule(weight.module)
+            for expert, matrix in enumerate(weight.matrices(its)):
+                codes = getattr(module, "_held_matrices", {}).get(weight.name)
+                mine = (
+                    weight.matrices(held)[expert]
+                    if codes is None
+                    else codes[expert].dense(torch.float32)
+                )
+                assert torch.equal(mine, matrix)
+        # What the planner counts is what is there.
+        tensors = [*held.parameters(), *held.buffers()]
+        tables = sum(
+            64 for name, each in held.named_parameters() if ".held_" in name and each.shape == (16,)
+        )
+        num_bytes = sum(each.nbytes for each in tensors)
+        assert num_bytes - tables == model.costs[layer_id].weight_bytes
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3-moe")
+    save_mixture("qwen3-moe", path)
+    return path
+
+
+def experts_of(stage: Stage, layer_id: int = 0) -> Any:
+    return stage.layer(layer_id).get_submodule("mlp.experts")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_gets_the_same_bits_in_any_company(qwen3: Path, dtype: torch.dtype) -> None:
+    model = loaded(qwen3, "int8")
+    stage = Stage(model.config, dtype=dtype, device="cpu", quantization=model.quantization)
+    stage.load_layer(0, parse_blob(bytearray(b"".join(model.layer_blob(0).chunks()))))
+    experts = experts_of(stage)
+    hidden = torch.randn(700, 64, dtype=dtype)
+    chosen = torch.stack([torch.randperm(6)[:3] for _ in hidden])
+    weights = torch.rand(700, 3)
+    with torch.inference_mode():
+        tokens = zip(hidden.split(1), chosen.split(1), weights.split(1), strict=True)
+        expected = torch.cat([experts(*token) for token in tokens])
+        for count in (2, 7, 700):
+            together = experts(hidden[:count], chosen[:count], weights[:count])
+            assert together.dtype == dtype
+            assert torch.equal(together, expected[:count])
+
+
+def test_several_sessions_get_what_each_gets_alone(qwen3: Path) -> None:
+    model = loaded(qwen3, "int4")
+    stage = stage_of(model)
+    num_layers = stage.num_layers
+    rows, expected = [], []
+    for length in (3, 5, 9):
+        hidden = model.ends.embed(IDS[:length], position=0)
+        token = model.ends.embed([length], position=length)
+        caches = [stage.new_cache(), stage.new_cache()]
+        for cache in caches:
+            stage.forward(hidden, start=0, stop=num_layers, position=0, cache=cache)
+        rows.append(Row(token, length, caches[0]))
+        expected.append(
+            stage.forward(token, start=0, stop=num_layers, position=length, cache=caches[1])
+        )
+    for mine, its in zip(stage.forward_rows(rows, start=0, stop=num_layers), expected, strict=True):
+        assert (mine - its).norm() <= 1e-5 * its.norm()
+
+
+def test_without_compiled_products_one_expert_at_a_time_is_made_dense(
+    qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(qwen3, "int4")
+    monkeypatch.setattr(Quantization, "by_int8", False)
+    expected = logits(model, stage_of(model), IDS)
+    monkeypatch.setattr("neurogrid.model.kernels.linear.library", lambda: None)
+    stage = stage_of(model)
+    held = experts_of(stage)._held_matrices
+    assert all(isinstance(each, Codes) for each in held["gate_up_proj"])
+    mine = logits(model, stage, IDS)
+    assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_an_expert_that_there_is_not_gives_nothing(qwen3: Path) -> None:
+    """Families number what takes a token past the experts behind them."""
+    experts = experts_of(stage_of(loaded(qwen3, "int8")))
+    hidden, weights = torch.randn(2, 64), torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    with torch.inference_mode():
+        mine = experts(hidden, torch.tensor([[2, 6], [3, 1]]), weights)
+        alone = experts(hidden[:1], torch.tensor([[2]]), torch.tensor([[0.5]]))
+    assert torch.equal(mine[:1], alone)
+
+
+def test_a_step_reads_of_the_codes_the_active_experts(qwen3: Path) -> None:
+    costs = loaded(qwen3, "int8").costs[0]
+    experts = 6 * (64 * 64 + 64 * 32) * 34 // 32
+    assert costs.step_bytes == costs.weight_bytes - experts // 2
+
+
+def blob_tensors(model: LoadedModel) -> dict[str, torch.Tensor]:
+    return parse_blob(bytearray(b"".join(model.layer_blob(0).chunks())))
+
+
+def test_an_expert_that_is_missing_or_in_another_form_is_refused(qwen3: Path) -> None:
+    model = loaded(qwen3, "int8")
+    stage = Stage(model.config, dtype=torch.float32, device="cpu", quantization=model.quantization)
+    name = "model.layers.0.mlp.experts.3.up_proj.weight"
+    lacking = {key: each for key, each in blob_tensors(model).items() if not key.startswith(name)}
+    words = r"experts\.\w+\.\d of layer 0 is to be quantised, and is not"
+    with pytest.raises(CheckpointError, match=words):
+        stage.load_layer(0, lacking)
+    dense = {**lacking, name: torch.zeros(32, 64)}
+    with pytest.raises(CheckpointError, match=words):
+        stage.load_layer(0, dense)
+    wide = quantize(torch.randn(64, 64), 8)
+    other = {**lacking, f"{name}.codes": wide.codes, f"{name}.scales": wide.scales}
+    with pytest.raises(CheckpointError, match=words):
+        stage.load_layer(0, other)
+    assert not stage.held_layers
+
+
+def test_rows_of_several_forms_make_no_matrix() -> None:
+    weight = torch.randn(8, 64)
+    with pytest.raises(ValueError, match="several forms"):
+        join_rows([quantize(weight, 8), quantize(weight, 4)], None)
+    with pytest.raises(ValueError, match="several widths"):
+        join_rows([quantize(weight, 8), quantize(weight[:, :32], 8)], None)
+    order = torch.tensor([3, 0, 2, 1])
+    halves = [quantize(weight[:2], 4), quantize(weight[2:4], 4)]
+    dense = torch.cat([each.dense(torch.float32) for each in halves])
+    assert torch.equal(join_rows(halves, order).dense(torch.float32), dense[order])
