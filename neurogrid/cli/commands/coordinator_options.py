@@ -35,7 +35,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Which model, and how much it is to hold."""
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", type=Path, metavar="DIR", help="checkpoint: config.json, safetensors, tokenizer"
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="checkpoint: config.json, safetensors, tokenizer; or a file in GGUF",
     )
     model.add_argument("--model-name", metavar="NAME", help="what to call it (default: DIR's name)")
     model.add_argument(

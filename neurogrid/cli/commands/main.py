@@ -96,8 +96,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="MODEL",
-        help="directory of the checkpoint: config.json, safetensors, tokenizer (default: a small model that comes "
-        "along)",
+        help="directory of the checkpoint (config.json, safetensors, tokenizer), or a file in GGUF (default: a small "
+        "model that comes along)",
     )
     add_model_options(parser)
     add_worker_options(parser)
@@ -126,9 +126,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="[MODEL] TEXT",
-        help="directory of the checkpoint (default: a small model that comes along), and the text to continue, or - "
-        "for standard input. One word alone is the text, unless it is a directory or written as a path; --model DIR "
-        "and --prompt TEXT say which is which",
+        help="directory of the checkpoint, or a file in GGUF (default: a small model that comes along), and the text "
+        "to continue, or - for standard input. One word alone is the text, unless it is a directory or written as a "
+        "path; --model DIR and --prompt TEXT say which is which",
     )
     add_model_options(parser)
     add_worker_options(parser)

@@ -119,7 +119,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         "--model",
         type=Path,
         metavar="DIR",
-        help="a checkpoint with safetensors of this machine's own; may hold some of the layers only",
+        help="a checkpoint of this machine's own: safetensors, which may hold some of the layers only, or GGUF",
     )
     model.add_argument(
         "--wait-for-assignment",

@@ -1,4 +1,4 @@
-"""A checkpoint directory, judged without torch: whether it is one, what its config says, which files hold its weights.
+"""A checkpoint, judged without torch: whether it is one, what its config says, which files hold its weights.
 
 An error is one line that names the file and what to do. No weight is read.
 """
