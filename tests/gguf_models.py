@@ -348,26 +348,34 @@ def architecture_name(name: str) -> str:
     return {"mistral": "llama"}.get(name.split()[0], name.split()[0])
 
 
-def save_gguf(
-    name: str, path: Path, types: Iterable[str] = ("Q8_0",), *, ends: str = "F32", **changes: Any
-) -> Any:
+def save_gguf(name: str, path: Path, types: Iterable[str] = ("Q8_0",), **more: Any) -> Any:
     """Save a random model; returns it in transformers, with the same weights.
 
     Args:
         name: a key of ARCHITECTURES.
         types: of the layers' matrices, in turn.
-        ends: the type of embedding and head.
-        changes: of the config.
+        more: as of `make_gguf`.
     """
-    model, made = make_gguf(name, types, ends=ends, **changes)
+    model, made = make_gguf(name, types, **more)
     made.save(path)
     return model
 
 
 def make_gguf(
-    name: str, types: Iterable[str] = ("Q8_0",), *, ends: str = "F32", **changes: Any
+    name: str,
+    types: Iterable[str] = ("Q8_0",),
+    *,
+    ends: str = "F32",
+    parts_experts: bool = False,
+    **changes: Any,
 ) -> tuple[Any, File]:
-    """The same, not saved yet."""
+    """The same, not saved yet.
+
+    Args:
+        ends: the type of embedding and head.
+        parts_experts: gates of experts are of another type than what they gate.
+        changes: of the config.
+    """
     written = ARCHITECTURES[name]
     torch.manual_seed(7)
     config = getattr(transformers, written.class_name)(**{**SIZES, **written.config, **changes})
@@ -385,7 +393,9 @@ def make_gguf(
         is_end = tensor.dim() == 2 and ".layers." not in hf_name
         size = 0.3 / tensor.shape[-1] ** 0.25
         if ".mlp.experts." in hf_name:
-            _write_experts(made, hf_name, tensor, next(turn), size, number)
+            kind = next(turn)
+            kinds = kind, next(turn) if parts_experts else kind
+            _write_experts(made, hf_name, tensor, kinds, size, number)
             continue
         gguf_name = names(hf_name)
         is_dealt = written.heads_dealt and ("q_proj" in hf_name or "k_proj" in hf_name)
@@ -468,17 +478,18 @@ def _undealt(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _write_experts(
-    made: File, hf_name: str, tensor: torch.Tensor, kind: str, size: float, seed: int
+    made: File, hf_name: str, tensor: torch.Tensor, kinds: tuple[str, str], size: float, seed: int
 ) -> None:
-    """Experts, [E, O, I], which transformers has with gate and up in one."""
+    """Experts, [E, O, I], which transformers has with gate and up in one, here of two types perhaps."""
     layer = f"blk.{hf_name.split('.')[2]}"
+    kind = kinds[0]
     if hf_name.endswith("down_proj"):
         raw, dense = random_blocks(kind, tensor.shape, size, seed)
         tensor.copy_(dense)
         made.tensors[f"{layer}.ffn_down_exps.weight"] = kind, tuple(tensor.shape), raw
         return
     halves = tensor.chunk(2, dim=1)
-    for at, (part, half) in enumerate(zip(("gate", "up"), halves, strict=True)):
+    for at, (part, half, kind) in enumerate(zip(("gate", "up"), halves, kinds, strict=True)):
         raw, dense = random_blocks(kind, half.shape, size, seed + 1000 * at)
         half.copy_(dense)
         made.tensors[f"{layer}.ffn_{part}_exps.weight"] = kind, tuple(half.shape), raw

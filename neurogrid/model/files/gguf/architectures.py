@@ -58,11 +58,13 @@ class Place:
         name: behind `model.layers.N.`; with `#` for the number of an expert.
         num_dimensions: in the file.
         change: what it is in the file.
+        partner: the tensor of the layer whose rows transformers puts behind its own; "" for none.
     """
 
     name: str
     num_dimensions: int
     change: Change = Change.NONE
+    partner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,8 @@ def _biases(*keys: str, of: Mapping[str, Place]) -> dict[str, Place]:
     return found
 
 
-def _experts(**names: str) -> dict[str, Place]:
-    return {
-        f"{key}.weight": Place(f"mlp.experts.#.{name}.weight", 3, Change.EXPERTS)
-        for key, name in names.items()
-    }
+def _experts(name: str, partner: str = "") -> Place:
+    return Place(f"mlp.experts.#.{name}.weight", 3, Change.EXPERTS, partner)
 
 
 _NORMS: Final = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
@@ -128,7 +127,9 @@ _DEALT: Final = {
 _MLP: Final = _matrices(ffn_gate="mlp.gate_proj", ffn_up="mlp.up_proj", ffn_down="mlp.down_proj")
 _EXPERTS: Final = {
     **_matrices(ffn_gate_inp="mlp.gate"),
-    **_experts(ffn_gate_exps="gate_proj", ffn_up_exps="up_proj", ffn_down_exps="down_proj"),
+    "ffn_gate_exps.weight": _experts("gate_proj", "ffn_up_exps.weight"),
+    "ffn_up_exps.weight": _experts("up_proj", "ffn_gate_exps.weight"),
+    "ffn_down_exps.weight": _experts("down_proj"),
 }
 _SHARED_EXPERT: Final = {
     **_matrices(

@@ -158,21 +158,21 @@ class GgufFiles:
         return cls(model, config_of(model.metadata, model.tensors, factors))
 
     def layer(self, layer_id: int) -> LayerParts:
-        """What a layer has. Matrices of blocks are codes; those of experts are made plain, in float32."""
+        """What a layer has. Matrices of blocks are codes; those that are put together in two forms are made plain."""
         tensors: dict[str, tuple[TensorEntry, memoryview]] = {}
         made: dict[str, MadeTensor] = {}
         matrices: dict[str, CodedMatrix] = {}
         for name, whole in self._layers.get(layer_id, ()):
             place = self._model.architecture.layer[name]
+            is_coded = self._has_form_of_partner(whole, name, place)
             for number, piece in enumerate(self._pieces(whole, place)):
                 as_there = f"model.layers.{layer_id}.{place.name.replace('#', str(number))}"
-                if not piece.type.is_plain:
-                    if place.change is Change.EXPERTS:
-                        make = partial(piece.dense, as_there)
-                        made[as_there] = MadeTensor("F32", piece.shape, make)
-                    else:
-                        form = form_of_blocks(piece.type)
-                        matrices[as_there] = CodedMatrix(piece.shape, form, piece.codes)
+                if not piece.type.is_plain and is_coded:
+                    form = form_of_blocks(piece.type)
+                    matrices[as_there] = CodedMatrix(piece.shape, form, piece.codes)
+                elif not piece.type.is_plain:
+                    make = partial(piece.dense, as_there)
+                    made[as_there] = MadeTensor("F32", piece.shape, make)
                 elif place.change is Change.PLUS_ONE:
                     made[as_there] = MadeTensor("F32", piece.shape, piece.less_one)
                 elif piece.order is not None:
@@ -225,6 +225,12 @@ class GgufFiles:
             yield _Piece(piece.type, piece.shape, piece.data, order)
         else:
             yield piece
+
+    def _has_form_of_partner(self, whole: str, name: str, place: Place) -> bool:
+        """Whether a tensor is of the type of that which it is put together with; so is one without."""
+        partner = whole.removesuffix(name) + place.partner
+        tensors = self._model.tensors
+        return not place.partner or tensors[partner].type == tensors[whole].type
 
     def _row_order(self, whole: str, place: Place, num_rows: int) -> torch.Tensor:
         """Which rows of the file are those of transformers, in order: a head has pairs there, and halves here."""
