@@ -324,6 +324,18 @@ ARCHITECTURES: dict[str, Written] = {
         {".attention.sliding_window": 16, ".rope.dimension_count": 64},
         tokenizer="llama",
     ),
+    "phi3 of which a part turns": Written(
+        "Phi3Config",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+        {".attention.sliding_window": 0, ".rope.dimension_count": 48},
+    ),
     "phi3 longrope": Written(
         "Phi3Config",
         {

@@ -6,11 +6,15 @@ import dataclasses
 import json
 import shutil
 import struct
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -381,6 +385,52 @@ def test_experts_are_codes_where_gate_and_up_are_of_one_type(name: str, tmp_path
     assert costs[0].weight_bytes < 0.22 * size
 
 
+TINY = make_gguf(
+    *("llama", ("Q8_0",)),
+    ends="Q4_0",
+    num_hidden_layers=2,
+    hidden_size=32,
+    intermediate_size=64,
+    head_dim=16,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)[1]
+STRANGE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(0, 40),
+    st.sampled_from([2**31, 2**32 - 1]),
+    st.floats(width=32),
+    st.text(max_size=5),
+    st.lists(st.integers(-2, 5), min_size=1, max_size=4),
+    st.lists(st.text(max_size=3), min_size=1, max_size=4),
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_file_with_strange_keys_and_shapes_is_served_or_refused(data: st.DataObject) -> None:
+    """By an error of ours; nothing else may come out of it."""
+    values = dict(TINY.values)
+    for key in data.draw(st.lists(st.sampled_from([*values, "llama.x"]), max_size=3)):
+        values[key] = data.draw(STRANGE)
+    tensors = dict(TINY.tensors)
+    for name in data.draw(st.lists(st.sampled_from([*tensors]), max_size=2, unique=True)):
+        kind, shape, content = tensors.pop(name)
+        if data.draw(st.booleans()):
+            other = data.draw(st.sampled_from([name, "rope_freqs.weight", "blk.1.attn_k.bias"]))
+            tensors[other] = kind, data.draw(st.permutations(shape)), content
+    values = {key: value for key, value in values.items() if value is not None}
+    with TemporaryDirectory() as folder:
+        path = File(values, tensors).save(Path(folder) / "m.gguf")
+        with suppress(ModelError, ConfigurationError):
+            judge_checkpoint(path)
+        with suppress(ModelError, ConfigurationError):
+            served = Served.open(path)
+            served.logits([1, 2, 3])
+            served.checkpoint.open_tokenizer()
+
+
 def test_what_needs_no_change_is_mapped(tmp_path: Path) -> None:
     save_gguf("qwen2", tmp_path / "m.gguf", ("BF16",))
     checkpoint = Checkpoint.open(tmp_path / "m.gguf")
@@ -428,6 +478,26 @@ def test_special_tokens_and_the_template_are_those_of_the_file(tmp_path: Path) -
     assert both.encode("the")[-1] == 2
 
 
+def test_some_ways_to_split_know_whole_words_and_begin_with_a_token(tmp_path: Path) -> None:
+    tokens = list(tokens_of("gpt2")["tokenizer.ggml.tokens"])
+    # No merge makes it.
+    tokens[310] = "cat"
+    kinds = list(tokens_of("gpt2")["tokenizer.ggml.token_type"])
+    kinds[310] = 1
+    changes = {"ggml.tokens": tokens, "ggml.token_type": kinds, "ggml.bos_token_id": 300}
+    plain = tokenizer_of(tmp_path, "gpt2", **changes, **{"ggml.add_bos_token": None})
+    assert plain.encode("cat") == [tokens.index(letter) for letter in "cat"]
+    changes |= {"ggml.pre": "llama-bpe"}
+    whole = tokenizer_of(tmp_path, "gpt2", **changes, **{"ggml.add_bos_token": None})
+    assert whole.encode("cat") == [300, 310]
+    assert tokenizer_of(tmp_path, "gpt2", **changes).encode("cat") == [310]
+
+
+def test_a_text_without_a_space_before_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="puts no space before a text"):
+        tokenizer_of(tmp_path, "llama", **{"ggml.add_space_prefix": False})
+
+
 def test_all_tokens_that_end_a_turn_end_a_text(tmp_path: Path) -> None:
     def ends(kind: str, **changes: Any) -> frozenset[int]:
         values = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
@@ -440,7 +510,7 @@ def test_all_tokens_that_end_a_turn_end_a_text(tmp_path: Path) -> None:
     assert ends("llama", eot_token_id=7, eom_token_id=9) == {2, 7, 9}
     assert ends("llama", eos_token_id=None) == frozenset()
     # What old files have for none.
-    assert ends("llama", eos_token_id=2**31 - 1) == frozenset()
+    assert ends("llama", eos_token_id=2**32 - 1) == frozenset()
 
 
 @pytest.mark.parametrize(

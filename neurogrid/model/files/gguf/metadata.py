@@ -12,8 +12,8 @@ from neurogrid.model.files.gguf.header import Value
 __all__ = ["Metadata"]
 
 _T = TypeVar("_T")
-# A size, or a token: what any config has fits.
-_MAX_COUNT: Final = 2**31 - 1
+# A size, or a token's id, which is the largest where there is none in older files.
+_MAX_COUNT: Final = 2**32 - 1
 
 
 class Metadata:

@@ -22,9 +22,19 @@ _TURN_ENDS: Final = frozenset(
         *("<EOT>", "<|end_of_text|>"),
     }
 )
-# How text is split before it becomes tokens, where that is another way than the first of its kind has.
+# How text is split before it becomes tokens, beside the ways that transformers' builders know by name.
 _FIRST_SPLIT: Final = "gpt-2"
+# Ways of which llama.cpp knows besides: what is a token needs no merges, and texts begin with the first token unless a
+# key says otherwise.
+_WHOLE_WORDS: Final = frozenset(
+    {
+        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
+        *("lfm2", "tekken"),
+    }
+)
 _MODELS: Final = ("gpt2", "llama")
+# Families whose builders put no space before a text, or put one whatever the key says, as their own tokenizers do.
+_OWN_SPACES: Final = frozenset({"gemma2", "gemma3", "phi3"})
 
 
 def end_tokens(metadata: Metadata) -> list[int]:
@@ -72,8 +82,14 @@ def make_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
         given["merges"] = merges
     elif model == "gpt2" or "scores" not in given:
         raise CheckpointError(f"{where}: neither merges nor scores of its tokens are there")
+    is_spaced = metadata.flag(f"{_PREFIX}add_space_prefix", True)
+    if model == "llama" and not is_spaced and metadata.architecture not in _OWN_SPACES:
+        raise UnsupportedModelError(
+            f"{where}: its tokenizer puts no space before a text, which is not read of {metadata.architecture}"
+        )
+    adds_bos = model == "llama" or split in _WHOLE_WORDS
     special: dict[str, Any] = {
-        "add_bos_token": metadata.flag(f"{_PREFIX}add_bos_token", model == "llama"),
+        "add_bos_token": metadata.flag(f"{_PREFIX}add_bos_token", adds_bos),
         "add_eos_token": metadata.flag(f"{_PREFIX}add_eos_token", False),
     }
     for role, key in (
@@ -110,6 +126,8 @@ def _built(
     try:
         with quiet_transformers():
             backend, _ = convert_gguf_tokenizer(architecture, given)
+            if given["tokenizer_type"] == "gpt2":
+                backend.model.ignore_merges = split in _WHOLE_WORDS
             return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     except Exception as exc:
         # As broad as this because tokenizers raises bare Exception for what it does not like.
