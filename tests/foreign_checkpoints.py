@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from neurogrid.model.files.foreign_codes import NF4
 from tests.families import FAMILIES, save_checkpoint
@@ -288,7 +290,59 @@ def save_foreign(name: str, folder: Path, *, num_layers: int = 2) -> Any:
         {key: each.contiguous().clone() for key, each in tensors.items()},
         folder / "model.safetensors",
     )
-    saved = json.loads((folder / "config.json").read_text())
-    saved |= {"num_hidden_layers": num_layers, "quantization_config": config}
-    (folder / "config.json").write_text(json.dumps(saved))
+    _add_to_config(folder, quantization_config=config, num_hidden_layers=num_layers)
     return model
+
+
+def save_foreign_mixture(name: str, folder: Path, model: Any) -> Any:
+    """Save a mixture whose layers are quantised, all but what chooses experts; returns the same model, dense."""
+    config, write = FORMATS[name]
+    model.save_pretrained(folder)
+    kept = load_file(folder / "model.safetensors")
+    dense = dict(kept)
+    for seed, (key, tensor) in enumerate(sorted(kept.items())):
+        prefix = key.removesuffix(".weight")
+        is_router = prefix.endswith((".gate", "router"))
+        if ".layers." in key and key != prefix and tensor.dim() == 2 and not is_router:
+            parts, dense[key] = write(seed, *tensor.shape)
+            del kept[key]
+            kept |= {prefix + suffix: part for suffix, part in parts.items()}
+    save_file(dense, folder / "model.safetensors", {"format": "pt"})
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    save_file(kept, folder / "model.safetensors")
+    _add_to_config(folder, quantization_config=config)
+    return whole
+
+
+MXFP4_CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+
+
+def write_mxfp4(seed: int, experts: int, outputs: int, inputs: int) -> Written:
+    """Blocks and scales of all experts; and the weights, as transformers unpacks them."""
+    made = torch.Generator().manual_seed(seed)
+    shape = (experts, outputs, inputs // 32)
+    blocks = torch.randint(0, 256, (*shape, 16), generator=made, dtype=torch.uint8)
+    scales = torch.randint(119, 126, shape, generator=made, dtype=torch.uint8)
+    dense = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    return {"_blocks": blocks, "_scales": scales}, dense
+
+
+def save_mxfp4(folder: Path, model: Any) -> Any:
+    """Save a mixture whose experts are in mxfp4, as gpt-oss is; returns the same model, dense."""
+    tensors = dict(model.state_dict())
+    for seed, (path, parameter) in enumerate(model.named_parameters()):
+        if path.endswith((".gate_up_proj", ".down_proj")):
+            experts, inputs, outputs = parameter.shape
+            parts, parameter.data = write_mxfp4(seed, experts, outputs, inputs)
+            del tensors[path]
+            tensors |= {path + suffix: part for suffix, part in parts.items()}
+    folder.mkdir(exist_ok=True)
+    model.config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    _add_to_config(folder, quantization_config=MXFP4_CONFIG)
+    return model
+
+
+def _add_to_config(folder: Path, **entries: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))

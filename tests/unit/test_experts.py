@@ -11,16 +11,19 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from neurogrid.errors import CheckpointError
+from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.kernels import Codes, join_rows, quantize
 from neurogrid.model.stages.experts import expert_weights
 from neurogrid.model.stages.stage import Row, Stage
 from tests.families import VOCAB_SIZE
+from tests.foreign_checkpoints import FORMATS, MXFP4_CONFIG, save_foreign_mixture, save_mxfp4
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -287,3 +290,101 @@ def test_rows_of_several_forms_make_no_matrix() -> None:
     halves = [quantize(weight[:2], 4), quantize(weight[2:4], 4)]
     dense = torch.cat([each.dense(torch.float32) for each in halves])
     assert torch.equal(join_rows(halves, order).dense(torch.float32), dense[order])
+
+
+# Checkpoints that are quantised already.
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+def test_a_mixture_that_is_quantised_already_is_served_as_it_is(
+    stored: str, tmp_path: Path
+) -> None:
+    dense = save_foreign_mixture(
+        stored, tmp_path, save_mixture("qwen3-moe", tmp_path, moe_intermediate_size=64)
+    )
+    model = loaded(tmp_path, None)
+    stage = stage_of(model)
+    assert type(experts_of(stage)).__name__ == "CodesQwen3MoeExperts"
+    with torch.inference_mode():
+        expected = dense(torch.tensor([IDS])).logits[0, -1]
+    mine = logits(model, stage, IDS)
+    assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek-v3"])
+def test_other_names_and_shared_experts(name: str, tmp_path: Path) -> None:
+    dense = save_foreign_mixture("compressed-tensors int4", tmp_path, save_mixture(name, tmp_path))
+    model = loaded(tmp_path, None)
+    with torch.inference_mode():
+        expected = dense(torch.tensor([IDS])).logits[0, -1]
+    mine = logits(model, stage_of(model), IDS)
+    assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_an_expert_that_is_not_quantised_among_others_is_refused(tmp_path: Path) -> None:
+    save_foreign_mixture("gptq", tmp_path, save_mixture("qwen3-moe", tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    prefix = "model.layers.1.mlp.experts.2.up_proj"
+    for suffix in (".qweight", ".qzeros", ".scales", ".g_idx"):
+        del tensors[prefix + suffix]
+    tensors[f"{prefix}.weight"] = torch.zeros(32, 64)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match="put together with others by this family"):
+        loaded(tmp_path, None)
+
+
+def test_mxfp4_is_served_as_it_is(tmp_path: Path) -> None:
+    dense = save_mxfp4(tmp_path, save_mixture("gpt-oss", tmp_path))
+    model = loaded(tmp_path, None)
+    assert model.quantization is not None
+    assert {path for path, _ in model.quantization.matrices} == {
+        "mlp.experts.down_proj.#",
+        "mlp.experts.gate_up_proj.#",
+    }
+    stage = stage_of(model)
+    with torch.inference_mode():
+        expected = dense(torch.tensor([IDS])).logits[0, -1]
+    mine = logits(model, stage, IDS)
+    assert (mine - expected).norm() <= 1e-5 * expected.norm()
+    parameter = dense.model.layers[0].mlp.experts.down_proj
+    for expert, codes in enumerate(experts_of(stage)._held_matrices["down_proj"]):
+        assert torch.equal(codes.dense(torch.float32), parameter[expert].t())
+    # The codes of 4 bits with their scales in 16, and what is not quantised.
+    blob = model.layer_blob(0)
+    assert abs(model.costs[0].weight_bytes - blob.num_bytes) < 0.2 * blob.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change", "words"),
+    [
+        ("_scales", lambda each: each.fill_(255), "a scale is not a number"),
+        ("_scales", lambda each: each.fill_(254), "not finite"),
+        ("_scales", lambda each: each[:3], "no number of experts in common"),
+        ("_scales", lambda each: each[:, :5], "is .* and not"),
+        ("_blocks", lambda each: each[..., :8], "no matrix in blocks"),
+        ("_blocks", lambda each: each.float(), "_blocks is float32"),
+        ("_scales", lambda each: None, "lacks its _scales"),
+    ],
+)
+def test_mxfp4_that_is_not_what_it_says_is_refused(
+    suffix: str, change: Any, words: str, tmp_path: Path
+) -> None:
+    save_mxfp4(tmp_path, save_mixture("gpt-oss", tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = f"model.layers.1.mlp.experts.down_proj{suffix}"
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=words):
+        loaded(tmp_path, None).layer_blob(1).digests()
+
+
+def test_exponents_of_mxfp4_are_exact() -> None:
+    form = foreign_format(MXFP4_CONFIG)
+    scales = torch.arange(0, 251, dtype=torch.uint8)[:, None]
+    blocks = torch.arange(16, dtype=torch.uint8).repeat(251, 1, 1)
+    codes = form.decode({"_blocks": blocks, "_scales": scales})
+    assert codes.scales.dtype == torch.bfloat16
+    expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)
+    assert torch.equal(codes.dense(torch.float32), expected[0].t())

@@ -1,8 +1,8 @@
 """Matrices of quantised checkpoints as others publish them, decoded into `Codes` exactly or refused.
 
 A checkpoint has several tensors in the place of a matrix PREFIX.weight, all of them named PREFIX and a suffix. The
-suffixes here begin with the full stop. Everything comes from a stranger's files: nothing is computed with before its
-dtype and shape are what the format says.
+suffixes here begin with the full stop, but those of mxfp4, which has the matrices PREFIX.NUMBER.weight of all experts.
+Everything comes from a stranger's files: nothing is computed with before its dtype and shape are what the format says.
 
 | format | of a matrix [O, I] | a weight is |
 |---|---|---|
@@ -11,15 +11,18 @@ dtype and shape are what the format says.
 | compressed-tensors | weight_packed [O, I / P] or weight [O, I], weight_scale [O, S], weight_shape [2] | the same |
 | bitsandbytes nf4 | weight [O I / 2, 1], absmax [O S], quant_map [16], a quant_state in JSON | table[code] * scale |
 | bitsandbytes int8 | weight [O, I], SCB [O] | code * SCB / 127 |
+| mxfp4 | _blocks [E, O, S, 16], _scales [E, O, S] | table[code] * 2 ^ (scale - 127) |
 
 An int32 has P = 32 / bits codes, the first in its lowest bits. gptq stores zeros less one, gptq_v2 does not; awq has
-the outputs of an int32 in the order 0 2 4 6 1 3 5 7; nf4 has the first of two codes in the high half of its byte.
+the outputs of an int32 in the order 0 2 4 6 1 3 5 7; nf4 has the first of two codes in the high half of its byte,
+mxfp4 in the low.
 Scales that are float16 or bfloat16 give exactly the weight of the formula; with zeros and float32 scales, a weight is
 off by a rounding in float32 of the largest in its group.
 
-Sources: the formats as AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors 0.20 and bitsandbytes 0.50 write them.
+Sources: the formats as AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors 0.20 and bitsandbytes 0.50 write them; OCP
+Microscaling Formats 1.0 (E2M1, E8M0), as gpt-oss has them.
 
-Shape legend: O outputs, I inputs, S groups of inputs that share a scale, P codes in an int32.
+Shape legend: E experts, O outputs, I inputs, S groups of inputs that share a scale, P codes in an int32.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from torch.nn import functional
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.kernels import CODE_GROUP, Codes
 
-__all__ = ["MAX_SIZE", "NF4", "ForeignFormat"]
+__all__ = ["E2M1", "MAX_SIZE", "NF4", "ForeignFormat"]
 
 _Tensors: TypeAlias = Mapping[str, torch.Tensor]
 _Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -62,7 +65,11 @@ NF4: Final = torch.tensor(
     ]
 )
 """float32 [16]: the quantiles of a normal distribution (Dettmers and others, 2023)."""
-_TABLES: Final = {"nf4": NF4}
+E2M1: Final = torch.tensor(
+    [sign * each for sign in (1, -1) for each in (0.0, 0.5, 1, 1.5, 2, 3, 4, 6)]
+)
+"""float32 [16]: floats of a sign, two bits of exponent and one of fraction."""
+_TABLES: Final = {"nf4": NF4, "mxfp4": E2M1}
 
 _QWEIGHT, _QZEROS, _SCALES, _G_IDX = ".qweight", ".qzeros", ".scales", ".g_idx"
 _WEIGHT, _PACKED, _SCALE = ".weight", ".weight_packed", ".weight_scale"
@@ -70,10 +77,12 @@ _SHAPE, _ZERO_POINT = ".weight_shape", ".weight_zero_point"
 _ABSMAX, _MAP = ".weight.absmax", ".weight.quant_map"
 _STATE = ".weight.quant_state.bitsandbytes__nf4"
 _SCB, _WEIGHT_FORMAT = ".SCB", ".weight_format"
+_BLOCKS, _EXPONENTS = "_blocks", "_scales"
 
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32)
 # Where output i of eight lies in an int32 of awq.
 _AWQ_PLACES: Final = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+_MXFP4_BLOCK: Final = 32
 # A quant_state has some 80 bytes.
 _MAX_STATE_BYTES: Final = 4096
 # What a file can say of a block, or of a size: more is nonsense, and never computed with.
@@ -134,13 +143,20 @@ class ForeignFormat:
         return _LAYOUTS[self.layout].scales
 
     @property
+    def is_stacked(self) -> bool:
+        """Whether its tensors have the matrices of several experts, one after another."""
+        return self.layout == "mxfp4"
+
+    @property
     def table(self) -> str | None:
         """The table of the codes that are made, a name."""
-        return "nf4" if self.layout == "nf4" else None
+        return self.layout if self.layout in _TABLES else None
 
     @property
     def scale_dtype(self) -> torch.dtype | None:
         """Of the codes that are made; None for that of the checkpoint's scales."""
+        if self.layout == "mxfp4":
+            return torch.bfloat16
         is_float32 = self.has_minimums or self.layout in ("nf4", "int8")
         return torch.float32 if is_float32 else None
 
@@ -479,6 +495,28 @@ def _decode_int8(given: ForeignFormat, tensors: _Tensors, sizes: tuple[int, int]
     return _finished(given, tensors[_WEIGHT], tensors[_SCB][:, None] / 127, sizes[1])
 
 
+# mxfp4, of one expert.
+
+
+def _measure_mxfp4(given: ForeignFormat, shapes: _Shapes, _: torch.Tensor | None) -> _Sized:
+    sizes = shapes[_BLOCKS]
+    if len(sizes) != 3 or min(sizes) < 1 or sizes[2] * 2 != _MXFP4_BLOCK:
+        raise CheckpointError(f"{given.name}: {_BLOCKS} is {list(sizes)[:8]}: no matrix in blocks")
+    return (sizes[0], sizes[1] * _MXFP4_BLOCK), {_EXPONENTS: (sizes[0], sizes[1])}
+
+
+def _decode_mxfp4(given: ForeignFormat, tensors: _Tensors, sizes: tuple[int, int]) -> Codes:
+    exponents_OS = tensors[_EXPONENTS]
+    if (exponents_OS == 255).any():
+        raise CheckpointError(f"{given.name}: a scale is not a number")
+    # The same exponent in bfloat16; what would be 2 ^ -127 is half of its least one.
+    bits_OS = exponents_OS.to(torch.int16) << 7
+    bits_OS[exponents_OS == 0] = 1 << 6
+    return _finished(
+        given, tensors[_BLOCKS].reshape(sizes[0], -1), bits_OS.view(torch.bfloat16), sizes[1]
+    )
+
+
 _INTEGERS: Final = (torch.int8, torch.uint8, torch.int32, torch.int64)
 _LAYOUTS: Final[Mapping[str, _Layout]] = {
     "gptq": _Layout(
@@ -549,5 +587,14 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
         {_WEIGHT: (torch.int8,), _SCB: (torch.float32,), _WEIGHT_FORMAT: (torch.uint8,)},
         _measure_int8,
         _decode_int8,
+    ),
+    "mxfp4": _Layout(
+        _BLOCKS,
+        _EXPONENTS,
+        (_BLOCKS, _EXPONENTS),
+        (),
+        {_BLOCKS: (torch.uint8,), _EXPONENTS: (torch.uint8,)},
+        _measure_mxfp4,
+        _decode_mxfp4,
     ),
 }

@@ -212,9 +212,14 @@ def _of_bitsandbytes(config: Mapping[str, object]) -> ForeignFormat:
     return ForeignFormat(f"{method} nf4", "nf4", 4, _NF4_BLOCK)
 
 
+def _of_mxfp4(config: Mapping[str, object]) -> ForeignFormat:
+    return ForeignFormat("mxfp4", "mxfp4", 4, 32)
+
+
 _METHODS: Final[Mapping[str, Callable[[Mapping[str, object]], ForeignFormat]]] = {
     "gptq": _of_gptq,
     "awq": _of_awq,
     "compressed-tensors": _of_compressed,
     "bitsandbytes": _of_bitsandbytes,
+    "mxfp4": _of_mxfp4,
 }

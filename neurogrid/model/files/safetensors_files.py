@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,8 @@ __all__ = ["SafetensorsFiles"]
 
 # Tensors in one file; DeepSeek-V3 has 91,000 in all of its 163.
 _MAX_TENSORS = 1_000_000
+# Matrices in one tensor; the bound that a config has (sanitize.py).
+_MAX_EXPERTS = 2**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,19 @@ class _Place:
 
     file: Path
     entry: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The tensors that make a quantised matrix.
+
+    Attributes:
+        names: by suffix.
+        number: which of the matrices that they have it is; None where they have only that one.
+    """
+
+    names: Mapping[str, str]
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,7 @@ class SafetensorsFiles:
         for name, parts in groups.items():
             matrix = self._stored_matrix(name, parts)
             matrices[name] = CodedMatrix(matrix.shape, matrix.form, matrix.codes)
-        used = {part for parts in groups.values() for part in parts.values()}
+        used = {part for parts in groups.values() for part in parts.names.values()}
         tensors = {name: self._bytes_of(name) for name in names if name not in used}
         return LayerParts(tensors, matrices=matrices)
 
@@ -156,8 +171,8 @@ class SafetensorsFiles:
                 raise CheckpointError(f"{file}: cannot be read: {exc}") from exc
         for name, parts in self._stored_parts(tensors).items():
             dense = self._stored_matrix(name, parts).codes().dense(torch.float32)
-            for part in parts.values():
-                del tensors[part]
+            for part in parts.names.values():
+                tensors.pop(part, None)
             tensors[name] = dense
         return tensors
 
@@ -169,25 +184,45 @@ class SafetensorsFiles:
         data = self._mapped[place.file].data
         return place.entry, data[place.entry.start : place.entry.stop]
 
-    def _stored_parts(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """The tensors that make each quantised matrix, by the name of the matrix and by suffix."""
+    def _stored_parts(self, names: Iterable[str]) -> dict[str, _Parts]:
+        """What makes each quantised matrix, by the name of the matrix."""
         stored = self._stored
         if stored is None:
             return {}
         here = set(names)
-        prefixes = [
-            name.removesuffix(stored.marker) for name in names if name.endswith(stored.marker)
-        ]
-        return {
-            f"{prefix}.weight": {
+        found: dict[str, _Parts] = {}
+        for name in names:
+            if not name.endswith(stored.marker):
+                continue
+            prefix = name.removesuffix(stored.marker)
+            parts = {
                 suffix: prefix + suffix for suffix in stored.suffixes if prefix + suffix in here
             }
-            for prefix in prefixes
-        }
+            if stored.is_stacked:
+                for number in range(self._num_stacked(parts.values())):
+                    found[f"{prefix}.{number}.weight"] = _Parts(parts, number)
+            else:
+                found[f"{prefix}.weight"] = _Parts(parts)
+        return found
 
-    def _stored_matrix(self, name: str, parts: Mapping[str, str]) -> StoredMatrix:
+    def _num_stacked(self, names: Collection[str]) -> int:
+        """How many matrices these tensors have."""
+        counts = {self._places[name].entry.shape[:1] for name in names}
+        (count,) = max(counts) or (0,)
+        if len(counts) > 1 or not 0 < count <= _MAX_EXPERTS:
+            raise CheckpointError(
+                f"{self._folder}: {min(names)[:80]} and what belongs to it have no number of experts in common"
+            )
+        return count
+
+    def _stored_matrix(self, name: str, parts: _Parts) -> StoredMatrix:
         assert self._stored is not None
-        tensors = {suffix: self._bytes_of(part) for suffix, part in parts.items()}
+        tensors = {suffix: self._bytes_of(part) for suffix, part in parts.names.items()}
+        if parts.number is not None:
+            tensors = {
+                suffix: _one_of(entry, data, parts.number)
+                for suffix, (entry, data) in tensors.items()
+            }
         return StoredMatrix(name, self._stored, tensors)
 
     @cached_property
@@ -198,6 +233,15 @@ class SafetensorsFiles:
             if layer_id is not None:
                 names[layer_id].append(name)
         return {layer_id: tuple(sorted(found)) for layer_id, found in names.items()}
+
+
+def _one_of(entry: TensorEntry, data: memoryview, number: int) -> tuple[TensorEntry, memoryview]:
+    """One of the tensors that are in one, along its first dimension."""
+    size = data.nbytes // entry.shape[0]
+    return (
+        TensorEntry(entry.dtype, entry.shape[1:], 0, size),
+        data[number * size : (number + 1) * size],
+    )
 
 
 def _stored_format(config: Mapping[str, object]) -> ForeignFormat | None:
