@@ -5,7 +5,7 @@ or with bfloat16, where `library` was built and passes its own check; elsewhere 
 """
 
 from neurogrid.model.kernels.chosen import library
-from neurogrid.model.kernels.codes import CODE_GROUP, HALF_GROUP, Codes, join_rows, quantize
+from neurogrid.model.kernels.codes import CODE_GROUP, E4M3, HALF_GROUP, Codes, join_rows, quantize
 from neurogrid.model.kernels.compiled import Library
 from neurogrid.model.kernels.linear import (
     Bfloat16Linear,
@@ -17,6 +17,7 @@ from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = [
     "CODE_GROUP",
+    "E4M3",
     "HALF_GROUP",
     "Bfloat16Linear",
     "Codes",

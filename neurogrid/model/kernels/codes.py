@@ -1,10 +1,10 @@
 """Quantised weights in one form: codes of 8 or 4 bits, and a scale for each group of inputs of an output.
 
-A weight is `table[code] * scale + minimum`. The table of 8 bits is the code itself, -128..127; that of 4 bits has 16
-entries, code - 8 where none is given. Minimums are for formats that have them. A group is 32 inputs or a multiple of
-that, or 16 of 8 bits without minimums. Codes are row-major, so that they are the same bytes for every processor; of 4
-bits two share a byte, the even input in the low half. A row that is no multiple of 32 long is filled up with codes that
-mean nothing.
+A weight is `table[code] * scale + minimum`. The table of 8 bits is the code itself, -128..127, or a float of 8 bits
+(e4m3: a sign, 4 bits of exponent, 3 of fraction); that of 4 bits has 16 entries, code - 8 where none is given. Minimums
+are for formats that have them. A group is 32 inputs or a multiple of that, or 16 of integers of 8 bits without
+minimums. Codes are row-major, so that they are the same bytes for every processor; of 4 bits two share a byte, the even
+input in the low half. A row that is no multiple of 32 long is filled up with codes that mean nothing.
 
 Shape legend: O outputs, I inputs, K inputs filled up to a multiple of 32, S scales of a row.
 """
@@ -18,12 +18,14 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-__all__ = ["CODE_GROUP", "HALF_GROUP", "Codes", "join_rows", "quantize"]
+__all__ = ["CODE_GROUP", "E4M3", "HALF_GROUP", "Codes", "join_rows", "quantize"]
 
 CODE_GROUP: Final = 32
 """Inputs of an output that share a scale; other forms have a multiple of it, or half of it."""
 HALF_GROUP: Final = 16
 """Inputs that share a scale in the one form with less."""
+E4M3: Final = torch.float8_e4m3fn
+"""The dtype of codes that are floats."""
 
 _LINEAR: Final = torch.arange(16, dtype=torch.float32) - 8
 # Elements that are worked on at once: what a cache holds in float32.
@@ -36,7 +38,7 @@ class Codes:
 
     Attributes:
         bits: 8 or 4.
-        codes: int8 [O, K], or uint8 [O, K / 2].
+        codes: int8 or float8_e4m3fn [O, K], or uint8 [O, K / 2].
         scales: [O, S], float16, bfloat16 or float32; S divides K / 32, or is K / 16.
         num_inputs: I.
         minimums: as the scales, or None.
@@ -59,6 +61,11 @@ class Codes:
     def num_columns(self) -> int:
         """K."""
         return -(-self.num_inputs // CODE_GROUP) * CODE_GROUP
+
+    @property
+    def are_floats(self) -> bool:
+        """Whether the codes are floats of 8 bits."""
+        return self.codes.dtype == E4M3
 
     @property
     def has_half_groups(self) -> bool:
@@ -128,8 +135,10 @@ def join_rows(codes: Sequence[Codes], order_O: torch.Tensor | None) -> Codes:
         raise ValueError("matrices with several tables make no single one")
 
     def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        rows = torch.cat(tuple(parts))
-        return rows if order_O is None else rows[order_O.to(rows.device)]
+        # As bytes: of floats of 8 bits torch moves none.
+        rows = torch.cat([part.view(torch.uint8) for part in parts])
+        rows = rows if order_O is None else rows[order_O.to(rows.device)]
+        return rows.view(parts[0].dtype)
 
     minimums = [each.minimums for each in codes if each.minimums is not None]
     return Codes(
