@@ -251,6 +251,39 @@ def write_int8(seed: int, outputs: int, inputs: int) -> Written:
     return tensors, torch.tensor(weights, dtype=torch.float64).float()
 
 
+FP8_CONFIG = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [32, 64],
+}
+
+
+def write_fp8(
+    seed: int,
+    outputs: int,
+    inputs: int,
+    block: tuple[int, int] = (32, 64),
+    dtype: torch.dtype = torch.float32,
+) -> Written:
+    """Blocks at the ends may be smaller."""
+    made = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(outputs, inputs, generator=made) * 60).to(torch.float8_e4m3fn)
+    rows, columns = (-(-size // each) for size, each in zip((outputs, inputs), block, strict=True))
+    scales = random_scales(seed, rows, columns, dtype) * 0.05
+    dense = torch.tensor(
+        [
+            [
+                float(each) * float(scales[o // block[0], i // block[1]])
+                for i, each in enumerate(row)
+            ]
+            for o, row in enumerate(weight.tolist())
+        ],
+        dtype=torch.float64,
+    ).float()
+    return {".weight": weight, ".weight_scale_inv": scales}, dense
+
+
 # Whole checkpoints.
 
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = {
@@ -266,6 +299,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = 
         lambda seed, o, i: write_int(seed, o, i, i),
     ),
     "bitsandbytes nf4": (NF4_CONFIG, lambda seed, o, i: write_nf4(seed, o, i)),
+    "fp8": (FP8_CONFIG, lambda seed, o, i: write_fp8(seed, o, i)),
     "bitsandbytes int8": (INT8_CONFIG, lambda seed, o, i: write_int8(seed, o, i)),
 }
 """The config.json's entry, and what writes a matrix, of each."""

@@ -329,6 +329,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 
 FORMS = (CodesForm(4, 128, "F32", True, True), CodesForm(8, 32, "F16"))
+FLOATS = CodesForm(8, 128, "BF16", is_float=True)
 STORED = Quantization(
     AS_STORED,
     forms=FORMS,
@@ -350,6 +351,30 @@ def test_each_layer_has_its_own_form() -> None:
     assert STORED.form(0, "mlp.down", (64, 96)) is None
 
 
+def test_a_form_of_floats_is_read_as_it_was_written() -> None:
+    floats = dataclasses.replace(STORED, forms=(FORMS[0], FLOATS))
+    assert Quantization.from_record(floats.record()) == floats
+    assert "float" not in FORMS[0].record()
+    for wrong in ({"bits": 4}, {"minimums": True}, {"table": True}, {"group": 16}):
+        with pytest.raises(UnsupportedModelError, match="names no form"):
+            CodesForm.from_record({**FLOATS.record(), **wrong})
+
+
+def test_floats_that_are_no_numbers_are_refused() -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    codes = (torch.randn(64, 128) * 60).to(torch.float8_e4m3fn)
+    tensors = {f"{name}.codes": codes, f"{name}.scales": torch.ones(64, 1).bfloat16()}
+    quantization = Quantization(AS_STORED, forms=(FLOATS,), matrices=(("mlp.up_proj", ((0, 1),)),))
+    _, found = gather_codes(tensors, quantization)
+    assert torch.equal(found[name].dense(torch.float32), codes.float())
+    for byte in (0x7F, 0xFF):
+        codes.view(torch.uint8)[3, 5] = byte
+        with pytest.raises(CheckpointError, match="codes is not finite"):
+            gather_codes(tensors, quantization)
+    with pytest.raises(CheckpointError, match="is due"):
+        gather_codes({**tensors, f"{name}.codes": codes.view(torch.int8)}, quantization)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -361,6 +386,8 @@ def test_each_layer_has_its_own_form() -> None:
         {"scale": "F64"},
         {"scale": None},
         {"minimums": 1},
+        {"float": 1},
+        {"float": True},
         {"table": "nf4"},
         {"bits": 8},
     ],

@@ -23,9 +23,10 @@ import torch
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.foreign_codes import ForeignFormat
-from neurogrid.model.files.quantization import METHODS, CodesForm, parts_of
+from neurogrid.model.files.quantization import CODES, METHODS, CodesForm, parts_of
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,
+    FLOAT8,
     LENGTH_BYTES,
     TensorEntry,
     encode_header,
@@ -262,15 +263,16 @@ class StoredMatrix:
     @property
     def form(self) -> CodesForm:
         """Of `codes`, told by the headers; errors as of those."""
-        num_outputs, num_inputs = self.shape
+        shape = self.shape
         entry, _ = self.tensors[self.stored.scales]
         scale_dtype = self.stored.scale_dtype
         return CodesForm(
             self.stored.bits,
-            0 if self.stored.group is None else num_outputs * num_inputs // prod(entry.shape),
+            self.stored.group_of(shape, entry.shape),
             entry.dtype if scale_dtype is None else dtype_name(scale_dtype),
             self.stored.has_minimums,
             self.stored.table is not None,
+            self.stored.are_floats,
         )
 
     def codes(self) -> Codes:
@@ -364,6 +366,11 @@ def parse_blob(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:
     )
     if not entries:
         raise CheckpointError(f"{where} holds no tensor")
+    for name, entry in entries.items():
+        if entry.dtype == FLOAT8 and not name.endswith(CODES):
+            raise UnsupportedModelError(
+                f"{where}: {name[:80]!r} is {FLOAT8}: quantised checkpoints are not supported yet without scales"
+            )
     if body.nbytes == 0:
         return {name: _empty(entry) for name, entry in entries.items()}
     storage = _as_tensor(body)

@@ -11,6 +11,7 @@ Everything comes from a stranger's files: nothing is computed with before its dt
 | compressed-tensors | weight_packed [O, I / P] or weight [O, I], weight_scale [O, S], weight_shape [2] | the same |
 | bitsandbytes nf4 | weight [O I / 2, 1], absmax [O S], quant_map [16], a quant_state in JSON | table[code] * scale |
 | bitsandbytes int8 | weight [O, I], SCB [O] | code * SCB / 127 |
+| fp8 | weight [O, I], weight_scale_inv [blocks of O, blocks of I] | float * scale |
 | mxfp4 | _blocks [E, O, S, 16], _scales [E, O, S] | table[code] * 2 ^ (scale - 127) |
 
 An int32 has P = 32 / bits codes, the first in its lowest bits. gptq stores zeros less one, gptq_v2 does not; awq has
@@ -20,7 +21,7 @@ Scales that are float16 or bfloat16 give exactly the weight of the formula; with
 off by a rounding in float32 of the largest in its group.
 
 Sources: the formats as AutoGPTQ and GPTQModel, AutoAWQ, compressed-tensors 0.20 and bitsandbytes 0.50 write them; OCP
-Microscaling Formats 1.0 (E2M1, E8M0), as gpt-oss has them.
+Microscaling Formats 1.0 (E2M1, E8M0), as gpt-oss has them; fp8 in blocks, as DeepSeek-V3 has it.
 
 Shape legend: E experts, O outputs, I inputs, S groups of inputs that share a scale, P codes in an int32.
 """
@@ -28,6 +29,7 @@ Shape legend: E experts, O outputs, I inputs, S groups of inputs that share a sc
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -36,7 +38,7 @@ import torch
 from torch.nn import functional
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.kernels import CODE_GROUP, Codes
+from neurogrid.model.kernels import CODE_GROUP, E4M3, Codes
 
 __all__ = ["E2M1", "MAX_SIZE", "NF4", "ForeignFormat"]
 
@@ -77,6 +79,7 @@ _SHAPE, _ZERO_POINT = ".weight_shape", ".weight_zero_point"
 _ABSMAX, _MAP = ".weight.absmax", ".weight.quant_map"
 _STATE = ".weight.quant_state.bitsandbytes__nf4"
 _SCB, _WEIGHT_FORMAT = ".SCB", ".weight_format"
+_SCALE_INV = ".weight_scale_inv"
 _BLOCKS, _EXPONENTS = "_blocks", "_scales"
 
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -98,6 +101,7 @@ class ForeignFormat:
         layout: a key of the table of layouts.
         bits: of a code, 8 or 4.
         group: inputs that share a scale; None where all inputs of an output do. Of nf4 the usual one.
+        block: of fp8, how many outputs and inputs share a scale.
         has_minimums: of the codes that are made.
         are_zeros_less_one: of gptq.
         is_order_told: a matrix without the tensor that tells the groups of its inputs is refused.
@@ -110,6 +114,7 @@ class ForeignFormat:
     has_minimums: bool = False
     are_zeros_less_one: bool = False
     is_order_told: bool = False
+    block: tuple[int, int] = (1, 1)
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -141,6 +146,11 @@ class ForeignFormat:
     def scales(self) -> str:
         """The suffix of the tensor of scales."""
         return _LAYOUTS[self.layout].scales
+
+    @property
+    def are_floats(self) -> bool:
+        """Whether the codes that are made are floats."""
+        return self.layout == "fp8"
 
     @property
     def is_stacked(self) -> bool:
@@ -202,6 +212,16 @@ class ForeignFormat:
             if tensor.dtype not in layout.dtypes[suffix]:
                 raise CheckpointError(f"{self.name}: {suffix} is {_dtype(tensor)}")
         return layout.decode(self, tensors, sizes)
+
+    def group_of(self, shape: tuple[int, int], scales: tuple[int, ...]) -> int:
+        """Inputs of an output that share a scale in the codes of a matrix [O, I]; 0 for all inputs.
+
+        Args:
+            scales: the shape of the tensor of its scales.
+        """
+        if self.layout == "fp8":
+            return _group_of_fp8(self, shape[1])
+        return 0 if self.group is None else shape[0] * shape[1] // math.prod(scales)
 
     def num_groups(self, num_inputs: int) -> int:
         """S.
@@ -495,6 +515,39 @@ def _decode_int8(given: ForeignFormat, tensors: _Tensors, sizes: tuple[int, int]
     return _finished(given, tensors[_WEIGHT], tensors[_SCB][:, None] / 127, sizes[1])
 
 
+# fp8 in blocks.
+
+
+def _measure_fp8(given: ForeignFormat, shapes: _Shapes, _: torch.Tensor | None) -> _Sized:
+    sizes = _matrix_sizes(given, shapes, _WEIGHT)
+    _group_of_fp8(given, sizes[1])
+    blocks = tuple(-(-size // block) for size, block in zip(sizes, given.block, strict=True))
+    return sizes, {_SCALE_INV: blocks}
+
+
+def _group_of_fp8(given: ForeignFormat, num_inputs: int) -> int:
+    """Inputs that share a scale: as many as a block has, or a part of it where the last one is not whole."""
+    group = math.gcd(given.block[1], num_inputs)
+    if group % CODE_GROUP:
+        raise UnsupportedModelError(
+            f"{given.name}: {num_inputs} inputs in blocks of {given.block[1]}: both must be multiples of {CODE_GROUP}"
+        )
+    return group
+
+
+def _decode_fp8(given: ForeignFormat, tensors: _Tensors, sizes: tuple[int, int]) -> Codes:
+    floats_OI = tensors[_WEIGHT]
+    if (floats_OI.view(torch.uint8) & 0x7F == 0x7F).any():
+        raise CheckpointError(f"{given.name}: a weight is not a number")
+    scales = tensors[_SCALE_INV]
+    if not torch.isfinite(scales.float().abs().amax() * torch.finfo(E4M3).max):
+        raise CheckpointError(f"{given.name}: a scale is not finite, or makes weights that are not")
+    group = _group_of_fp8(given, sizes[1])
+    outputs, groups = torch.arange(sizes[0]), torch.arange(0, sizes[1], group)
+    scales_OS = scales[outputs // given.block[0]][:, groups // given.block[1]]
+    return Codes(8, floats_OI.contiguous(), scales_OS.contiguous(), sizes[1])
+
+
 # mxfp4, of one expert.
 
 
@@ -587,6 +640,15 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
         {_WEIGHT: (torch.int8,), _SCB: (torch.float32,), _WEIGHT_FORMAT: (torch.uint8,)},
         _measure_int8,
         _decode_int8,
+    ),
+    "fp8": _Layout(
+        _SCALE_INV,
+        _SCALE_INV,
+        (_WEIGHT, _SCALE_INV),
+        (),
+        {_WEIGHT: (E4M3,), _SCALE_INV: (torch.float32, torch.bfloat16)},
+        _measure_fp8,
+        _decode_fp8,
     ),
     "mxfp4": _Layout(
         _BLOCKS,

@@ -20,10 +20,11 @@ from typing import Final, Protocol, TypeAlias
 import torch
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
+from neurogrid.model.files.safetensors_header import FILE_DTYPES, FLOAT8
 from neurogrid.model.files.sanitize import config_fingerprint
 from neurogrid.model.files.tensor_names import numbers_hidden, path_in_layer
-from neurogrid.model.files.tensors import TORCH_DTYPES, is_finite
-from neurogrid.model.kernels import CODE_GROUP, HALF_GROUP, Codes
+from neurogrid.model.files.tensors import is_finite
+from neurogrid.model.kernels import CODE_GROUP, E4M3, HALF_GROUP, Codes
 from neurogrid.p2p.wire.limits import MAX_LAYERS
 
 __all__ = [
@@ -65,6 +66,7 @@ class CodesForm:
         scale: the name in a file of what scales and minimums are: F16, BF16 or F32.
         has_minimums: whether there are minimums.
         has_table: whether each matrix has a table, of 4 bits.
+        is_float: whether the codes are floats, of 8 bits without minimums.
     """
 
     bits: int
@@ -72,11 +74,12 @@ class CodesForm:
     scale: str = "F16"
     has_minimums: bool = False
     has_table: bool = False
+    is_float: bool = False
 
     def entries(self, shape: Sequence[int]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Dtype and shape of what stands in the place of a matrix [O, I], by suffix."""
         num_outputs, num_inputs = shape
-        codes = ("I8", (num_outputs, num_inputs))
+        codes = (FLOAT8 if self.is_float else "I8", (num_outputs, num_inputs))
         if self.bits == 4:
             codes = ("U8", (num_outputs, num_inputs // 2))
         scales = (self.scale, (num_outputs, num_inputs // (self.group or num_inputs)))
@@ -95,7 +98,7 @@ class CodesForm:
     def num_bytes(self, shape: Sequence[int]) -> int:
         """Bytes of what stands in the place of a matrix, but for the table."""
         return sum(
-            prod(sizes) * TORCH_DTYPES[dtype].itemsize
+            prod(sizes) * FILE_DTYPES[dtype].itemsize
             for suffix, (dtype, sizes) in self.entries(shape).items()
             if suffix != TABLE
         )
@@ -110,7 +113,7 @@ class CodesForm:
             return f"{name} has {_listed(tensors)}, and {_listed(expected)} is due"
         for suffix, (dtype, sizes) in expected.items():
             given = tensors[suffix]
-            if given.dtype != TORCH_DTYPES[dtype] or tuple(given.shape) != sizes:
+            if given.dtype != FILE_DTYPES[dtype] or tuple(given.shape) != sizes:
                 return f"{name}{suffix} is {given.dtype} {list(given.shape)}, and {dtype} {list(sizes)} is due"
         return None
 
@@ -123,7 +126,7 @@ class CodesForm:
         if fault := self.fault(tensors, name):
             raise CheckpointError(fault)
         for suffix, given in tensors.items():
-            if given.is_floating_point() and not is_finite(given):
+            if given.is_floating_point() and not _is_finite(given):
                 raise CheckpointError(f"{name}{suffix} is not finite")
         codes = tensors[CODES]
         return Codes(
@@ -148,7 +151,7 @@ class CodesForm:
             "scale": self.scale,
             "minimums": self.has_minimums,
             "table": self.has_table,
-        }
+        } | ({"float": True} if self.is_float else {})
 
     @classmethod
     def from_record(cls, record: object) -> CodesForm:
@@ -161,21 +164,24 @@ class CodesForm:
             raise UnsupportedModelError("the record of how the model is quantised lacks a form")
         bits, group, scale = record.get("bits"), record.get("group"), record.get("scale", "F16")
         minimums, table = record.get("minimums", False), record.get("table", False)
+        is_float = record.get("float", False)
         if (
             type(bits) is not int
             or type(group) is not int
             or type(minimums) is not bool
             or type(table) is not bool
+            or type(is_float) is not bool
             or bits not in (4, 8)
             or not 0 <= group <= _MAX_GROUP
-            or (group % CODE_GROUP and (group != HALF_GROUP or bits != 8 or minimums))
+            or (group % CODE_GROUP and (group != HALF_GROUP or bits != 8 or minimums or is_float))
             or scale not in ("F16", "BF16", "F32")
             or (table and bits != 4)
+            or (is_float and (bits != 8 or minimums))
         ):
             raise UnsupportedModelError(
                 "the record of how the model is quantised names no form of codes"
             )
-        return cls(bits, group, str(scale), minimums, table)
+        return cls(bits, group, str(scale), minimums, table, is_float)
 
     def _shape(self, codes: torch.Tensor) -> tuple[int, int]:
         return codes.shape[0], codes.shape[1] * 8 // self.bits
@@ -349,6 +355,13 @@ def _runs_of(given: object, num_forms: int) -> Runs:
             "the record of what is quantised has a matrix without a form for its layers"
         )
     return read
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite; floats of 8 bits have no infinity."""
+    if tensor.dtype == E4M3:
+        return not (tensor.view(torch.uint8) & 0x7F == 0x7F).any()
+    return is_finite(tensor)
 
 
 def _listed(suffixes: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ from neurogrid.model.files.checkpoint_files import (
 from neurogrid.model.files.foreign_codes import ForeignFormat
 from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.files.safetensors_header import (
+    FLOAT8,
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
     TensorEntry,
@@ -117,6 +118,8 @@ class SafetensorsFiles:
         """
         stored = _stored_format(config)
         places, absent = _find_tensors(folder, partial=partial)
+        if stored is None or not stored.are_floats:
+            _check_scaled(places)
         return cls(folder, num_layers=num_layers, places=places, absent=absent, stored=stored)
 
     @property
@@ -144,6 +147,7 @@ class SafetensorsFiles:
             matrices[name] = CodedMatrix(matrix.shape, matrix.form, matrix.codes)
         used = {part for parts in groups.values() for part in parts.names.values()}
         tensors = {name: self._bytes_of(name) for name in names if name not in used}
+        _check_scaled({name: self._places[name] for name in tensors})
         return LayerParts(tensors, matrices=matrices)
 
     def layer_files(self, layer_id: int) -> frozenset[Path]:
@@ -174,6 +178,7 @@ class SafetensorsFiles:
             for part in parts.names.values():
                 tensors.pop(part, None)
             tensors[name] = dense
+        _check_scaled({name: self._places[name] for name in tensors.keys() & self._places.keys()})
         return tensors
 
     def _bytes_of(self, name: str) -> tuple[TensorEntry, memoryview]:
@@ -233,6 +238,16 @@ class SafetensorsFiles:
             if layer_id is not None:
                 names[layer_id].append(name)
         return {layer_id: tuple(sorted(found)) for layer_id, found in names.items()}
+
+
+def _check_scaled(plain: Mapping[str, _Place]) -> None:
+    """Refuse plain tensors that are floats of 8 bits: without a scale they are no weights."""
+    for name, place in plain.items():
+        if place.entry.dtype == FLOAT8:
+            raise UnsupportedModelError(
+                f"{place.file}: {name[:80]!r} is {FLOAT8}: quantised, and config.json tells no scale of it; use the "
+                "float16, bfloat16 or float32 checkpoint"
+            )
 
 
 def _one_of(entry: TensorEntry, data: memoryview, number: int) -> tuple[TensorEntry, memoryview]:
