@@ -20,7 +20,8 @@ from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.kernels import Codes, join_rows, quantize
-from neurogrid.model.stages.experts import expert_weights
+from neurogrid.model.proof.miniature_experts import check_experts
+from neurogrid.model.stages.experts import expert_weights, hold_experts
 from neurogrid.model.stages.stage import Row, Stage
 from tests.families import VOCAB_SIZE
 from tests.foreign_checkpoints import FORMATS, MXFP4_CONFIG, save_foreign_mixture, save_mxfp4
@@ -388,3 +389,26 @@ def test_exponents_of_mxfp4_are_exact() -> None:
     assert codes.scales.dtype == torch.bfloat16
     expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)
     assert torch.equal(codes.dense(torch.float32), expected[0].t())
+
+
+# The proof on a miniature.
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_as_codes_are_proven_for_each_config(name: str) -> None:
+    class_name, sizes, _ = MIXTURES[name]
+    config = getattr(transformers, class_name)(**{**SMALL, **sizes})
+    check_experts(config, Quantization("int8"))
+
+
+def test_experts_that_compute_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.Qwen3MoeConfig(**{**SMALL, **MIXTURES["qwen3-moe"][1]})
+
+    def hold_others(module: nn.Module, codes: Any, *args: Any, **kwargs: Any) -> None:
+        hold_experts(module, {name: each[::-1] for name, each in codes.items()}, *args, **kwargs)
+
+    monkeypatch.setattr("neurogrid.model.proof.miniature_experts.hold_experts", hold_others)
+    with pytest.raises(UnsupportedModelError, match=r"experts as codes: they are off by 0\.\d+"):
+        check_experts(config, Quantization("int8"))
+    skipped = ("mlp.experts.down_proj.#", "mlp.experts.gate_up_proj.#")
+    check_experts(config, Quantization("int8", skipped))
