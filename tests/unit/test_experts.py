@@ -7,110 +7,47 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.inference.generation.loaded_model import LoadedModel
-from neurogrid.model.files.blob import parse_blob
+from neurogrid.model.files.blob import LayerBlob, parse_blob
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.config import build_config
 from neurogrid.model.files.foreign_config import foreign_format
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import layer_of
 from neurogrid.model.kernels import Codes, join_rows, quantize
 from neurogrid.model.proof.miniature_experts import check_experts
+from neurogrid.model.stages.cost import layer_cost
 from neurogrid.model.stages.experts import expert_weights, hold_experts
-from neurogrid.model.stages.stage import Row, Stage
-from tests.families import VOCAB_SIZE
-from tests.foreign_checkpoints import FORMATS, MXFP4_CONFIG, save_foreign_mixture, save_mxfp4
+from neurogrid.model.stages.stage import Ends, Row, Stage
+from tests.foreign_checkpoints import MXFP4_CONFIG, save_foreign_mixture, save_mxfp4
+from tests.mixtures import MIXTURES, mixture_config, save_mixture
 
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-# A way to a config, and what of it stays as it is.
-MIXTURES: dict[str, tuple[str, dict[str, Any], set[str]]] = {
-    "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}, set()),
-    "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 16}, set()),
-    "qwen2-moe": (
-        "Qwen2MoeConfig",
-        {**EXPERTS, "shared_expert_intermediate_size": 32, "mlp_only_layers": [1]},
-        {"mlp.shared_expert_gate"},
-    ),
-    "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3}, set()),
-    "deepseek-v3": (
-        "DeepseekV3Config",
-        {
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 32,
-            "n_routed_experts": 8,
-            "n_group": 2,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 16,
-            "v_head_dim": 16,
-        },
-        set(),
-    ),
-    # Without a gate.
-    "nemotron-h": (
-        "NemotronHConfig",
-        {
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "moe_shared_expert_intermediate_size": 32,
-            "layers_block_type": ["attention", "moe", "attention"],
-        },
-        set(),
-    ),
-    # In three dimensions in their files, too.
-    "granitemoe": (
-        "GraniteMoeConfig",
-        {"num_local_experts": 4, "num_experts_per_tok": 2},
-        {"block_sparse_moe.experts.down_proj.#", "block_sparse_moe.experts.gate_up_proj.#"},
-    ),
-    "gpt-oss": (
-        "GptOssConfig",
-        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
-        {"mlp.experts.down_proj.#", "mlp.experts.gate_up_proj.#"},
-    ),
-}
 IDS = list(range(3, 30))
 
 
-def save_mixture(name: str, folder: Path, **more: Any) -> Any:
-    class_name, sizes, _ = MIXTURES[name]
-    config = getattr(transformers, class_name)(**{**SMALL, **sizes, **more})
-    torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
-    return model
+class Served:
+    """What a coordinator has of a checkpoint, without the proof of its config, which takes the longest."""
+
+    def __init__(self, path: Path, method: str | None) -> None:
+        self.checkpoint = Checkpoint.open(path)
+        self.config = build_config(self.checkpoint.config)
+        self.dtype = torch.float32
+        self.ends = Ends(self.config, dtype=self.dtype, device="cpu")
+        self.ends.load(self.checkpoint.end_tensors())
+        self.quantization = self.checkpoint.quantization(method, self.ends)
+        self.costs = layer_cost(self.config, self.dtype, self.quantization)
+
+    def layer_blob(self, layer_id: int) -> LayerBlob:
+        return self.checkpoint.layer_blob(layer_id, self.quantization)
 
 
-def loaded(path: Path, method: str | None) -> LoadedModel:
-    return LoadedModel.load(path, name=None, max_seq_len=64, dtype="float32", quantize=method)
-
-
-def stage_of(model: LoadedModel) -> Stage:
+def stage_of(model: Served) -> Stage:
     stage = Stage(model.config, dtype=model.dtype, device="cpu", quantization=model.quantization)
     for layer_id in range(model.checkpoint.num_layers):
         data = bytearray(b"".join(model.layer_blob(layer_id).chunks()))
@@ -118,7 +55,7 @@ def stage_of(model: LoadedModel) -> Stage:
     return stage
 
 
-def logits(model: LoadedModel, stage: Stage, token_ids: list[int]) -> torch.Tensor:
+def logits(model: Served, stage: Stage, token_ids: list[int]) -> torch.Tensor:
     hidden = model.ends.embed(token_ids, position=0)
     hidden = stage.forward(
         hidden, start=0, stop=stage.num_layers, position=0, cache=stage.new_cache()
@@ -126,7 +63,7 @@ def logits(model: LoadedModel, stage: Stage, token_ids: list[int]) -> torch.Tens
     return model.ends.logits(hidden, position=0)
 
 
-def dense_of(path: Path, model: LoadedModel, into: Path) -> Any:
+def dense_of(path: Path, model: Served, into: Path) -> Any:
     """transformers' own model of the weights that the codes are."""
     into.mkdir()
     tensors = load_file(path / "model.safetensors")
@@ -141,15 +78,16 @@ def dense_of(path: Path, model: LoadedModel, into: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(into, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize(
+    ("name", "method"), [("qwen3-moe", "int8"), *((name, "int4") for name in MIXTURES)]
+)
 def test_the_model_is_that_of_the_same_weights(
     name: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Off by their rounding activations would be.
     monkeypatch.setattr(Quantization, "by_int8", False)
     save_mixture(name, tmp_path)
-    model = loaded(tmp_path, method)
+    model = Served(tmp_path, method)
     assert model.quantization is not None
     assert set(model.quantization.skipped) == MIXTURES[name][2]
     stage = stage_of(model)
@@ -194,7 +132,7 @@ def experts_of(stage: Stage, layer_id: int = 0) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_gets_the_same_bits_in_any_company(qwen3: Path, dtype: torch.dtype) -> None:
-    model = loaded(qwen3, "int8")
+    model = Served(qwen3, "int8")
     stage = Stage(model.config, dtype=dtype, device="cpu", quantization=model.quantization)
     stage.load_layer(0, parse_blob(bytearray(b"".join(model.layer_blob(0).chunks()))))
     experts = experts_of(stage)
@@ -211,7 +149,7 @@ def test_a_token_gets_the_same_bits_in_any_company(qwen3: Path, dtype: torch.dty
 
 
 def test_several_sessions_get_what_each_gets_alone(qwen3: Path) -> None:
-    model = loaded(qwen3, "int4")
+    model = Served(qwen3, "int4")
     stage = stage_of(model)
     num_layers = stage.num_layers
     rows, expected = [], []
@@ -232,7 +170,7 @@ def test_several_sessions_get_what_each_gets_alone(qwen3: Path) -> None:
 def test_without_compiled_products_one_expert_at_a_time_is_made_dense(
     qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = loaded(qwen3, "int4")
+    model = Served(qwen3, "int4")
     monkeypatch.setattr(Quantization, "by_int8", False)
     expected = logits(model, stage_of(model), IDS)
     monkeypatch.setattr("neurogrid.model.kernels.linear.library", lambda: None)
@@ -245,7 +183,7 @@ def test_without_compiled_products_one_expert_at_a_time_is_made_dense(
 
 def test_an_expert_that_there_is_not_gives_nothing(qwen3: Path) -> None:
     """Families number what takes a token past the experts behind them."""
-    experts = experts_of(stage_of(loaded(qwen3, "int8")))
+    experts = experts_of(stage_of(Served(qwen3, "int8")))
     hidden, weights = torch.randn(2, 64), torch.tensor([[0.5, 0.5], [0.5, 0.5]])
     with torch.inference_mode():
         mine = experts(hidden, torch.tensor([[2, 6], [3, 1]]), weights)
@@ -254,17 +192,43 @@ def test_an_expert_that_there_is_not_gives_nothing(qwen3: Path) -> None:
 
 
 def test_a_step_reads_of_the_codes_the_active_experts(qwen3: Path) -> None:
-    costs = loaded(qwen3, "int8").costs[0]
+    costs = Served(qwen3, "int8").costs[0]
     experts = 6 * (64 * 64 + 64 * 32) * 34 // 32
     assert costs.step_bytes == costs.weight_bytes - experts // 2
 
 
-def blob_tensors(model: LoadedModel) -> dict[str, torch.Tensor]:
+class _Largest(TorchDispatchMode):
+    """The largest memory that any operation gave back, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(each, torch.Tensor) and not each.is_meta:
+                self.num_bytes = max(self.num_bytes, each.untyped_storage().nbytes())
+        return result
+
+
+def test_no_more_than_single_matrices_is_ever_dense(tmp_path: Path) -> None:
+    save_mixture("qwen3-moe", tmp_path, num_experts=48, num_hidden_layers=1)
+    model = Served(tmp_path, "int4")
+    tensors = {name: each.clone() for name, each in blob_tensors(model).items()}
+    stage = Stage(model.config, dtype=torch.float32, device="cpu", quantization=model.quantization)
+    with _Largest() as largest:
+        stage.load_layer(0, tensors)
+    # All experts' would be 48 x 64 x 64 x 4. What tells the rows has a number for each, and one for each input.
+    assert largest.num_bytes <= 2 * 48 * 64 * 4
+
+
+def blob_tensors(model: Served) -> dict[str, torch.Tensor]:
     return parse_blob(bytearray(b"".join(model.layer_blob(0).chunks())))
 
 
 def test_an_expert_that_is_missing_or_in_another_form_is_refused(qwen3: Path) -> None:
-    model = loaded(qwen3, "int8")
+    model = Served(qwen3, "int8")
     stage = Stage(model.config, dtype=torch.float32, device="cpu", quantization=model.quantization)
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     lacking = {key: each for key, each in blob_tensors(model).items() if not key.startswith(name)}
@@ -296,14 +260,18 @@ def test_rows_of_several_forms_make_no_matrix() -> None:
 # Checkpoints that are quantised already.
 
 
-@pytest.mark.parametrize("stored", FORMATS)
+@pytest.mark.parametrize("stored", ["gptq", "compressed-tensors int8", "bitsandbytes nf4", "fp8"])
 def test_a_mixture_that_is_quantised_already_is_served_as_it_is(
     stored: str, tmp_path: Path
 ) -> None:
     dense = save_foreign_mixture(
-        stored, tmp_path, save_mixture("qwen3-moe", tmp_path, moe_intermediate_size=64)
+        stored,
+        tmp_path,
+        save_mixture(
+            "qwen3-moe", tmp_path, moe_intermediate_size=64, num_experts=4, num_hidden_layers=2
+        ),
     )
-    model = loaded(tmp_path, None)
+    model = Served(tmp_path, None)
     stage = stage_of(model)
     assert type(experts_of(stage)).__name__ == "CodesQwen3MoeExperts"
     with torch.inference_mode():
@@ -314,8 +282,10 @@ def test_a_mixture_that_is_quantised_already_is_served_as_it_is(
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3"])
 def test_other_names_and_shared_experts(name: str, tmp_path: Path) -> None:
-    dense = save_foreign_mixture("compressed-tensors int4", tmp_path, save_mixture(name, tmp_path))
-    model = loaded(tmp_path, None)
+    dense = save_foreign_mixture(
+        "compressed-tensors int4", tmp_path, save_mixture(name, tmp_path, num_hidden_layers=2)
+    )
+    model = Served(tmp_path, None)
     with torch.inference_mode():
         expected = dense(torch.tensor([IDS])).logits[0, -1]
     mine = logits(model, stage_of(model), IDS)
@@ -323,7 +293,7 @@ def test_other_names_and_shared_experts(name: str, tmp_path: Path) -> None:
 
 
 def test_an_expert_that_is_not_quantised_among_others_is_refused(tmp_path: Path) -> None:
-    save_foreign_mixture("gptq", tmp_path, save_mixture("qwen3-moe", tmp_path))
+    save_foreign_mixture("gptq", tmp_path, save_mixture("qwen3-moe", tmp_path, num_hidden_layers=2))
     tensors = load_file(tmp_path / "model.safetensors")
     prefix = "model.layers.1.mlp.experts.2.up_proj"
     for suffix in (".qweight", ".qzeros", ".scales", ".g_idx"):
@@ -331,12 +301,12 @@ def test_an_expert_that_is_not_quantised_among_others_is_refused(tmp_path: Path)
     tensors[f"{prefix}.weight"] = torch.zeros(32, 64)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match="put together with others by this family"):
-        loaded(tmp_path, None)
+        Served(tmp_path, None)
 
 
 def test_mxfp4_is_served_as_it_is(tmp_path: Path) -> None:
     dense = save_mxfp4(tmp_path, save_mixture("gpt-oss", tmp_path))
-    model = loaded(tmp_path, None)
+    model = Served(tmp_path, None)
     assert model.quantization is not None
     assert {path for path, _ in model.quantization.matrices} == {
         "mlp.experts.down_proj.#",
@@ -378,7 +348,7 @@ def test_mxfp4_that_is_not_what_it_says_is_refused(
         tensors[name] = changed.contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=words):
-        loaded(tmp_path, None).layer_blob(1).digests()
+        Served(tmp_path, None).layer_blob(1).digests()
 
 
 def test_exponents_of_mxfp4_are_exact() -> None:
@@ -396,13 +366,11 @@ def test_exponents_of_mxfp4_are_exact() -> None:
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_experts_as_codes_are_proven_for_each_config(name: str) -> None:
-    class_name, sizes, _ = MIXTURES[name]
-    config = getattr(transformers, class_name)(**{**SMALL, **sizes})
-    check_experts(config, Quantization("int8"))
+    check_experts(mixture_config(name), Quantization("int8"))
 
 
 def test_experts_that_compute_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = transformers.Qwen3MoeConfig(**{**SMALL, **MIXTURES["qwen3-moe"][1]})
+    config = mixture_config("qwen3-moe")
 
     def hold_others(module: nn.Module, codes: Any, *args: Any, **kwargs: Any) -> None:
         hold_experts(module, {name: each[::-1] for name, each in codes.items()}, *args, **kwargs)

@@ -22,6 +22,7 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, eos_token_ids
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.proof.miniature import SplitTraits
+from neurogrid.model.proof.miniature_experts import check_experts
 from neurogrid.model.proof.proof import OWN_SECONDS, Proving
 from neurogrid.model.source import ModelSource
 from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
@@ -99,6 +100,7 @@ class LoadedModel(ModelSource):
         quantization = checkpoint.quantization(quantize, ends)
         costs = proof.costs
         if quantization is not None:
+            check_experts(config, quantization)
             costs = layer_cost(config, compute_dtype, quantization)
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)
