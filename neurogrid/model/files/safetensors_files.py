@@ -35,6 +35,7 @@ from neurogrid.model.files.safetensors_header import (
     parse_header,
 )
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.kernels import E4M3
 
 __all__ = ["SafetensorsFiles"]
 
@@ -178,7 +179,9 @@ class SafetensorsFiles:
             for part in parts.names.values():
                 tensors.pop(part, None)
             tensors[name] = dense
-        _check_scaled({name: self._places[name] for name in tensors.keys() & self._places.keys()})
+        _check_scaled(
+            {name: self._places[name] for name, each in tensors.items() if each.dtype == E4M3}
+        )
         return tensors
 
     def _bytes_of(self, name: str) -> tuple[TensorEntry, memoryview]:
