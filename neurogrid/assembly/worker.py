@@ -129,8 +129,8 @@ class Worker:
         dtype = resolve_dtype(config, None)
         quantization = None
         if checkpoint.has_codes:
-            linears = Skeleton(config, dtype=dtype, device=torch.device("cpu"))
-            quantization = checkpoint.quantization(None, linears)
+            skeleton = Skeleton(config, dtype=dtype, device=torch.device("cpu"))
+            quantization = checkpoint.quantization(None, skeleton.loader)
         await self._layers.load_own_layers(
             model_config_message(
                 config,

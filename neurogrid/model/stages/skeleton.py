@@ -9,7 +9,7 @@ A pass runs layers [start, stop) of the base model. The slot of layer `start` pu
 that arrived in place of the one that the base model made, the slot of layer stop-1 keeps the result
 and ends the pass. So no code here knows a family; `check_splittable` proves that it works for one.
 
-Weights go through `from_pretrained` (loading.py), as transformers converts checkpoints on load.
+Weights go through `from_pretrained` (layer_loading.py, weight_loading.py): transformers converts checkpoints on load.
 
 Shape legend: B batch (1, or the rows of a batch that decodes), T tokens, D hidden size.
 """
@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -28,22 +26,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 
-from neurogrid.errors import CheckpointError, UnsupportedModelError
+from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.quantization import CodesForm
-from neurogrid.model.files.tensor_names import is_end_tensor, layer_of, name_in_layer
-from neurogrid.model.kernels import Codes, CodesLinear, join_rows
-from neurogrid.model.stages.expert_rows import ExpertRows, find_expert_rows
-from neurogrid.model.stages.experts import (
-    ExpertWeight,
-    expert_weights,
-    hold_experts,
-    linear_weights,
-    shrink_weight,
-)
-from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to, place_module
+from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.kernels import Codes
+from neurogrid.model.stages.layer_loading import LayerLoader, module_list
+from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
 
@@ -157,6 +148,9 @@ class Skeleton:
         dtype: what weights are cast to and activations are computed in.
         device: where everything that gets loaded goes.
 
+    Attributes:
+        loader: of its layers; it knows which matrices they have.
+
     Raises:
         UnsupportedModelError: no causal language model is known for the config, or its decoder
             layers cannot be told from the rest.
@@ -179,8 +173,7 @@ class Skeleton:
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_arguments: dict[str, Any] = {"logits_to_keep": 1} if keeps else {}
         self._layers_name = find_layers(model, self.num_layers)
-        self.templates = list(_module_list(model, self._layers_name))
-        self._rows_of_experts: dict[object, dict[str, ExpertRows]] = {}
+        self.templates = list(module_list(model, self._layers_name))
         self._pass = _Pass()
         self._slots = [
             _Slot(i, layer, self._pass, is_last=i == self.num_layers - 1)
@@ -188,6 +181,9 @@ class Skeleton:
         ]
         self._blank = _with_layers(
             model, self._layers_name, [_Placeholder(layer) for layer in self.templates]
+        )
+        self.loader = LayerLoader(
+            self._blank, self._layers_name, self.templates, dtype=dtype, device=device
         )
         self._install(copy.deepcopy(self._blank))
         self._arguments = _accepted(self._base)
@@ -202,192 +198,19 @@ class Skeleton:
         coded: Mapping[str, CodesForm] = MappingProxyType({}),
         by_int8: bool = False,
     ) -> None:
-        """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises.
+        """Load one layer; see `LayerLoader.load`. Keeps what was there if it raises.
 
-        Args:
-            codes: in the place of matrices, by the names of those.
-            coded: the forms that `codes` must have, by the paths of `linear_shapes`, all of them and no others: their
-                memory was counted so.
-            by_int8: activations are rounded to 8 bits for the products with codes.
+        Raises:
+            ValueError: a tensor of another layer.
+            CheckpointError: as there.
         """
         strangers = [
             name for name in (*tensors, *codes) if layer_of(name, self.num_layers) != layer_id
         ]
         if strangers:
             raise ValueError(f"{strangers[0]!r} is no tensor of layer {layer_id}")
-        shapes = {name: (each.num_outputs, each.num_inputs) for name, each in codes.items()}
-        experts = self._expert_rows(layer_id, shapes)
-        of_experts = {name for rows in experts.values() for name in rows.names}
-        stand_ins = {
-            name: self._stand_in(shape) for name, shape in shapes.items() if name not in of_experts
-        }
-        coded_weights = [
-            weight
-            for weight in expert_weights(self.templates[layer_id])
-            if all(weight.path(expert) in experts for expert in range(weight.num_experts))
-        ]
-        # Before anything is put together that is to be codes.
-        of_model = {
-            weight.path(expert)
-            for weight in expert_weights(self.templates[layer_id])
-            for expert in range(weight.num_experts)
-        }
-        if lacking := sorted(coded.keys() & of_model - experts.keys()):
-            raise CheckpointError(_not_coded(layer_id, lacking))
-        layer = self._load(layer_id, {**tensors, **stand_ins}, without=coded_weights)
-        found = find_linears(layer, stand_ins)
-        whole = {weight.path(e) for weight in coded_weights for e in range(weight.num_experts)}
-        paths = {name: path for path, rows in experts.items() for name in rows.names} | found
-        for name in codes:
-            if name not in paths or paths[name] not in coded:
-                raise CheckpointError(
-                    f"{name} is quantised, and no linear layer that is to be so in this model"
-                )
-            if not coded[paths[name]].has(codes[name]):
-                raise CheckpointError(f"{name} is quantised in another form than it is to be")
-        if lacking := sorted(coded.keys() - whole - set(found.values())):
-            raise CheckpointError(_not_coded(layer_id, lacking))
-        for name, path in found.items():
-            layer.set_submodule(path, self._codes_linear(layer, path, codes[name], by_int8=by_int8))
-        self._hold_experts(layer, coded_weights, experts, codes, by_int8=by_int8)
-        place_module(layer, self.device)
-        self._slots[layer_id].__dict__["layer"] = layer
-
-    def _hold_experts(
-        self,
-        layer: nn.Module,
-        weights: Sequence[ExpertWeight],
-        experts: Mapping[str, ExpertRows],
-        codes: Mapping[str, Codes],
-        *,
-        by_int8: bool,
-    ) -> None:
-        """Give the experts of a layer their codes; raises CheckpointError if some of them make no matrix."""
-        for path, of_module in groupby(weights, key=lambda weight: weight.module):
-            module = layer.get_submodule(path)
-            # Their biases are to be where the products are.
-            place_module(module, self.device)
-            matrices = {weight.name: self._matrices(weight, experts, codes) for weight in of_module}
-            hold_experts(module, matrices, self.dtype, by_int8=by_int8)
-
-    def _matrices(
-        self,
-        weight: ExpertWeight,
-        experts: Mapping[str, ExpertRows],
-        codes: Mapping[str, Codes],
-    ) -> Iterator[Codes]:
-        """The matrices of the experts in order, each made when it is its turn."""
-        for path in map(weight.path, range(weight.num_experts)):
-            rows = experts[path]
-            try:
-                made = join_rows([codes[name] for name in rows.names], rows.order)
-            except ValueError as exc:
-                raise CheckpointError(f"{path}, of {rows.names[0]} and others: {exc}") from exc
-            yield made.to(self.device)
-
-    def linear_shapes(self, layer_id: int) -> dict[str, torch.Size]:
-        """[O, I] of what multiplies in a layer and can be codes, by path: linear layers, and matrices of experts."""
-        return {
-            path: weight.shape for path, weight in linear_weights(self.templates[layer_id]).items()
-        }
-
-    def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Which tensors of a checkpoint are the weights of linear layers as they are, or rows of those of experts.
-
-        Args:
-            shapes: of the layer's tensors, by name.
-
-        Returns:
-            By name the path in the layer.
-        """
-        experts = self._expert_rows(layer_id, shapes)
-        found = {name: path for path, rows in experts.items() for name in rows.names}
-        stand_ins = {
-            name: self._stand_in(shape) for name, shape in shapes.items() if name not in found
-        }
-        try:
-            layer = self._load(layer_id, stand_ins, is_whole=False)
-        except CheckpointError:
-            return found
-        return found | find_linears(layer, stand_ins)
-
-    def _expert_rows(
-        self, layer_id: int, shapes: Mapping[str, Sequence[int]]
-    ) -> dict[str, ExpertRows]:
-        """`find_expert_rows`, with the names that tensors have in the checkpoint."""
-        template = self.templates[layer_id]
-        named = {name_in_layer(name): name for name in shapes}
-        sizes = {name_in_layer(name): tuple(shape) for name, shape in shapes.items()}
-        kind = (tuple(self.linear_shapes(layer_id).items()), tuple(sorted(sizes.items())))
-        if kind not in self._rows_of_experts:
-
-            def load(
-                layer: nn.Module, tensors: Mapping[str, torch.Tensor], wanted: frozenset[str]
-            ) -> None:
-                self._load_into(
-                    layer,
-                    layer_id,
-                    {named[name]: tensor for name, tensor in tensors.items()},
-                    is_wanted=wanted.__contains__,
-                    may_lack=True,
-                )
-
-            self._rows_of_experts[kind] = find_expert_rows(template, sizes, load)
-        return {
-            path: replace(rows, names=tuple(named[name] for name in rows.names))
-            for path, rows in self._rows_of_experts[kind].items()
-        }
-
-    def _stand_in(self, shape: Sequence[int]) -> torch.Tensor:
-        """Zeros that occupy one element, in memory of their own: so it can be told where they went."""
-        return torch.zeros((), dtype=self.dtype).expand(tuple(shape))
-
-    def _codes_linear(
-        self, layer: nn.Module, path: str, codes: Codes, *, by_int8: bool
-    ) -> CodesLinear:
-        linear = layer.get_submodule(path)
-        assert isinstance(linear, nn.Linear)
-        return CodesLinear(codes.to(self.device), linear.bias, self.dtype, by_int8=by_int8)
-
-    def _load(
-        self,
-        layer_id: int,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        is_whole: bool = True,
-        without: Sequence[ExpertWeight] = (),
-    ) -> nn.Module:
-        """A layer with `tensors` in it, on the CPU; all of it but some weights of experts, or only those."""
-        layer = copy.deepcopy(self.templates[layer_id])
-        for weight in without:
-            shrink_weight(layer, weight, (1, 1))
-        absent = {f"{weight.module}.{weight.name}" for weight in without}
-        self._load_into(
-            layer, layer_id, tensors, is_wanted=lambda path: is_whole and path not in absent
-        )
-        return layer
-
-    def _load_into(
-        self,
-        layer: nn.Module,
-        layer_id: int,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        is_wanted: Callable[[str], bool],
-        may_lack: bool = False,
-    ) -> None:
-        """`load_tensors` of a layer of the templates; `is_wanted` is asked for paths in it."""
-        # A model that was loaded before is not initialised again, so each load takes a new one.
-        model = copy.deepcopy(self._blank)
-        _module_list(model, self._layers_name)[layer_id] = layer
-        prefix = f"{self._layers_name}.{layer_id}."
-        load_tensors(
-            model,
-            tensors,
-            dtype=self.dtype,
-            is_wanted=lambda name: name.startswith(prefix) and is_wanted(name.removeprefix(prefix)),
-            what=f"layer {layer_id}",
-            may_lack=may_lack,
+        self._slots[layer_id].__dict__["layer"] = self.loader.load(
+            layer_id, tensors, codes, coded=coded, by_int8=by_int8
         )
 
     def layer(self, layer_id: int) -> nn.Module:
@@ -616,34 +439,14 @@ def find_layers(model: PreTrainedModel, num_layers: int) -> str:
     return names[0]
 
 
-def _module_list(model: PreTrainedModel, name: str) -> nn.ModuleList:
-    layers = model.get_submodule(name)
-    assert isinstance(layers, nn.ModuleList)
-    return layers
-
-
 def _with_layers(model: PreTrainedModel, name: str, layers: Sequence[nn.Module]) -> PreTrainedModel:
     """`model` itself, with `layers` in place of those it had."""
-    module_list = _module_list(model, name)
+    slots = module_list(model, name)
     for i, layer in enumerate(layers):
-        module_list[i] = layer
-    if type(module_list) is nn.ModuleList:
-        module_list.__class__ = _Slots
+        slots[i] = layer
+    if type(slots) is nn.ModuleList:
+        slots.__class__ = _Slots
     return model
-
-
-def find_linears(layer: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The paths of the linear layers whose weight is one of `tensors`, the same memory, by the name of that."""
-    names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
-    return {
-        names[module.weight.data_ptr()]: path
-        for path, module in layer.named_modules()
-        if type(module) is nn.Linear and module.weight.data_ptr() in names
-    }
-
-
-def _not_coded(layer_id: int, paths: Sequence[str]) -> str:
-    return f"{paths[0]} of layer {layer_id} is to be quantised, and is not"
 
 
 def _hidden_state(result: Any) -> torch.Tensor:

@@ -153,7 +153,7 @@ class Stage:
                 plain = {name: tensor.clone() for name, tensor in plain.items()}
             forms = {
                 path: self._quantization.form(layer_id, numbers_hidden(path), shape)
-                for path, shape in self._skeleton.linear_shapes(layer_id).items()
+                for path, shape in self._skeleton.loader.linear_shapes(layer_id).items()
             }
             coded = {path: form for path, form in forms.items() if form is not None}
             self._skeleton.load_layer(
@@ -393,12 +393,12 @@ class Ends:
             self._passes.find_shortcuts()
 
     def linear_shapes(self, layer_id: int) -> Mapping[str, Sequence[int]]:
-        """See `Skeleton.linear_shapes`."""
-        return self._skeleton.linear_shapes(layer_id)
+        """See `LayerLoader.linear_shapes`."""
+        return self._skeleton.loader.linear_shapes(layer_id)
 
     def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """See `Skeleton.linear_names`."""
-        return self._skeleton.linear_names(layer_id, shapes)
+        """See `LayerLoader.linear_names`."""
+        return self._skeleton.loader.linear_names(layer_id, shapes)
 
     def shortest_cut(self, length: int) -> int:
         """The fewest tokens that a session's caches of `length` tokens can be cut back to, on all stages."""
