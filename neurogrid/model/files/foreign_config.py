@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.files.foreign_codes import MAX_SIZE, ForeignFormat
+from neurogrid.model.files.foreign_codes import ForeignFormat
+from neurogrid.model.files.foreign_layout import MAX_SIZE
 from neurogrid.model.kernels import CODE_GROUP
 
 __all__ = ["foreign_format"]
