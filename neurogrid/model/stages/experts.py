@@ -190,7 +190,7 @@ class _CodesExperts(nn.Module):
             experts_S, given_SD = experts_S[order_S], hidden_TD[order_S // num_chosen]
         # Where the rows of each expert begin and end.
         runs, start = [], 0
-        for expert, rows in groupby(experts_S.tolist()):
+        for expert, rows in groupby(experts_S.cpu().tolist()):
             stop = start + len(list(rows))
             runs.append((expert, start, stop))
             start = stop
