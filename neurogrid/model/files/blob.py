@@ -43,7 +43,7 @@ __all__ = [
     "CodedBlob",
     "CodedMatrix",
     "LayerBlob",
-    "LayerParts",
+    "LayerContents",
     "MadeTensor",
     "RecentLayers",
     "StoredMatrix",
@@ -185,7 +185,7 @@ class MadeTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerParts:
+class LayerContents:
     """What a layer has, by name.
 
     Attributes:
@@ -211,7 +211,7 @@ class CodedBlob(LayerBlob):
         recent: holds what was made.
     """
 
-    def __init__(self, parts: LayerParts, recent: RecentLayers) -> None:
+    def __init__(self, parts: LayerContents, recent: RecentLayers) -> None:
         self._parts = parts
         self._recent = recent
         entries = {name: entry for name, (entry, _) in parts.tensors.items()}

@@ -15,7 +15,7 @@ from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedMod
 from neurogrid.model.files.blob import (
     CodedBlob,
     LayerBlob,
-    LayerParts,
+    LayerContents,
     RecentLayers,
     quantized,
     tensor_of,
@@ -233,7 +233,7 @@ class Checkpoint:
         return shapes | {name: tensor.shape for name, tensor in parts.made.items()}
 
 
-def _quantized(parts: LayerParts, quantization: Quantization) -> LayerParts:
+def _quantized(parts: LayerContents, quantization: Quantization) -> LayerContents:
     """A layer that is not quantised, with matrices to be made codes of."""
     matrices = {
         name: quantized(name, entry.shape, _reader(entry, data), quantization.method)
@@ -245,7 +245,7 @@ def _quantized(parts: LayerParts, quantization: Quantization) -> LayerParts:
         for name, tensor in parts.made.items()
         if _is_made_codes(name, tensor.dtype, tensor.shape, quantization)
     }
-    return LayerParts(
+    return LayerContents(
         {name: each for name, each in parts.tensors.items() if name not in matrices},
         {name: each for name, each in parts.made.items() if name not in matrices},
         matrices,

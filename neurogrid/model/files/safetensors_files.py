@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.blob import CodedMatrix, LayerParts, StoredMatrix
+from neurogrid.model.files.blob import CodedMatrix, LayerContents, StoredMatrix
 from neurogrid.model.files.checkpoint_files import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -138,7 +138,7 @@ class SafetensorsFiles:
         """Whether they are."""
         return self._stored is not None
 
-    def layer(self, layer_id: int) -> LayerParts:
+    def layer(self, layer_id: int) -> LayerContents:
         """What a layer has; errors as of `StoredMatrix`."""
         names = self._layer_names.get(layer_id, ())
         groups = self._stored_parts(names)
@@ -149,7 +149,7 @@ class SafetensorsFiles:
         used = {part for parts in groups.values() for part in parts.names.values()}
         tensors = {name: self._bytes_of(name) for name in names if name not in used}
         _check_scaled({name: self._places[name] for name in tensors})
-        return LayerParts(tensors, matrices=matrices)
+        return LayerContents(tensors, matrices=matrices)
 
     def layer_files(self, layer_id: int) -> frozenset[Path]:
         """Return the files of one layer."""

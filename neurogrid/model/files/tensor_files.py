@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from neurogrid.model.files.blob import LayerParts
+from neurogrid.model.files.blob import LayerContents
 
 __all__ = ["TensorFiles"]
 
@@ -31,7 +31,7 @@ class TensorFiles(Protocol):
     def has_codes(self) -> bool:
         """Whether matrices of the layers are served as the codes that they are."""
 
-    def layer(self, layer_id: int) -> LayerParts:
+    def layer(self, layer_id: int) -> LayerContents:
         """What a layer has.
 
         Raises:

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
-from neurogrid.model.files.blob import CodedMatrix, LayerParts, MadeTensor, tensor_of
+from neurogrid.model.files.blob import CodedMatrix, LayerContents, MadeTensor, tensor_of
 from neurogrid.model.files.gguf.architectures import (
     EMBEDDING,
     HEAD,
@@ -157,7 +157,7 @@ class GgufFiles:
 
         return cls(model, config_of(model.metadata, model.tensors, factors))
 
-    def layer(self, layer_id: int) -> LayerParts:
+    def layer(self, layer_id: int) -> LayerContents:
         """What a layer has. Matrices of blocks are codes; those that are put together in two forms are made plain."""
         tensors: dict[str, tuple[TensorEntry, memoryview]] = {}
         made: dict[str, MadeTensor] = {}
@@ -179,7 +179,7 @@ class GgufFiles:
                     made[as_there] = MadeTensor(piece.type.name, piece.shape, piece.plain)
                 else:
                     tensors[as_there] = piece.entry, piece.data
-        return LayerParts(tensors, made, matrices)
+        return LayerContents(tensors, made, matrices)
 
     def layer_files(self, layer_id: int) -> frozenset[Path]:
         """The files of one layer."""
