@@ -18,6 +18,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 __all__ = ["ARCHITECTURES", "BLOCKS", "File", "random_blocks", "save_gguf", "tokens_of"]
 
@@ -137,7 +138,7 @@ def random_blocks(
 def tokens_of(kind: str) -> dict[str, Any]:
     """Keys of a tokenizer of VOCAB_SIZE tokens."""
     if kind == "gpt2":
-        alphabet = list(transformers.convert_slow_tokenizer.bytes_to_unicode().values())
+        alphabet = list(bytes_to_unicode().values())
         merges = [(a, b) for a in "tshain" for b in "heior"]
         special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
         tokens = [*alphabet, *(a + b for a, b in merges), *special]
