@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from neurogrid.model.files.foreign_codes import NF4
+from neurogrid.model.files.foreign_floats import NF4
 from tests.families import FAMILIES, save_checkpoint
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
@@ -249,6 +251,39 @@ def write_int8(seed: int, outputs: int, inputs: int) -> Written:
     return tensors, torch.tensor(weights, dtype=torch.float64).float()
 
 
+FP8_CONFIG = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [32, 64],
+}
+
+
+def write_fp8(
+    seed: int,
+    outputs: int,
+    inputs: int,
+    block: tuple[int, int] = (32, 64),
+    dtype: torch.dtype = torch.float32,
+) -> Written:
+    """Blocks at the ends may be smaller."""
+    made = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(outputs, inputs, generator=made) * 60).to(torch.float8_e4m3fn)
+    rows, columns = (-(-size // each) for size, each in zip((outputs, inputs), block, strict=True))
+    scales = random_scales(seed, rows, columns, dtype) * 0.05
+    dense = torch.tensor(
+        [
+            [
+                float(each) * float(scales[o // block[0], i // block[1]])
+                for i, each in enumerate(row)
+            ]
+            for o, row in enumerate(weight.tolist())
+        ],
+        dtype=torch.float64,
+    ).float()
+    return {".weight": weight, ".weight_scale_inv": scales}, dense
+
+
 # Whole checkpoints.
 
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = {
@@ -264,6 +299,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = 
         lambda seed, o, i: write_int(seed, o, i, i),
     ),
     "bitsandbytes nf4": (NF4_CONFIG, lambda seed, o, i: write_nf4(seed, o, i)),
+    "fp8": (FP8_CONFIG, lambda seed, o, i: write_fp8(seed, o, i)),
     "bitsandbytes int8": (INT8_CONFIG, lambda seed, o, i: write_int8(seed, o, i)),
 }
 """The config.json's entry, and what writes a matrix, of each."""
@@ -288,7 +324,59 @@ def save_foreign(name: str, folder: Path, *, num_layers: int = 2) -> Any:
         {key: each.contiguous().clone() for key, each in tensors.items()},
         folder / "model.safetensors",
     )
-    saved = json.loads((folder / "config.json").read_text())
-    saved |= {"num_hidden_layers": num_layers, "quantization_config": config}
-    (folder / "config.json").write_text(json.dumps(saved))
+    _add_to_config(folder, quantization_config=config, num_hidden_layers=num_layers)
     return model
+
+
+def save_foreign_mixture(name: str, folder: Path, model: Any) -> Any:
+    """Save a mixture whose layers are quantised, all but what chooses experts; returns the same model, dense."""
+    config, write = FORMATS[name]
+    model.save_pretrained(folder)
+    kept = load_file(folder / "model.safetensors")
+    dense = dict(kept)
+    for seed, (key, tensor) in enumerate(sorted(kept.items())):
+        prefix = key.removesuffix(".weight")
+        is_router = prefix.endswith((".gate", "router"))
+        if ".layers." in key and key != prefix and tensor.dim() == 2 and not is_router:
+            parts, dense[key] = write(seed, *tensor.shape)
+            del kept[key]
+            kept |= {prefix + suffix: part for suffix, part in parts.items()}
+    save_file(dense, folder / "model.safetensors", {"format": "pt"})
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    save_file(kept, folder / "model.safetensors")
+    _add_to_config(folder, quantization_config=config)
+    return whole
+
+
+MXFP4_CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+
+
+def write_mxfp4(seed: int, experts: int, outputs: int, inputs: int) -> Written:
+    """Blocks and scales of all experts; and the weights, as transformers unpacks them."""
+    made = torch.Generator().manual_seed(seed)
+    shape = (experts, outputs, inputs // 32)
+    blocks = torch.randint(0, 256, (*shape, 16), generator=made, dtype=torch.uint8)
+    scales = torch.randint(119, 126, shape, generator=made, dtype=torch.uint8)
+    dense = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    return {"_blocks": blocks, "_scales": scales}, dense
+
+
+def save_mxfp4(folder: Path, model: Any) -> Any:
+    """Save a mixture whose experts are in mxfp4, as gpt-oss is; returns the same model, dense."""
+    tensors = dict(model.state_dict())
+    for seed, (path, parameter) in enumerate(model.named_parameters()):
+        if path.endswith((".gate_up_proj", ".down_proj")):
+            experts, inputs, outputs = parameter.shape
+            parts, parameter.data = write_mxfp4(seed, experts, outputs, inputs)
+            del tensors[path]
+            tensors |= {path + suffix: part for suffix, part in parts.items()}
+    folder.mkdir(exist_ok=True)
+    model.config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    _add_to_config(folder, quantization_config=MXFP4_CONFIG)
+    return model
+
+
+def _add_to_config(folder: Path, **entries: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))

@@ -24,7 +24,7 @@ class CoordinatorSettings:
     """Settings that a coordinator was started with.
 
     Attributes:
-        model: a checkpoint directory; None for the embedded model.
+        model: a checkpoint directory, or a file in GGUF; None for the embedded model.
         model_name: what the model is called; None for the directory's name.
         name: what peers are told that this machine is called, at most 32 printable characters; None for the host's
             name, empty for nothing.

@@ -24,7 +24,6 @@ from neurogrid.inference.sessions.service import SessionService
 from neurogrid.inference.sessions.worker_v10 import WorkerV10
 from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
-from neurogrid.model.files.checkpoint_files import model_name_of
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.kernels import library
 from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
@@ -129,14 +128,14 @@ class Worker:
         config = build_config(checkpoint.config)
         dtype = resolve_dtype(config, None)
         quantization = None
-        if checkpoint.stored is not None:
-            linears = Skeleton(config, dtype=dtype, device=torch.device("cpu"))
-            quantization = checkpoint.quantization(None, linears)
+        if checkpoint.has_codes:
+            skeleton = Skeleton(config, dtype=dtype, device=torch.device("cpu"))
+            quantization = checkpoint.quantization(None, skeleton.loader)
         await self._layers.load_own_layers(
             model_config_message(
                 config,
                 checkpoint.config,
-                model_name=model_name_of(checkpoint.path),
+                model_name=checkpoint.name,
                 max_seq_len=settings.max_seq_len,
                 dtype=dtype,
                 quantization=quantization,

@@ -27,7 +27,7 @@ class WorkerSettings:
         admission: which peers are served; None for all that reach a listen address.
         device: `cpu`, `cuda:0`; None for the best there is.
         memory_limit: bytes that weights and caches may take; None for what the device has.
-        model: a checkpoint directory of its own; None for a stateless worker.
+        model: a checkpoint directory or a file in GGUF of its own; None for a stateless worker.
         wait_for_assignment: load from `model` only what a coordinator assigns.
         bootstrap: coordinators to dial, as full multiaddrs.
         finding: how coordinators find this worker.

@@ -228,7 +228,7 @@ def test_pickled_weights_only(checkpoint: Path) -> None:
         file.unlink()
     torch.save({}, checkpoint / "pytorch_model.bin")
     refuse_model(
-        checkpoint, says="pytorch_model.bin: only safetensors weights are read; convert it"
+        checkpoint, says="pytorch_model.bin: only safetensors and GGUF are read; convert it"
     )
 
 

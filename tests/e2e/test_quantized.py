@@ -23,7 +23,8 @@ from tests.e2e.support import (
     start_worker,
 )
 from tests.families import FAMILIES, save_checkpoint
-from tests.foreign_checkpoints import save_foreign
+from tests.foreign_checkpoints import save_foreign, save_mxfp4
+from tests.mixtures import save_mixture
 
 PROMPT = [5, 17, 200, 33]
 BITS = {"int8": 8.5, "int4": 4.5}
@@ -42,17 +43,22 @@ def settings(path: Path, **more: Any) -> CoordinatorSettings:
     return CoordinatorSettings(model=path, max_seq_len=512, **more)
 
 
-@pytest.mark.parametrize("method", BITS)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("llama-untied-sharded", "int8"), ("llama-untied-sharded", "int4"), ("mixtral", "int4")],
+)
 def test_workers_get_codes_and_the_tokens_are_those_of_one_machine(
-    llama: Path, tmp_path: Path, method: str
+    tmp_path: Path, name: str, method: str
 ) -> None:
-    alone = run_coordinator(settings(llama, local_layers=6, quantize=method), [PROMPT])
+    model = tmp_path / "model"
+    save_checkpoint(next(family for family in FAMILIES if family.name == name), model)
+    alone = run_coordinator(settings(model, local_layers=6, quantize=method), [PROMPT])
     with ExitStack() as stack:
         workers = [stack.enter_context(start_worker(tmp_path)) for _ in range(2)]
         peers = tuple(worker.address for worker in workers)
-        plain = run_coordinator(settings(llama, peers=peers, stages=2), [PROMPT])
-        first = run_coordinator(settings(llama, peers=peers, stages=2, quantize=method), [PROMPT])
-        again = run_coordinator(settings(llama, peers=peers, stages=2, quantize=method), [PROMPT])
+        plain = run_coordinator(settings(model, peers=peers, stages=2), [PROMPT])
+        first = run_coordinator(settings(model, peers=peers, stages=2, quantize=method), [PROMPT])
+        again = run_coordinator(settings(model, peers=peers, stages=2, quantize=method), [PROMPT])
     assert first.tokens == again.tokens == alone.tokens
 
     def sent(outcome: Any) -> int:
@@ -63,12 +69,15 @@ def test_workers_get_codes_and_the_tokens_are_those_of_one_machine(
     assert sent(again) == 0
 
 
-@pytest.mark.parametrize("name", ["gptq", "bitsandbytes nf4"])
+@pytest.mark.parametrize("name", ["gptq", "bitsandbytes nf4", "mxfp4"])
 def test_a_checkpoint_that_is_quantised_is_served_over_workers_and_from_their_files(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / "model"
-    dense = save_foreign(name, path)
+    is_mixture = name == "mxfp4"
+    dense = (
+        save_mxfp4(path, save_mixture("gpt-oss", path)) if is_mixture else save_foreign(name, path)
+    )
     expected = reference_tokens(dense, PROMPT, 12)
     wanted = {"dtype": "float32"}
     with ExitStack() as stack:

@@ -21,6 +21,7 @@ from neurogrid.model.embedded import embedded_model_path
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import eos_token_ids
+from neurogrid.model.files.quantization import AS_STORED, CodesForm, Quantization
 
 NUM_LAYERS = 4
 INDEX = "model.safetensors.index.json"
@@ -193,13 +194,11 @@ def test_unknown_architecture(single: Path) -> None:
         Checkpoint.open(single)
 
 
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "q4.gguf"]
-)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_other_formats(single: Path, name: str) -> None:
     (single / "model.safetensors").rename(single / name)
     text = fails(single)
-    assert f"{name}: only safetensors weights are read; convert it" in text
+    assert f"{name}: only safetensors and GGUF are read; convert it" in text
 
 
 def test_no_weights(single: Path) -> None:
@@ -245,6 +244,27 @@ def test_fp8_weights(single: Path) -> None:
     safetensors.torch.save_file(tensors, single / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match=rf"'{name}' is F8_E4M3: quantised"):
         Checkpoint.open(single)
+    # Nor where others have scales.
+    entry = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_json(single / "config.json", lambda config: config.update(quantization_config=entry))
+    checkpoint = Checkpoint.open(single)
+    some = Quantization(AS_STORED, forms=(CodesForm(8),), matrices=(("a", ((0, 1),)),))
+    with pytest.raises(UnsupportedModelError, match=rf"'{name}' is F8_E4M3: quantised"):
+        checkpoint.layer_blob(0, some)
+
+
+def test_fp8_outside_the_layers(single: Path) -> None:
+    tensors = all_tensors(single)
+    tensors["lm_head.weight"] = torch.ones(320, 64).to(torch.float8_e4m3fn)
+    safetensors.torch.save_file(tensors, single / "model.safetensors")
+    entry = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_json(single / "config.json", lambda config: config.update(quantization_config=entry))
+    with pytest.raises(UnsupportedModelError, match=r"'lm_head\.weight' is F8_E4M3: quantised"):
+        Checkpoint.open(single).end_tensors()
+    tensors["lm_head.weight_scale_inv"] = torch.full((3, 1), 0.5)
+    safetensors.torch.save_file(tensors, single / "model.safetensors")
+    head = Checkpoint.open(single).end_tensors()["lm_head.weight"]
+    assert torch.equal(head, torch.full((320, 64), 0.5))
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 100, -1, -1000])

@@ -21,7 +21,8 @@ def test_a_checkpoint_passes() -> None:
         ({}, CheckpointError, "config.json: missing"),
         ({"config.json": "{"}, CheckpointError, "not valid JSON"),
         ({"config.json": "{}"}, CheckpointError, "no weights; model.safetensors"),
-        ({"config.json": "{}", "m.gguf": ""}, CheckpointError, "only safetensors weights are read"),
+        ({"config.json": "{}", "m.pt": ""}, CheckpointError, "only safetensors and GGUF are read"),
+        ({"config.json": "{}", "m.gguf": ""}, CheckpointError, "m.gguf: empty; fetch the file"),
         ({"config.json": "{}", "adapter_model.safetensors": ""}, CheckpointError, "an adapter"),
         (
             {"config.json": "{}", "model-00001-of-00002.safetensors": ""},
@@ -41,10 +42,10 @@ def test_what_is_none(
 
 
 def test_what_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.bin").touch()
     for path, says in {
-        tmp_path / "nowhere": "does not exist; give the directory that has config.json",
-        tmp_path / "model.gguf": "is GGUF, which is not read",
+        tmp_path / "nowhere": "does not exist; give the directory that has config.json, or a file",
+        tmp_path / "model.bin": "is a file, not a directory; give the directory",
         Path("Org/Model-8B"): "neurogrid download Org/Model-8B fetches",
     }.items():
         with pytest.raises(ConfigurationError) as told:

@@ -10,13 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.foreign_codes import ForeignFormat
 from neurogrid.model.files.foreign_config import foreign_format
-from neurogrid.model.kernels import Codes
+from neurogrid.model.kernels import E4M3, Codes
 from tests.foreign_checkpoints import (
     AWQ,
+    FP8_CONFIG,
     GPTQ,
     INT8_CONFIG,
     NF4_CONFIG,
@@ -25,6 +27,7 @@ from tests.foreign_checkpoints import (
     compressed,
     state_bytes,
     write_awq,
+    write_fp8,
     write_gptq,
     write_int,
     write_int8,
@@ -182,6 +185,62 @@ def test_int8(seed: int, outputs: int, inputs: int) -> None:
     torch.testing.assert_close(dense, expected, rtol=2**-22, atol=0)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    SEEDS,
+    st.integers(1, 70),
+    st.integers(1, 5),
+    st.sampled_from([(32, 64), (48, 32), (1, 128)]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_fp8(
+    seed: int, outputs: int, columns: int, block: tuple[int, int], dtype: torch.dtype
+) -> None:
+    form = foreign_format({**FP8_CONFIG, "weight_block_size": list(block)})
+    written, expected = write_fp8(seed, outputs, columns * 32, block, dtype)
+    codes = form.decode(written)
+    assert codes.are_floats
+    assert codes.scales.dtype == dtype
+    assert torch.equal(codes.dense(torch.float32), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fp8_is_what_transformers_makes_of_it(dtype: torch.dtype) -> None:
+    form = foreign_format({**FP8_CONFIG, "weight_block_size": [128, 128], "fmt": None})
+    written, _ = write_fp8(5, 256, 384, (128, 128), dtype)
+    its = Fp8Dequantize(None)._dequantize_one(
+        written[".weight"], written[".weight_scale_inv"], torch.float32
+    )
+    assert torch.equal(form.decode(written).dense(torch.float32), its)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change", "words"),
+    [
+        (".weight", lambda each: each.view(torch.uint8).fill_(0x7F).view(E4M3), "not a number"),
+        (".weight", lambda each: each.view(torch.uint8).fill_(0xFF).view(E4M3), "not a number"),
+        (".weight", lambda each: each.view(torch.int8), "is int8"),
+        (".weight_scale_inv", lambda each: each.fill_(torch.nan), "not finite"),
+        (".weight_scale_inv", lambda each: each.fill_(torch.inf), "not finite"),
+        (".weight_scale_inv", lambda each: each.fill_(1e37), "not finite"),
+        (".weight_scale_inv", lambda each: each.double(), "is float64"),
+        (".weight_scale_inv", lambda each: each[:1], "is .* and not"),
+        (".weight_scale_inv", lambda each: each.flatten(), "is .* and not"),
+    ],
+)
+def test_fp8_that_is_not_what_it_says_is_refused(suffix: str, change: Any, words: str) -> None:
+    written, _ = write_fp8(6, 64, 96)
+    written[suffix] = change(written[suffix])
+    with pytest.raises(CheckpointError, match=words):
+        foreign_format(FP8_CONFIG).decode(written)
+
+
+def test_blocks_of_fp8_that_codes_cannot_have_are_refused() -> None:
+    written, _ = write_fp8(7, 8, 72)
+    with pytest.raises(UnsupportedModelError, match="72 inputs in blocks of 64"):
+        foreign_format(FP8_CONFIG).decode(written)
+
+
 # Configs that are refused, with what the refusal says.
 
 
@@ -189,7 +248,16 @@ def test_int8(seed: int, outputs: int, inputs: int) -> None:
     ("config", "reason"),
     [
         ({}, "None"),
-        ({"quant_method": "fp8"}, "'fp8'"),
+        ({"quant_method": "quark"}, "'quark'"),
+        ({"quant_method": "fp8"}, "in blocks of None"),
+        ({**FP8_CONFIG, "weight_block_size": None}, "in blocks of None"),
+        ({**FP8_CONFIG, "weight_block_size": [128]}, "in blocks of a list"),
+        ({**FP8_CONFIG, "weight_block_size": [128, "128"]}, "in blocks of '128'"),
+        ({**FP8_CONFIG, "weight_block_size": [0, 128]}, "in blocks of 0"),
+        ({**FP8_CONFIG, "weight_block_size": [1, 16]}, "in blocks of 16 inputs"),
+        ({**FP8_CONFIG, "activation_scheme": "static"}, "static"),
+        ({**FP8_CONFIG, "fmt": "e5m2"}, "e5m2"),
+        ({**FP8_CONFIG, "expert_dtype": "fp4"}, "fp4"),
         ({"quant_method": ["gptq"]}, "a list"),
         ({"quant_method": "x" * 1000}, "supported are gptq, awq"),
         ({**GPTQ, "bits": 3}, "3 bits"),

@@ -93,9 +93,97 @@ def test_codes_multiply_as_their_dense_matrix(
     assert (matrix.multiply(x) - expected).norm() <= 1e-6 * expected.norm()
 
 
+def half_groups(shape: tuple[int, int], scale_dtype: torch.dtype = torch.float32) -> Codes:
+    """Codes of 8 bits with a scale for each 16 inputs."""
+    num_outputs, num_inputs = shape
+    num_columns = -(-num_inputs // 32) * 32
+    codes = torch.randint(-128, 128, (num_outputs, num_columns), dtype=torch.int8)
+    scales = (torch.rand(num_outputs, num_columns // 16) + 0.1).to(scale_dtype)
+    return Codes(8, codes, scales, num_inputs)
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(48, 128), (37, 200), (5, 32), (1, 7)])
+def test_codes_in_groups_of_16_multiply_as_their_dense_matrix(
+    found: Library, shape: tuple[int, int], scale_dtype: torch.dtype
+) -> None:
+    codes = half_groups(shape, scale_dtype)
+    dense = codes.dense(torch.float32)
+    wide = codes.scales.float().repeat_interleave(16, dim=1)
+    assert torch.equal(dense, (codes.codes.float() * wide)[:, : shape[1]])
+    bias = torch.randn(shape[0])
+    matrix = Matrix.of_codes(found, codes, bias, by_int8=False)
+    assert torch.equal(matrix.dense(torch.float32), dense)
+    x = torch.randn(3, 2, shape[1])
+    expected = functional.linear(x.double(), dense.double(), bias.double())
+    assert (matrix.multiply(x) - expected).norm() <= 1e-6 * expected.norm()
+
+
+def floats(shape: tuple[int, int], scale_dtype: torch.dtype = torch.float32) -> Codes:
+    """Every float of 8 bits that is a number, and a scale for each row."""
+    num_outputs, num_inputs = shape
+    codes = torch.randint(0, 254, (num_outputs, -(-num_inputs // 32) * 32), dtype=torch.uint8)
+    # NaN is 127 and 255.
+    codes += codes >= 127
+    scales = (torch.rand(num_outputs, 1) + 0.1).to(scale_dtype)
+    return Codes(8, codes.view(torch.float8_e4m3fn), scales, num_inputs)
+
+
+@pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(48, 128), (37, 200), (5, 32), (1, 7)])
+def test_floats_of_8_bits_multiply_as_their_dense_matrix(
+    found: Library, shape: tuple[int, int], scale_dtype: torch.dtype
+) -> None:
+    codes = floats(shape, scale_dtype)
+    dense = codes.dense(torch.float32)
+    bias = torch.randn(shape[0])
+    matrix = Matrix.of_codes(found, codes, bias, by_int8=False)
+    assert torch.equal(matrix.dense(torch.float32), dense)
+    x = torch.randn(3, 2, shape[1])
+    expected = functional.linear(x.double(), dense.double(), bias.double())
+    assert (matrix.multiply(x) - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_each_float_of_8_bits_is_exact(found: Library) -> None:
+    numbers = torch.arange(256, dtype=torch.uint8)
+    numbers = numbers[numbers % 128 != 127]
+    codes = Codes(
+        8,
+        functional.pad(numbers[:, None], (0, 31)).view(torch.float8_e4m3fn),
+        torch.ones(254, 1),
+        32,
+    )
+    x = functional.pad(torch.ones(1, 1), (0, 31))
+    result = Matrix.of_codes(found, codes, None, by_int8=False).multiply(x)
+    assert torch.equal(result[0], numbers.view(torch.float8_e4m3fn).float())
+    with pytest.raises(ValueError, match="floats"):
+        Matrix.of_codes(found, codes, None, by_int8=True)
+
+
+def test_groups_of_16_are_those_of_one_form(found: Library) -> None:
+    codes = half_groups((16, 64))
+    with pytest.raises(ValueError, match="groups of 16 multiply no activations of 8 bits"):
+        Matrix.of_codes(found, codes, None, by_int8=True)
+    with_minimums = Codes(8, codes.codes, codes.scales, 64, codes.scales)
+    of_4_bits = Codes(4, torch.zeros(16, 32, dtype=torch.uint8), codes.scales, 64)
+    for other in (with_minimums, of_4_bits):
+        with pytest.raises(ValueError, match="groups of 16 are of codes of 8 bits"):
+            Matrix.of_codes(found, other, None, by_int8=False)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(
-    "kind", ["bfloat16", "bfloat16 by dot", "int8", "int8 by int8", "int4", "int4 by int8"]
+    "kind",
+    [
+        "bfloat16",
+        "bfloat16 by dot",
+        "int8",
+        "int8 by int8",
+        "int4",
+        "int4 by int8",
+        "half groups",
+        "float8",
+    ],
 )
 def test_a_row_gets_the_bits_that_it_gets_alone(
     found: Library, kind: str, num_threads: int
@@ -107,6 +195,10 @@ def test_a_row_gets_the_bits_that_it_gets_alone(
     weight = torch.randn(600, 200)
     if name == "bfloat16":
         matrix = Matrix.of_bfloat16(found, weight.bfloat16(), None, by_dot=how == "by dot")
+    elif name == "half":
+        matrix = Matrix.of_codes(found, half_groups((600, 200)), None, by_int8=False)
+    elif name == "float8":
+        matrix = Matrix.of_codes(found, floats((600, 200)), None, by_int8=False)
     else:
         codes = quantize(weight, int(name[-1]))
         matrix = Matrix.of_codes(found, codes, None, by_int8=how == "by int8")
@@ -128,6 +220,11 @@ def test_levels_give_the_same_bits(bits: int) -> None:
     for by_int8 in (False, True):
         results = [
             Matrix.of_codes(each, codes, None, by_int8=by_int8).multiply(x) for each in levels()
+        ]
+        assert all(torch.equal(result, results[0]) for result in results)
+    for codes in (half_groups((50, 130)), floats((50, 130))):
+        results = [
+            Matrix.of_codes(each, codes, None, by_int8=False).multiply(x) for each in levels()
         ]
         assert all(torch.equal(result, results[0]) for result in results)
 
@@ -156,6 +253,16 @@ def test_rows_of_another_width_or_place_are_refused_before_memory_is_read(found:
             with pytest.raises(ValueError, match="rows of 64 on the CPU are due"):
                 matrix.multiply(rows)
         assert matrix.multiply(torch.randn(0, 64)).shape == (0, 20)
+        x, into = torch.randn(2, 64), torch.empty(3, 20)
+        assert matrix.multiply(x, into[1:]).data_ptr() == into[1].data_ptr()
+        assert torch.equal(into[1:], matrix.multiply(x))
+        for place in (
+            torch.empty(3, 20),
+            torch.empty(20, 2).t(),
+            torch.empty(2, 20, device="meta"),
+        ):
+            with pytest.raises(ValueError, match=r"a result of \[2, 20\] is due"):
+                matrix.multiply(x, place)
 
 
 def test_a_table_is_not_forgotten_for_activations_of_8_bits(found: Library) -> None:

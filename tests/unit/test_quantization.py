@@ -22,28 +22,31 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.model.files.quantization import (
     AS_STORED,
+    METHODS,
     CodesForm,
     Quantization,
     choose_quantization,
     gather_codes,
     model_fingerprint,
+    record_of_stored,
 )
 from neurogrid.model.files.tensor_names import path_in_layer
 from neurogrid.model.files.tensors import tensor_from_bytes, tensor_to_bytes
 from neurogrid.model.kernels import Codes, CodesLinear, quantize
+from neurogrid.model.stages.experts import expert_weights
 from neurogrid.model.stages.stage import Stage
 from neurogrid.p2p.wire.blob_id import BlobHasher
 from tests.families import FAMILIES, save_checkpoint
 from tests.unit.vectors import in_turn
 
 BY_NAME = {family.name: family for family in FAMILIES}
-# What stays: norms; what chooses experts; experts, which families put together from several tensors.
+# What stays: norms; what chooses experts.
 SKIPPED = {
     "llama-untied-sharded": set(),
     "qwen3": set(),
     "phi3": set(),
     "gemma3": set(),
-    "mixtral": {f"block_sparse_moe.experts.#.w{i}" for i in (1, 2, 3)},
+    "mixtral": set(),
 }
 
 
@@ -80,7 +83,7 @@ def test_layers_hold_the_codes_of_their_matrices_and_compute_with_them(
     assert model.quantization is not None
     assert set(model.quantization.skipped) == SKIPPED[name]
     stage = stage_of(model)
-    bits = model.quantization.form.bits
+    bits = model.quantization.forms[0].bits
     layers = next(each for each in whole.modules() if isinstance(each, nn.ModuleList))
     for layer_id, expected in enumerate(layers):
         held = stage.layer(layer_id)
@@ -91,9 +94,12 @@ def test_layers_hold_the_codes_of_their_matrices_and_compute_with_them(
             assert type(mine) is CodesLinear
             its.weight.data = quantize(its.weight.data, bits).dense(torch.float32)
             assert torch.equal(mine.weight, its.weight)
+        for matrix in [each for of in expert_weights(expected) for each in of.matrices(expected)]:
+            matrix[:] = quantize(matrix, bits).dense(torch.float32)
         # What the planner counts is what is there.
         num_bytes = sum(each.nbytes for each in (*held.parameters(), *held.buffers()))
-        tables = 64 * len(linears) if bits == 4 else 0
+        names = [name for name, _ in held.named_parameters()]
+        tables = 64 * sum(name.endswith("0") and "held_" in name for name in names) * (bits == 4)
         assert num_bytes - tables == model.costs[layer_id].weight_bytes
     ids = torch.arange(3, 20)
     with torch.inference_mode():
@@ -259,7 +265,9 @@ def test_what_the_record_has_as_codes_must_come_as_codes(saved: tuple[str, Path,
     model = loaded(path, "int4")
     assert model.quantization is not None
     tensors = parse_blob(blob_bytes(model, 0))
-    name = next(each for each in tensors if each.endswith(".codes")).removesuffix(".codes")
+    name = next(
+        each for each in tensors if each.endswith(".codes") and "experts" not in each
+    ).removesuffix(".codes")
     stage = Stage(model.config, dtype=torch.float32, device="cpu", quantization=model.quantization)
     dense = {each: tensor for each, tensor in tensors.items() if not each.startswith(name)}
     num_outputs, num_bytes = tensors[f"{name}.codes"].shape
@@ -306,7 +314,7 @@ def test_a_peer_that_names_many_forms_fills_no_memory(saved: tuple[str, Path, An
 def test_codes_are_those_of_the_vectors(name: str, case: Any) -> None:
     """Written from the specification, with numbers of Python."""
     weight = tensor_from_bytes(bytes.fromhex(case["weight"]), torch.float32, case["shape"])
-    codes = quantize(weight, Quantization(case["method"]).form.bits)
+    codes = quantize(weight, METHODS[case["method"]].bits)
     assert tensor_to_bytes(codes.codes).hex() == case["codes"]
     assert tensor_to_bytes(codes.scales).hex() == case["scales"]
 
@@ -320,11 +328,51 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert Quantization.from_record(None) is None
 
 
-STORED = Quantization(AS_STORED, ("mlp.gate",), CodesForm(4, 128, "F32", True, True))
+FORMS = (CodesForm(4, 128, "F32", True, True), CodesForm(8, 32, "F16"))
+FLOATS = CodesForm(8, 128, "BF16", is_float=True)
+STORED = Quantization(
+    AS_STORED,
+    forms=FORMS,
+    matrices=(("mlp.down", ((0, 2), (-1, 1), (1, 3))), ("mlp.up", ((1, 1),))),
+)
 
 
-def test_the_form_of_a_checkpoint_that_has_codes_is_read_as_it_was_written() -> None:
+def test_the_forms_of_a_checkpoint_that_has_codes_are_read_as_they_were_written() -> None:
     assert Quantization.from_record(STORED.record()) == STORED
+    assert hash(Quantization.from_record(STORED.record())) == hash(STORED)
+
+
+def test_each_layer_has_its_own_form() -> None:
+    shape = (64, 256)
+    down = [STORED.form(layer_id, "mlp.down", shape) for layer_id in range(8)]
+    assert down == [FORMS[0], FORMS[0], None, FORMS[1], FORMS[1], FORMS[1], None, None]
+    assert [STORED.form(layer_id, "mlp.up", shape) for layer_id in range(2)] == [FORMS[1], None]
+    assert STORED.form(0, "mlp.gate", shape) is None
+    assert STORED.form(0, "mlp.down", (64, 96)) is None
+
+
+def test_a_form_of_floats_is_read_as_it_was_written() -> None:
+    floats = dataclasses.replace(STORED, forms=(FORMS[0], FLOATS))
+    assert Quantization.from_record(floats.record()) == floats
+    assert "float" not in FORMS[0].record()
+    for wrong in ({"bits": 4}, {"minimums": True}, {"table": True}, {"group": 16}):
+        with pytest.raises(UnsupportedModelError, match="names no form"):
+            CodesForm.from_record({**FLOATS.record(), **wrong})
+
+
+def test_floats_that_are_no_numbers_are_refused() -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    codes = (torch.randn(64, 128) * 60).to(torch.float8_e4m3fn)
+    tensors = {f"{name}.codes": codes, f"{name}.scales": torch.ones(64, 1).bfloat16()}
+    quantization = Quantization(AS_STORED, forms=(FLOATS,), matrices=(("mlp.up_proj", ((0, 1),)),))
+    _, found = gather_codes(tensors, quantization)
+    assert torch.equal(found[name].dense(torch.float32), codes.float())
+    for byte in (0x7F, 0xFF):
+        codes.view(torch.uint8)[3, 5] = byte
+        with pytest.raises(CheckpointError, match="codes is not finite"):
+            gather_codes(tensors, quantization)
+    with pytest.raises(CheckpointError, match="is due"):
+        gather_codes({**tensors, f"{name}.codes": codes.view(torch.int8)}, quantization)
 
 
 @pytest.mark.parametrize(
@@ -338,13 +386,105 @@ def test_the_form_of_a_checkpoint_that_has_codes_is_read_as_it_was_written() -> 
         {"scale": "F64"},
         {"scale": None},
         {"minimums": 1},
+        {"float": 1},
+        {"float": True},
         {"table": "nf4"},
         {"bits": 8},
     ],
 )
 def test_a_form_that_codes_cannot_have_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(UnsupportedModelError):
-        Quantization.from_record({**STORED.record(), **wrong})
+    record = {**STORED.record(), "forms": [{**FORMS[0].record(), **wrong}]}
+    with pytest.raises(UnsupportedModelError, match="names no form"):
+        Quantization.from_record(record)
+
+
+@pytest.mark.parametrize("forms", [None, {}, [], [1], [None], [FORMS[0].record()] * 17])
+def test_forms_that_are_none_are_refused(forms: object) -> None:
+    with pytest.raises(UnsupportedModelError, match="form"):
+        Quantization.from_record({**STORED.record(), "forms": forms})
+
+
+@pytest.mark.parametrize(
+    "matrices",
+    [
+        None,
+        [],
+        {},
+        {"x" * 257: [[0, 1]]},
+        {f"path{number}": [[0, 1]] for number in range(1025)},
+        {"path": None},
+        {"path": []},
+        {"path": [0, 1]},
+        {"path": [[0]]},
+        {"path": [[0, 1, 1]]},
+        {"path": [[0, 1], None]},
+        {"path": [[2, 1]]},
+        {"path": [[-2, 1]]},
+        {"path": [[0, 0]]},
+        {"path": [[0, -1]]},
+        {"path": [[True, 1]]},
+        {"path": [[0, 1.0]]},
+        {"path": [[0, 2**63]]},
+        {"path": [[0, 65_536], [1, 1]]},
+        {"path": [[0, 1]] * 1025},
+    ],
+)
+def test_matrices_that_are_none_are_refused(matrices: object) -> None:
+    with pytest.raises(UnsupportedModelError, match="the record of what is quantised"):
+        Quantization.from_record({**STORED.record(), "matrices": matrices})
+
+
+class TwoLinears:
+    """A model of four layers with `a` and a list of two."""
+
+    def linear_shapes(self, layer_id: int) -> dict[str, tuple[int, int]]:
+        return dict.fromkeys(("a", "list.0", "list.1"), (64, 64))
+
+    def linear_names(self, layer_id: int, shapes: Any) -> dict[str, str]:
+        names = {f"layers.{layer_id}.{path}.weight": path for path in self.linear_shapes(layer_id)}
+        return {name: names[name] for name in shapes if name in names}
+
+
+def test_what_is_stored_in_several_forms_is_told_layer_by_layer() -> None:
+    shape, (first, second) = (64, 64), (CodesForm(4), CodesForm(8, 64))
+    layers: Any = {
+        0: {"layers.0.a.weight": (shape, second)},
+        1: {f"layers.1.list.{i}.weight": (shape, first) for i in (0, 1)},
+        # Layer 2 is not here: as the one before.
+        3: {"layers.3.a.weight": (shape, second)},
+    }
+    found = record_of_stored(layers, TwoLinears(), 4)
+    assert found.forms == (second, first)
+    assert dict(found.matrices) == {
+        "a": ((0, 1), (-1, 2), (0, 1)),
+        "list.#": ((-1, 1), (1, 2)),
+    }
+
+
+def test_what_is_stored_must_be_alike_within_a_list() -> None:
+    shape, forms = (64, 64), (CodesForm(4), CodesForm(8))
+    both: Any = {f"layers.0.list.{i}.weight": (shape, forms[i]) for i in (0, 1)}
+    for matrices in (both, dict(list(both.items())[:1])):
+        with pytest.raises(
+            UnsupportedModelError, match=r"list\.1 of layer 0 is quantised otherwise"
+        ):
+            record_of_stored({0: matrices}, TwoLinears(), 1)
+    fused: Any = {"layers.0.qkv.weight": (shape, forms[0])}
+    with pytest.raises(UnsupportedModelError, match="put together with others"):
+        record_of_stored({0: fused}, TwoLinears(), 1)
+
+
+@in_turn("quantization")
+def test_records_are_those_of_the_vectors(name: str, case: Any) -> None:
+    if case["result"] == "invalid":
+        with pytest.raises(UnsupportedModelError):
+            Quantization.from_record(case["record"])
+        return
+    found = Quantization.from_record(case["record"])
+    assert found is not None
+    for path, numbers in case["matrices"].items():
+        forms = [found.form(layer_id, path, (2**20, 2**20)) for layer_id in range(len(numbers))]
+        assert forms == [None if number is None else found.forms[number] for number in numbers]
 
 
 @pytest.mark.parametrize(

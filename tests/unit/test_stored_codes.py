@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedMod
 from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.model.files.blob import parse_blob
 from neurogrid.model.files.checkpoint import Checkpoint
-from neurogrid.model.files.quantization import Quantization
+from neurogrid.model.files.quantization import CodesForm, Quantization
+from neurogrid.model.stages.cost import layer_cost
 from neurogrid.model.stages.stage import Stage
 from tests.families import FAMILIES, save_checkpoint
 from tests.foreign_checkpoints import FORMATS, save_foreign
@@ -45,8 +47,7 @@ def test_the_model_is_that_of_the_same_weights_in_float32(name: str, tmp_path: P
     mine = logits(model, ids)
     assert (mine - expected).norm() <= 1e-5 * expected.norm()
     # What the planner counts is what travels, but for norms, tables and headers.
-    form = model.quantization
-    assert form is not None
+    assert model.quantization is not None
     blob = model.layer_blob(0)
     assert abs(model.costs[0].weight_bytes - blob.num_bytes) < 0.2 * blob.num_bytes
     assert model.costs[0].weight_bytes < 0.5 * sum(
@@ -86,6 +87,33 @@ def test_a_scale_of_infinity_is_told_by_the_name_of_its_matrix(tmp_path: Path) -
     model = loaded(tmp_path)
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight: .*not finite"):
         model.layer_blob(1).digests()
+
+
+def test_a_layer_in_another_form_than_the_record_has_is_refused(tmp_path: Path) -> None:
+    """Its memory was counted by the record."""
+    save_foreign("awq", tmp_path)
+    model = loaded(tmp_path)
+    assert model.quantization is not None
+    tensors = parse_blob(bytearray(b"".join(model.layer_blob(1).chunks())))
+    for form, words in ((CodesForm(8, 32, "F32", True), "due"), (CodesForm(4, 64), "due")):
+        other = dataclasses.replace(model.quantization, forms=(form,))
+        stage = Stage(model.config, dtype=model.dtype, device="cpu", quantization=other)
+        with pytest.raises(CheckpointError, match=words):
+            stage.load_layer(1, tensors)
+    # The record has both, and that of layer 1 is the other.
+    path, _ = model.quantization.matrices[0]
+    both = dataclasses.replace(
+        model.quantization,
+        forms=(*model.quantization.forms, CodesForm(8)),
+        matrices=((path, ((0, 1), (1, 1))), *model.quantization.matrices[1:]),
+    )
+    stage = Stage(model.config, dtype=model.dtype, device="cpu", quantization=both)
+    stage.load_layer(0, parse_blob(bytearray(b"".join(model.layer_blob(0).chunks()))))
+    with pytest.raises(CheckpointError, match="in another form than it is to be"):
+        stage.load_layer(1, tensors)
+    assert stage.held_layers == {0}
+    costs = layer_cost(model.config, model.dtype, both)
+    assert costs[1].weight_bytes > costs[0].weight_bytes == model.costs[0].weight_bytes
 
 
 def test_a_part_of_a_model_is_told_by_the_layers_that_are_here(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from neurogrid.errors import ConfigurationError, UnsupportedModelError
 from neurogrid.inference.pipeline.prefill import max_piece
 from neurogrid.model.confined import ConfinementError
 from neurogrid.model.files.checkpoint import Checkpoint
-from neurogrid.model.files.checkpoint_files import model_name_of
 from neurogrid.model.files.config import build_config, eos_token_ids
 from neurogrid.model.files.tokenizer import Tokenizer
 from neurogrid.model.proof.miniature import SplitTraits
+from neurogrid.model.proof.miniature_experts import check_experts
 from neurogrid.model.proof.proof import OWN_SECONDS, Proving
 from neurogrid.model.source import ModelSource
 from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
@@ -77,8 +77,8 @@ class LoadedModel(ModelSource):
         """Read config and ends, and prove that the model may be split. Blocks: run it in a thread.
 
         Args:
-            path: a checkpoint directory.
-            name: None for the directory's.
+            path: a checkpoint directory, or a file in GGUF.
+            name: None for that of the directory or file.
             max_seq_len: tokens of the longest session wanted.
             dtype: to compute in; None for the checkpoint's own.
             quantize: the method that layers travel and are held by, a key of `METHODS`; None for as they are.
@@ -100,6 +100,7 @@ class LoadedModel(ModelSource):
         quantization = checkpoint.quantization(quantize, ends)
         costs = proof.costs
         if quantization is not None:
+            check_experts(config, quantization)
             costs = layer_cost(config, compute_dtype, quantization)
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)
@@ -112,7 +113,7 @@ class LoadedModel(ModelSource):
             )
             max_seq_len = whole
         return cls(
-            name=name or model_name_of(path),
+            name=name or checkpoint.name,
             checkpoint=checkpoint,
             config=config,
             ends=ends,
@@ -131,7 +132,7 @@ class LoadedModel(ModelSource):
         Raises:
             CheckpointError: the model directory has none.
         """
-        return Tokenizer.open(self.checkpoint.path)
+        return self.checkpoint.open_tokenizer()
 
     @property
     def max_piece(self) -> int | None:

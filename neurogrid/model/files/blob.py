@@ -16,30 +16,24 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
 from neurogrid.errors import CheckpointError, UnsupportedModelError
 from neurogrid.model.files.foreign_codes import ForeignFormat
-from neurogrid.model.files.quantization import (
-    CODES,
-    MINIMUMS,
-    SCALES,
-    TABLE,
-    CodesForm,
-    Quantization,
-)
+from neurogrid.model.files.quantization import CODES, METHODS, CodesForm, parts_of
 from neurogrid.model.files.safetensors_header import (
     FILE_DTYPES,
+    FLOAT8,
     LENGTH_BYTES,
     TensorEntry,
     encode_header,
     header_length,
     parse_header,
 )
-from neurogrid.model.files.tensors import tensor_to_bytes
+from neurogrid.model.files.tensors import dtype_name, tensor_to_bytes
 from neurogrid.model.kernels import Codes, quantize
 from neurogrid.p2p.wire.blob_id import BlobHasher, blob_id, num_chunks
 from neurogrid.p2p.wire.limits import CHUNK_BYTES
@@ -49,6 +43,8 @@ __all__ = [
     "CodedBlob",
     "CodedMatrix",
     "LayerBlob",
+    "LayerContents",
+    "MadeTensor",
     "RecentLayers",
     "StoredMatrix",
     "parse_blob",
@@ -168,48 +164,74 @@ class CodedMatrix:
     make: Callable[[], Codes]
 
 
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A tensor that travels as such, and does not lie in a file as it travels.
+
+    Attributes:
+        dtype: the name in a file.
+        shape: sizes.
+        make: makes it of what the files have; raises CheckpointError.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    make: Callable[[], torch.Tensor]
+
+    @property
+    def entry(self) -> TensorEntry:
+        """As of a tensor in a file."""
+        return _entry(self.dtype, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContents:
+    """What a layer has, by name.
+
+    Attributes:
+        tensors: that lie in files as they travel: entries and bytes.
+        made: that are made for it.
+        matrices: that are codes.
+    """
+
+    tensors: Mapping[str, tuple[TensorEntry, memoryview]]
+    made: Mapping[str, MadeTensor] = field(default_factory=dict)
+    matrices: Mapping[str, CodedMatrix] = field(default_factory=dict)
+
+
+def _entry(dtype: str, shape: tuple[int, ...]) -> TensorEntry:
+    return TensorEntry(dtype, shape, 0, prod(shape) * FILE_DTYPES[dtype].itemsize)
+
+
 class CodedBlob(LayerBlob):
-    """The blob of one layer with codes in the place of matrices, which are made when they are first read.
+    """The blob of one layer of which matrices, or other tensors, are made when they are first read.
 
     Args:
-        tensors: what is not codes, as of `LayerBlob`.
-        matrices: what is, by name.
+        parts: of the layer.
         recent: holds what was made.
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, tuple[TensorEntry, memoryview]],
-        matrices: Mapping[str, CodedMatrix],
-        recent: RecentLayers,
-    ) -> None:
-        self._plain = dict(tensors)
-        self._matrices = dict(matrices)
+    def __init__(self, parts: LayerContents, recent: RecentLayers) -> None:
+        self._parts = parts
         self._recent = recent
-        entries = {name: entry for name, (entry, _) in tensors.items()}
-        for name, matrix in matrices.items():
+        entries = {name: entry for name, (entry, _) in parts.tensors.items()}
+        entries |= {name: tensor.entry for name, tensor in parts.made.items()}
+        for name, matrix in parts.matrices.items():
             for suffix, (dtype, shape) in matrix.form.entries(matrix.shape).items():
-                num_bytes = prod(shape) * FILE_DTYPES[dtype].itemsize
-                entries[name + suffix] = TensorEntry(dtype, shape, 0, num_bytes)
+                entries[name + suffix] = _entry(dtype, shape)
         self._lay_out(entries)
 
     def _tensors(self) -> tuple[memoryview, ...]:
         return self._recent.of(self, self._make)
 
     def _make(self) -> tuple[memoryview, ...]:
-        made = {name: data for name, (_, data) in self._plain.items()}
-        for name, matrix in self._matrices.items():
-            codes = matrix.make()
-            parts = {
-                CODES: codes.codes,
-                SCALES: codes.scales,
-                MINIMUMS: codes.minimums,
-                TABLE: codes.table,
-            }
-            here = {suffix: part for suffix, part in parts.items() if part is not None}
+        made = {name: data for name, (_, data) in self._parts.tensors.items()}
+        made |= {name: tensor_to_bytes(each.make()) for name, each in self._parts.made.items()}
+        for name, matrix in self._parts.matrices.items():
+            parts = parts_of(matrix.make())
             # As whoever gets them will.
-            matrix.form.read(here, name)
-            made |= {name + suffix: tensor_to_bytes(part) for suffix, part in here.items()}
+            matrix.form.read(parts, name)
+            made |= {name + suffix: tensor_to_bytes(part) for suffix, part in parts.items()}
         return tuple(data for _, data in sorted(made.items()))
 
 
@@ -238,6 +260,21 @@ class StoredMatrix:
         with self._named():
             return self.stored.shape(shapes, told)
 
+    @property
+    def form(self) -> CodesForm:
+        """Of `codes`, told by the headers; errors as of those."""
+        shape = self.shape
+        entry, _ = self.tensors[self.stored.scales]
+        scale_dtype = self.stored.scale_dtype
+        return CodesForm(
+            self.stored.bits,
+            self.stored.group_of(shape, entry.shape),
+            entry.dtype if scale_dtype is None else dtype_name(scale_dtype),
+            self.stored.has_minimums,
+            self.stored.table is not None,
+            self.stored.are_floats,
+        )
+
     def codes(self) -> Codes:
         """The codes that it is.
 
@@ -259,17 +296,22 @@ class StoredMatrix:
 
 
 def quantized(
-    name: str, entry: TensorEntry, data: memoryview, quantization: Quantization
+    name: str, shape: tuple[int, ...], read: Callable[[], torch.Tensor], method: str
 ) -> CodedMatrix:
-    """A matrix of a file, to be quantised."""
+    """A matrix to be quantised by a key of METHODS.
+
+    Args:
+        read: gives it.
+    """
+    form = METHODS[method]
 
     def make() -> Codes:
         try:
-            return quantize(tensor_of(entry, data), quantization.form.bits)
+            return quantize(read(), form.bits)
         except ValueError as exc:
             raise CheckpointError(f"{name} cannot be quantised: {exc}") from exc
 
-    return CodedMatrix(entry.shape, quantization.form, make)
+    return CodedMatrix(shape, form, make)
 
 
 def tensor_of(entry: TensorEntry, data: memoryview) -> torch.Tensor:
@@ -324,6 +366,11 @@ def parse_blob(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:
     )
     if not entries:
         raise CheckpointError(f"{where} holds no tensor")
+    for name, entry in entries.items():
+        if entry.dtype == FLOAT8 and not name.endswith(CODES):
+            raise UnsupportedModelError(
+                f"{where}: {name[:80]!r} is {FLOAT8}: quantised checkpoints are not supported yet without scales"
+            )
     if body.nbytes == 0:
         return {name: _empty(entry) for name, entry in entries.items()}
     storage = _as_tensor(body)

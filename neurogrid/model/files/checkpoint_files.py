@@ -1,4 +1,4 @@
-"""A checkpoint directory, judged without torch: whether it is one, what its config says, which files hold its weights.
+"""A checkpoint, judged without torch: whether it is one, what its config says, which files hold its weights.
 
 An error is one line that names the file and what to do. No weight is read.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from neurogrid.errors import CheckpointError, ConfigurationError
+from neurogrid.model.files.gguf.model_files import gguf_files, open_model
 
 __all__ = [
     "INDEX_FILE",
@@ -30,7 +31,7 @@ _ADAPTER = "adapter_model.safetensors"
 # Mistral ships its weights twice, this file in a layout of its own.
 _OTHER_LAYOUT = "consolidated"
 _SHARD_OF = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
-_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack")
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 
 # Bytes of a JSON file of the directory: the index of a model of 100,000 tensors has 10 MB.
 _MAX_JSON_BYTES = 64 * 1024 * 1024
@@ -43,10 +44,12 @@ def judge_checkpoint(path: Path) -> int | None:
     """Refuse what cannot be a checkpoint, in a moment; the layers that it has at most, where its config says so.
 
     Raises:
-        ConfigurationError: there is no such directory.
+        ConfigurationError: there is no such directory or file, or there are several models in it.
         CheckpointError: a file is missing or of another format.
-        UnsupportedModelError: quantised weights.
+        UnsupportedModelError: a model in GGUF that is not read.
     """
+    if in_gguf := gguf_files(path):
+        return open_model(in_gguf).num_layers
     config = read_model_config(path)
     weight_files(path)
     counts = [part.get("num_hidden_layers") for part in with_text_config(config)]
@@ -57,7 +60,9 @@ def model_name_of(path: Path) -> str:
     """What a checkpoint is called: as its directory is, or as at the hub where it lies in the cache of that."""
     folder = path.resolve()
     snapshot = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
-    return f"{snapshot[1]}/{snapshot[2]}" if snapshot else folder.name
+    if snapshot:
+        return f"{snapshot[1]}/{snapshot[2]}"
+    return folder.stem if folder.suffix == ".gguf" else folder.name
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -75,13 +80,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         ) from exc
     if not is_folder:
         fault = "is a file, not a directory" if exists else "does not exist"
-        if exists and folder.suffix == ".gguf":
-            fault = "is GGUF, which is not read"
         hint = ""
         if not exists and _HUB_NAME.fullmatch(str(folder)):
             hint = f"; neurogrid download {folder} fetches a model of that name, and prints its directory"
         raise ConfigurationError(
-            f"the model directory {folder} {fault}; give the directory that has config.json{hint}"
+            f"the model directory {folder} {fault}; give the directory that has config.json, or a file NAME.gguf{hint}"
         )
     return read_json(folder / "config.json", "it describes the model")
 
@@ -110,7 +113,7 @@ def weight_files(folder: Path) -> list[Path]:
     for pattern in _OTHER_WEIGHTS:
         for file in sorted(folder.glob(pattern)):
             raise CheckpointError(
-                f"{file}: only safetensors weights are read; convert it with transformers: "
+                f"{file}: only safetensors and GGUF are read; convert it with transformers: "
                 "from_pretrained(...).save_pretrained(...)"
             )
     raise CheckpointError(

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.files.foreign_codes import MAX_SIZE, ForeignFormat
+from neurogrid.model.files.foreign_codes import ForeignFormat
+from neurogrid.model.files.foreign_layout import MAX_SIZE
 from neurogrid.model.kernels import CODE_GROUP
 
 __all__ = ["foreign_format"]
@@ -212,9 +213,34 @@ def _of_bitsandbytes(config: Mapping[str, object]) -> ForeignFormat:
     return ForeignFormat(f"{method} nf4", "nf4", 4, _NF4_BLOCK)
 
 
+def _of_fp8(config: Mapping[str, object]) -> ForeignFormat:
+    method = "fp8"
+    # Rounded while it computes, or not at all, as here; what is stored for it would have to be used.
+    _words(method, config, ("activation_scheme",), ("dynamic",))
+    _words(method, config, ("fmt",), ("e4m3",))
+    _words(method, config, ("expert_dtype",), ("fp8",))
+    block = config.get("weight_block_size")
+    if not isinstance(block, list) or len(block) != 2:
+        raise _refuse(method, f"in blocks of {_shown(block)}; supported are those with two sizes")
+    for size in block:
+        if type(size) is not int or not 0 < size <= MAX_SIZE:
+            raise _refuse(method, f"in blocks of {_shown(size)}")
+    if block[1] % CODE_GROUP:
+        raise _refuse(
+            method, f"in blocks of {block[1]} inputs; supported are multiples of {CODE_GROUP}"
+        )
+    return ForeignFormat(method, method, 8, block[1], block=(block[0], block[1]))
+
+
+def _of_mxfp4(config: Mapping[str, object]) -> ForeignFormat:
+    return ForeignFormat("mxfp4", "mxfp4", 4, 32)
+
+
 _METHODS: Final[Mapping[str, Callable[[Mapping[str, object]], ForeignFormat]]] = {
     "gptq": _of_gptq,
     "awq": _of_awq,
     "compressed-tensors": _of_compressed,
     "bitsandbytes": _of_bitsandbytes,
+    "fp8": _of_fp8,
+    "mxfp4": _of_mxfp4,
 }

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -27,6 +28,7 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "MAX_NAME_LENGTH",
     "FILE_DTYPES",
+    "FLOAT8",
     "TensorEntry",
     "encode_header",
     "header_length",
@@ -45,7 +47,13 @@ MAX_DIMENSIONS = 16
 # The data of one file: above any real shard (tens of GB), and exact in every JSON reader (2^53).
 MAX_OFFSET = 2**53
 
-FILE_DTYPES: Mapping[str, torch.dtype] = {**TORCH_DTYPES, "C64": torch.complex64}
+FLOAT8: Final = "F8_E4M3"
+"""The dtype that is read, and is no weight without its scale."""
+FILE_DTYPES: Mapping[str, torch.dtype] = {
+    **TORCH_DTYPES,
+    "C64": torch.complex64,
+    FLOAT8: torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ def parse_header(
         CheckpointError: anything that the format forbids: malformed JSON, a name twice, offsets
             that overlap, leave a hole or end elsewhere than the file, a length that is not that of
             shape and dtype, a dtype that nobody defined.
-        UnsupportedModelError: a dtype of quantised weights (FP8, FP4 and the like).
+        UnsupportedModelError: a dtype of quantised weights that is not read (another FP8, FP4 and the like).
     """
     entries: dict[str, TensorEntry] = {}
     for name, value in _load_json_object(header, where).items():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_end_tensor", "layer_of", "numbers_hidden", "path_in_layer"]
+__all__ = ["is_end_tensor", "layer_of", "name_in_layer", "numbers_hidden", "path_in_layer"]
 
 _NUMBERED = re.compile(r"^((?:[A-Za-z_]\w*\.)*?)(?:layers|layer|h|blocks|block)\.(\d{1,6})\.")
 
@@ -43,7 +43,12 @@ def path_in_layer(name: str) -> str:
 
     The whole name, where it is in no numbered layer.
     """
-    return numbers_hidden(_NUMBERED.sub("", name))
+    return numbers_hidden(name_in_layer(name))
+
+
+def name_in_layer(name: str) -> str:
+    """The same with its numbers: `mlp.experts.7.up_proj.weight`."""
+    return _NUMBERED.sub("", name)
 
 
 def numbers_hidden(path: str) -> str:

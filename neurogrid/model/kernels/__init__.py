@@ -6,12 +6,13 @@ is all of a decoder layer.
 """
 
 from neurogrid.model.kernels.chosen import library
-from neurogrid.model.kernels.codes import CODE_GROUP, Codes, quantize
+from neurogrid.model.kernels.codes import CODE_GROUP, E4M3, HALF_GROUP, Codes, join_rows, quantize
 from neurogrid.model.kernels.compiled import Library
 from neurogrid.model.kernels.layer import Activation, CompiledLayer, LayerParts, Norm, NormPart
 from neurogrid.model.kernels.linear import (
     Bfloat16Linear,
     CodesLinear,
+    held_codes,
     hold_as_bfloat16,
     matrix_of,
 )
@@ -19,6 +20,8 @@ from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = [
     "CODE_GROUP",
+    "E4M3",
+    "HALF_GROUP",
     "Activation",
     "Bfloat16Linear",
     "Codes",
@@ -29,7 +32,9 @@ __all__ = [
     "Matrix",
     "Norm",
     "NormPart",
+    "held_codes",
     "hold_as_bfloat16",
+    "join_rows",
     "library",
     "matrix_of",
     "quantize",

@@ -9,8 +9,9 @@ from functools import cache
 from typing import Final
 
 import torch
+from torch.nn import functional
 
-from neurogrid.model.kernels.codes import quantize
+from neurogrid.model.kernels.codes import CODE_GROUP, E4M3, Codes, quantize
 from neurogrid.model.kernels.compiled import VARIABLE, Library, open_library
 from neurogrid.model.kernels.matrix import Matrix
 
@@ -76,3 +77,16 @@ def _products(
             matrix = Matrix.of_codes(found, codes, None, by_int8=by_int8)
             dense = codes.dense(torch.float32)
             yield f"int{bits}{' by int8' if by_int8 else ''}", matrix, dense, most
+    codes = quantize(weight, 8)
+    # A scale for each 16, and those of neighbours are not the same.
+    factors = torch.tensor([1.0, 0.5]).repeat(codes.scales.shape[1])
+    halved = codes.scales.float().repeat_interleave(2, dim=1) * factors
+    codes = Codes(8, codes.codes, halved, codes.num_inputs)
+    matrix = Matrix.of_codes(found, codes, None, by_int8=False)
+    yield "int8 in groups of 16", matrix, codes.dense(torch.float32), _MAX_ERROR
+    # Those without an exponent are lost where denormals are flushed.
+    for name, factor in (("float8", 1.0), ("float8 below 2^-6", 2.0**-9)):
+        floats = functional.pad(weight * factor, (0, -weight.shape[1] % CODE_GROUP)).to(E4M3)
+        codes = Codes(8, floats, torch.full((weight.shape[0], 1), 0.75), weight.shape[1])
+        matrix = Matrix.of_codes(found, codes, None, by_int8=False)
+        yield name, matrix, codes.dense(torch.float32), _MAX_ERROR

@@ -1,25 +1,31 @@
-"""Quantised weights in one form: codes of 8 or 4 bits, and a scale for each group of 32 inputs of an output.
+"""Quantised weights in one form: codes of 8 or 4 bits, and a scale for each group of inputs of an output.
 
-A weight is `table[code] * scale + minimum`. The table of 8 bits is the code itself, -128..127; that of 4 bits has 16
-entries, code - 8 where none is given. Minimums are for formats that have them. Codes are row-major, so that they are
-the same bytes for every processor; of 4 bits two share a byte, the even input in the low half. A row that is no
-multiple of 32 long is filled up with codes that mean nothing.
+A weight is `table[code] * scale + minimum`. The table of 8 bits is the code itself, -128..127, or a float of 8 bits
+(e4m3: a sign, 4 bits of exponent, 3 of fraction); that of 4 bits has 16 entries, code - 8 where none is given. Minimums
+are for formats that have them. A group is 32 inputs or a multiple of that, or 16 of integers of 8 bits without
+minimums. Codes are row-major, so that they are the same bytes for every processor; of 4 bits two share a byte, the even
+input in the low half. A row that is no multiple of 32 long is filled up with codes that mean nothing.
 
 Shape legend: O outputs, I inputs, K inputs filled up to a multiple of 32, S scales of a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch.nn import functional
 
-__all__ = ["CODE_GROUP", "Codes", "quantize"]
+__all__ = ["CODE_GROUP", "E4M3", "HALF_GROUP", "Codes", "join_rows", "quantize"]
 
 CODE_GROUP: Final = 32
-"""Inputs of an output that share a scale; other forms have a multiple of it."""
+"""Inputs of an output that share a scale; other forms have a multiple of it, or half of it."""
+HALF_GROUP: Final = 16
+"""Inputs that share a scale in the one form with less."""
+E4M3: Final = torch.float8_e4m3fn
+"""The dtype of codes that are floats."""
 
 _LINEAR: Final = torch.arange(16, dtype=torch.float32) - 8
 # Elements that are worked on at once: what a cache holds in float32.
@@ -32,8 +38,8 @@ class Codes:
 
     Attributes:
         bits: 8 or 4.
-        codes: int8 [O, K], or uint8 [O, K / 2].
-        scales: [O, S], float16, bfloat16 or float32; S divides K / 32.
+        codes: int8 or float8_e4m3fn [O, K], or uint8 [O, K / 2].
+        scales: [O, S], float16, bfloat16 or float32; S divides K / 32, or is K / 16.
         num_inputs: I.
         minimums: as the scales, or None.
         table: float32 [16] for codes of 4 bits, or None.
@@ -55,6 +61,16 @@ class Codes:
     def num_columns(self) -> int:
         """K."""
         return -(-self.num_inputs // CODE_GROUP) * CODE_GROUP
+
+    @property
+    def are_floats(self) -> bool:
+        """Whether the codes are floats of 8 bits."""
+        return self.codes.dtype == E4M3
+
+    @property
+    def has_half_groups(self) -> bool:
+        """Whether 16 inputs share a scale."""
+        return self.scales.shape[1] * HALF_GROUP == self.num_columns
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
@@ -97,6 +113,48 @@ class Codes:
         if self.minimums is not None:
             grouped += self.minimums[rows, :, None].float()
         return grouped.flatten(-2)
+
+
+def join_rows(codes: Sequence[Codes], order_O: torch.Tensor | None) -> Codes:
+    """One matrix of the rows of some.
+
+    Args:
+        order_O: int64, of all their rows one after another those of the matrix; None for all as they are.
+
+    Raises:
+        ValueError: they are not of one form.
+    """
+    first = codes[0]
+    if len(codes) == 1 and order_O is None:
+        return first
+    if any(_form(each) != _form(first) for each in codes):
+        raise ValueError("matrices of several forms, or of several widths, make no single one")
+    if first.table is not None and any(
+        each.table is None or not torch.equal(each.table, first.table) for each in codes
+    ):
+        raise ValueError("matrices with several tables make no single one")
+
+    def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        # As bytes: of floats of 8 bits torch moves none.
+        rows = torch.cat([part.view(torch.uint8) for part in parts])
+        rows = rows if order_O is None else rows[order_O.to(rows.device)]
+        return rows.view(parts[0].dtype)
+
+    minimums = [each.minimums for each in codes if each.minimums is not None]
+    return Codes(
+        first.bits,
+        joined([each.codes for each in codes]),
+        joined([each.scales for each in codes]),
+        first.num_inputs,
+        joined(minimums) if minimums else None,
+        first.table,
+    )
+
+
+def _form(codes: Codes) -> tuple[object, ...]:
+    """What matrices have in common whose rows can be one matrix."""
+    parts = [(part.dtype, part.shape[1:]) for part in (codes.codes, codes.scales)]
+    return codes.bits, codes.num_inputs, codes.minimums is None, codes.table is None, parts
 
 
 def quantize(weight: torch.Tensor, bits: int) -> Codes:

@@ -33,7 +33,11 @@ ELEMENT_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Kind(IntEnum):
-    """Products, numbered as in kernels.c. INT8: activations are rounded to 8 bits in groups of 32 first."""
+    """Products, numbered as in kernels.c.
+
+    INT8: activations are rounded to 8 bits in groups of 32 first. HALF: there is a scale for each 16 inputs.
+    E4M3: the codes are floats of 8 bits.
+    """
 
     BF16 = 0
     BF16_DOT = 1
@@ -41,6 +45,8 @@ class Kind(IntEnum):
     CODES8_INT8 = 3
     CODES4 = 4
     CODES4_INT8 = 5
+    CODES8_HALF = 6
+    CODES8_E4M3 = 7
 
 
 class MatrixFields(ctypes.Structure):

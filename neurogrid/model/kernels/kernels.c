@@ -11,8 +11,10 @@ Shape legend: R rows, O outputs, K inputs (a multiple of 32, padded with zeros),
 
 bfloat16   [O][K], as it lies in a file.
 8 bits     code + 128 as [O / 16][K / 4][16][4] bytes: 16 outputs are 16 lanes, each with four inputs.
+           Floats of 8 bits (NG_CODES8_E4M3: a sign, 4 bits of exponent, 3 of fraction) lie so as they are.
 4 bits     codes 0..15 as [O / 16][K / 8][16][4] bytes: the low half of byte j is input j, the high half input 4 + j.
-scales     [O / 16][N][16] of float16, bfloat16 or float32: one for each 32 inputs, or for each multiple of that.
+scales     [O / 16][N][16] of float16, bfloat16 or float32: one for each 32 inputs, or for each multiple of that;
+           [O / 16][2 N][16] of NG_CODES8_HALF, one for each 16.
 minimums   the same, or none. A weight is table[code] * scale + minimum; the table of 8 bits is code itself.        */
 
 #ifndef NG_LEVEL
@@ -37,7 +39,7 @@ minimums   the same, or none. A weight is table[code] * scale + minimum; the tab
 #define PREFETCH 2048 /* bytes ahead, where a matrix is read from memory */
 #define INLINE static inline __attribute__((always_inline))
 
-enum kind { NG_BF16, NG_BF16_DOT, NG_CODES8, NG_CODES8_INT8, NG_CODES4, NG_CODES4_INT8 };
+enum kind { NG_BF16, NG_BF16_DOT, NG_CODES8, NG_CODES8_INT8, NG_CODES4, NG_CODES4_INT8, NG_CODES8_HALF, NG_CODES8_E4M3, NG_KINDS };
 enum type { NG_FLOAT32, NG_BFLOAT16, NG_FLOAT16 };
 
 /* One matrix, as Python describes it (compiled.py has the same fields). */
@@ -211,7 +213,7 @@ int ng_multiply(const struct matrix *m, int level, const void *x, int x_type, vo
   int64_t K = m->padded_inputs, N = K / G, I = m->inputs;
   int is_int8 = m->kind == NG_CODES8_INT8 || m->kind == NG_CODES4_INT8, is_dot = m->kind == NG_BF16_DOT;
   struct product p = {.m = m, .y = y, .rows = rows, .y_type = y_type};
-  if (level < 1 || (is_dot && (level < 2 || x_type != NG_BFLOAT16))) return 2;
+  if (level < 1 || m->kind < 0 || m->kind >= NG_KINDS || (is_dot && (level < 2 || x_type != NG_BFLOAT16))) return 2;
   int is_plain = I == K && m->kind != NG_BF16 && x_type == (is_dot ? NG_BFLOAT16 : NG_FLOAT32);
   size_t wide = is_plain ? 0 : (size_t)(rows * K) * (is_dot ? 2 : 4);
   size_t codes = is_int8 ? (size_t)(rows * K) : 0, groups = (size_t)(rows * N) * 4;
@@ -360,6 +362,12 @@ INLINE f32 NAME(look_up)(const float *table, u32 at) {
 #endif
 }
 
+/* Floats of 8 bits, each in the highest byte of its lane. The exponent is put where that of float32 is, and made right
+   by a product: so those without one (below 2^-6) are exact, too, unless somebody has denormals flushed. */
+INLINE f32 NAME(from_e4m3)(u32 high) {
+  return (f32)((u32)((i32)high >> 4) & 0x87f00000u) * 0x1p120f;
+}
+
 /* To each lane the sum of its four bytes times four signed ones, which are the same for all lanes. The bytes are
    codes of 4 bits, or 128 more than codes of 8: where that is not exact, it is taken away first (see `start`). */
 INLINE i32 NAME(dot)(i32 sum, u32 bytes, int32_t four, const int is_8) {
@@ -505,9 +513,9 @@ INLINE void NAME(bf16_tile)(const struct product *p, int64_t row, int64_t output
 
 /* Codes: vectors of outputs, so many to a block of 16. */
 INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vector, const int B, const int OUT,
-                             const int is_8, const int is_int8) {
+                             const int is_8, const int is_int8, const int is_half, const int is_e4m3) {
   const struct matrix *m = p->m;
-  const int64_t K = m->padded_inputs, N = K / G, num_scales = N / m->scale_groups;
+  const int64_t K = m->padded_inputs, N = K / G, num_scales = is_half ? 2 * N : N / m->scale_groups;
   const int64_t block_bytes = is_8 ? K * LANES : K * LANES / 2;
   const int steps = is_8 ? 8 : 4, inputs = G / steps; /* of a group; of a step */
   const uint8_t *w[4];
@@ -529,6 +537,14 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
       }
     UNROLL for (int k = 0; k < steps; k++)
       UNROLL for (int o = 0; o < OUT; o++) {
+        if (is_half && k == steps / 2) { /* the first 16 have their scale, the next follows it */
+          const f32 scale = NAME(load_scales)(m->scales, scale_at[o], m->scale_type);
+          UNROLL for (int b = 0; b < B; b++) {
+            sums[b * OUT + o] += part[b * OUT + o] * scale;
+            part[b * OUT + o] = (f32){0};
+          }
+          scale_at[o] += LANES;
+        }
         const u32 v = NAME(load_bytes)(w[o] + k * 64);
         __builtin_prefetch(w[o] + k * 64 + PREFETCH);
         if (is_int8) {
@@ -549,7 +565,8 @@ INLINE void NAME(codes_tile)(const struct product *p, int64_t row, int64_t vecto
           UNROLL for (int j = 0; j < 4; j++) {
             const float *x = p->x + row * K + n * G + k * inputs + j;
             if (is_8) {
-              const f32 a = __builtin_convertvector((i32)(v >> (8 * j) & 255u) - 128, f32);
+              const f32 a = is_e4m3 ? NAME(from_e4m3)(v << (24 - 8 * j))
+                                    : __builtin_convertvector((i32)(v >> (8 * j) & 255u) - 128, f32);
               UNROLL for (int b = 0; b < B; b++) part[b * OUT + o] += a * x[b * K];
             } else {
               const f32 a = NAME(look_up)(m->table, v >> (8 * j)), c = NAME(look_up)(m->table, v >> (8 * j + 4));
@@ -632,16 +649,18 @@ static void NAME(bf16_dot)(const struct product *p, int64_t from, int64_t to) {
     BF16(p->rows - row, from, to, 1)
   }
 }
-#define TASK(TASK_NAME, IS_8, IS_INT8)                                              \
-  static void NAME(TASK_NAME)(const struct product *p, int64_t from, int64_t to) {  \
-    for (int64_t row = 0; row < p->rows;) {                                         \
-      CODES(p->rows - row, from / WIDTH, (to + WIDTH - 1) / WIDTH, IS_8, IS_INT8)   \
-    }                                                                               \
+#define TASK(TASK_NAME, IS_8, ...)                                                        \
+  static void NAME(TASK_NAME)(const struct product *p, int64_t from, int64_t to) {        \
+    for (int64_t row = 0; row < p->rows;) {                                               \
+      CODES(p->rows - row, from / WIDTH, (to + WIDTH - 1) / WIDTH, IS_8, __VA_ARGS__)     \
+    }                                                                                     \
   }
-TASK(codes8, 1, 0)
-TASK(codes8_int8, 1, 1)
-TASK(codes4, 0, 0)
-TASK(codes4_int8, 0, 1)
+TASK(codes8, 1, 0, 0, 0)
+TASK(codes8_int8, 1, 1, 0, 0)
+TASK(codes4, 0, 0, 0, 0)
+TASK(codes4_int8, 0, 1, 0, 0)
+TASK(codes8_half, 1, 0, 1, 0)
+TASK(codes8_e4m3, 1, 0, 0, 1)
 #undef TASK
 #undef CODES
 #undef BF16
@@ -652,7 +671,8 @@ static task NAME(prepare)(struct product *p, int64_t *task_size) {
   const struct matrix *m = p->m;
   const int64_t K = m->padded_inputs, groups = p->rows * K / G;
   static const task tasks[] = {NAME(bf16),        NAME(bf16_dot), NAME(codes8),
-                               NAME(codes8_int8), NAME(codes4),   NAME(codes4_int8)};
+                               NAME(codes8_int8), NAME(codes4),   NAME(codes4_int8),
+                               NAME(codes8_half), NAME(codes8_e4m3)};
   if (m->kind == NG_CODES8_INT8 || m->kind == NG_CODES4_INT8)
     NAME(quantize)(p->x, p->codes, p->scales, p->code_sums, groups);
   if (m->minimums)

@@ -16,7 +16,7 @@ from neurogrid.model.kernels.codes import Codes
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
 from neurogrid.model.kernels.matrix import Matrix
 
-__all__ = ["Bfloat16Linear", "CodesLinear", "hold_as_bfloat16", "matrix_of"]
+__all__ = ["Bfloat16Linear", "CodesLinear", "held_codes", "hold_as_bfloat16", "matrix_of"]
 
 
 class _HeldLinear(nn.Linear):
@@ -73,11 +73,7 @@ class CodesLinear(_HeldLinear):
         self, codes: Codes, bias: nn.Parameter | None, dtype: torch.dtype, *, by_int8: bool
     ) -> None:
         super().__init__((codes.num_outputs, codes.num_inputs), bias, dtype)
-        found = library() if codes.codes.is_cpu and dtype in ELEMENT_TYPES else None
-        held: Codes | Matrix = codes
-        if found is not None:
-            held = Matrix.of_codes(found, codes, _bias_of_products(bias), by_int8=by_int8)
-        self._hold(held)
+        self._hold(held_codes(codes, bias, dtype, by_int8=by_int8))
 
 
 class Bfloat16Linear(nn.Linear):
@@ -104,6 +100,19 @@ class Bfloat16Linear(nn.Linear):
         assert found is not None
         bias, weight = _bias_of_products(self.bias), self.weight.detach()
         return Matrix.of_bfloat16(found, weight, bias, by_dot=found.has_bf16_dot)
+
+
+def held_codes(
+    codes: Codes, bias: torch.Tensor | None, dtype: torch.dtype, *, by_int8: bool
+) -> Codes | Matrix:
+    """What multiplies with `codes` on their device: a matrix with its bias, or the codes to be made dense each time.
+
+    Args: as of `CodesLinear`.
+    """
+    found = library() if codes.codes.is_cpu and dtype in ELEMENT_TYPES else None
+    if found is None:
+        return codes
+    return Matrix.of_codes(found, codes, _bias_of_products(bias), by_int8=by_int8)
 
 
 def hold_as_bfloat16(linear: nn.Linear) -> nn.Linear:

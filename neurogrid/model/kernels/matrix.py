@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from neurogrid.model.kernels.codes import CODE_GROUP, Codes
+from neurogrid.model.kernels.codes import CODE_GROUP, E4M3, Codes
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Kind, Library, MatrixFields
 
 __all__ = ["Matrix"]
@@ -90,12 +90,23 @@ class Matrix:
             by_int8: round activations to 8 bits in groups of 32: faster, and off by 0.5 % more.
 
         Raises:
-            ValueError: activations of 8 bits were asked for, and the codes have a table.
+            ValueError: activations of 8 bits were asked for, and the codes are floats, or have a table or groups of 16;
+                or what has groups of 16 is no integers of 8 bits without minimums.
         """
-        if by_int8 and codes.table is not None:
-            raise ValueError("codes with a table multiply no activations of 8 bits")
-        if codes.bits == 8:
+        if by_int8 and (codes.table is not None or codes.has_half_groups or codes.are_floats):
+            raise ValueError(
+                "floats, and codes with a table or groups of 16 multiply no activations of 8 bits"
+            )
+        if codes.has_half_groups and (
+            codes.bits != 8 or codes.minimums is not None or codes.are_floats
+        ):
+            raise ValueError("groups of 16 are of codes of 8 bits, integers without minimums")
+        if codes.are_floats:
+            kind, table = Kind.CODES8_E4M3, None
+            weights = _lanes_of_bytes(codes.codes.view(torch.uint8))
+        elif codes.bits == 8:
             kind = Kind.CODES8_INT8 if by_int8 else Kind.CODES8
+            kind = Kind.CODES8_HALF if codes.has_half_groups else kind
             weights, table = _lanes_of_8(codes.codes), None
         else:
             kind = Kind.CODES4_INT8 if by_int8 else Kind.CODES4
@@ -110,7 +121,7 @@ class Matrix:
             minimums=None if codes.minimums is None else _lanes_of_scales(codes.minimums),
             table=table,
             bias=bias,
-            scale_groups=codes.num_columns // CODE_GROUP // codes.scales.shape[1],
+            scale_groups=max(1, codes.num_columns // CODE_GROUP // codes.scales.shape[1]),
         )
 
     @property
@@ -123,8 +134,11 @@ class Matrix:
         """The matrix [O, I] itself, made anew."""
         if self._scales is None:
             return self._weights.to(dtype)
-        is_8 = self.kind in (Kind.CODES8, Kind.CODES8_INT8)
-        unlaid = _codes_of_8(self._weights) if is_8 else _codes_of_4(self._weights)
+        is_8 = self.kind not in (Kind.CODES4, Kind.CODES4_INT8)
+        if self.kind == Kind.CODES8_E4M3:
+            unlaid = _bytes_of(self._weights).view(E4M3)
+        else:
+            unlaid = _codes_of_8(self._weights) if is_8 else _codes_of_4(self._weights)
         codes = Codes(
             8 if is_8 else 4,
             unlaid[: self.num_outputs],
@@ -135,11 +149,14 @@ class Matrix:
         )
         return codes.dense(dtype)
 
-    def multiply(self, given: torch.Tensor) -> torch.Tensor:
+    def multiply(self, given: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """[..., I] in float32, bfloat16 or float16 to [..., O] in the same dtype; sums are in float32.
 
+        Args:
+            into: where the result is to be, contiguous; None for memory of its own.
+
         Raises:
-            ValueError: it has another width, or lies elsewhere than in the CPU's memory.
+            ValueError: one has another width, or lies elsewhere than in the CPU's memory.
         """
         # Nothing behind this looks at it again: what reads has an address.
         if given.shape[-1] != self.num_inputs or not given.is_cpu:
@@ -147,15 +164,17 @@ class Matrix:
                 f"rows of {self.num_inputs} on the CPU are due, got {list(given.shape)} on {given.device}"
             )
         given = given.contiguous()
-        result = torch.empty(
-            (*given.shape[:-1], self.num_outputs), dtype=given.dtype, device=given.device
-        )
+        shape = (*given.shape[:-1], self.num_outputs)
+        if into is None:
+            into = torch.empty(shape, dtype=given.dtype, device=given.device)
+        elif into.shape != shape or not into.is_contiguous() or not into.is_cpu:
+            raise ValueError(f"a result of {list(shape)} is due, got {list(into.shape)}")
         self._library.multiply(
             self.address,
             given.view(-1, given.shape[-1]),
-            result.view(-1, self.num_outputs),
+            into.view(-1, self.num_outputs),
         )
-        return result
+        return into
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
@@ -168,9 +187,13 @@ def _filled_up(rows: torch.Tensor, value: int) -> torch.Tensor:
     return filled.view(-1, _LANES, rows.shape[1])
 
 
+def _lanes_of_bytes(bytes_OK: torch.Tensor) -> torch.Tensor:
+    lanes: torch.Tensor = _filled_up(bytes_OK, 0).unflatten(-1, (-1, 4)).transpose(1, 2)
+    return lanes.contiguous()
+
+
 def _lanes_of_8(codes_OK: torch.Tensor) -> torch.Tensor:
-    blocks = _filled_up(codes_OK, 0).unflatten(-1, (-1, 4)).transpose(1, 2).contiguous()
-    return torch.bitwise_xor(blocks.view(torch.uint8), 0x80)
+    return torch.bitwise_xor(_lanes_of_bytes(codes_OK.view(torch.uint8)), 0x80)
 
 
 def _lanes_of_4(codes_OH: torch.Tensor) -> torch.Tensor:
@@ -185,10 +208,15 @@ def _lanes_of_4(codes_OH: torch.Tensor) -> torch.Tensor:
     return (first | second << 4).transpose(1, 2).contiguous()
 
 
+def _bytes_of(lanes: torch.Tensor) -> torch.Tensor:
+    """[P, K], from what `_lanes_of_bytes` gave."""
+    return lanes.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
 def _codes_of_8(lanes: torch.Tensor) -> torch.Tensor:
     """[P, K], from what `_lanes_of_8` gave."""
-    codes: torch.Tensor = torch.bitwise_xor(lanes, 0x80).view(torch.int8)
-    return codes.transpose(1, 2).flatten(2).flatten(0, 1)
+    codes: torch.Tensor = torch.bitwise_xor(_bytes_of(lanes), 0x80).view(torch.int8)
+    return codes
 
 
 def _codes_of_4(lanes: torch.Tensor) -> torch.Tensor:

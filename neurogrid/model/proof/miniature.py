@@ -35,7 +35,7 @@ from neurogrid.model.proof.miniature_split import Split, saved_tensors
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
 from neurogrid.model.stages.weight_loading import Pristine
 
-__all__ = ["SplitTraits", "check_splittable"]
+__all__ = ["SEED", "SplitTraits", "check_splittable", "small_model"]
 
 # Relative to the largest logit. Stages do what `forward` does, in the same shapes, so they must give
 # the same bits; `generate` passes a mask of ones, which may choose another kernel.
@@ -45,7 +45,7 @@ _GENERATE_TOLERANCE = 1e-5
 _CHUNKS_TOLERANCE = 1e-3
 
 _MAX_PARAMETERS = 50_000_000
-_SEED = 20_240_229
+SEED = 20_240_229
 _PROMPT, _PAST_LAST_LIMIT = 5, 4
 
 
@@ -86,9 +86,9 @@ def check_splittable(config: PreTrainedConfig) -> SplitTraits:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{what}: it has an encoder and a decoder")
     with quiet_transformers(), torch.random.fork_rng(devices=()):
-        torch.manual_seed(_SEED)
+        torch.manual_seed(SEED)
         try:
-            limits, model = _build(config)
+            limits, model = small_model(config)
             return _Check(limits, model).run()
         except UnsupportedModelError as exc:
             raise UnsupportedModelError(f"{what}: {exc}") from exc
@@ -98,7 +98,7 @@ def check_splittable(config: PreTrainedConfig) -> SplitTraits:
             ) from exc
 
 
-def _build(config: PreTrainedConfig) -> tuple[tuple[LengthLimit, ...], Any]:
+def small_model(config: PreTrainedConfig) -> tuple[tuple[LengthLimit, ...], Any]:
     """The smallest miniature that transformers can build and run, with random weights."""
     failure = "no miniature"
     from_config: Any = AutoModelForCausalLM.from_config  # not typed by transformers

@@ -27,6 +27,7 @@ from neurogrid.model.files.config import (
 from neurogrid.model.files.foreign import one_line
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.proof.miniature import SplitTraits, check_splittable
+from neurogrid.model.proof.miniature_experts import check_experts
 from neurogrid.model.stages.cost import LayerCost, layer_cost
 from neurogrid.model.stages.stage import Stage
 
@@ -77,7 +78,10 @@ def prove(
         built = build_config(config)
         compute_dtype = resolve_dtype(built, dtype)
         traits = check_splittable(built)
-        costs = layer_cost(built, compute_dtype, Quantization.from_record(quantization))
+        record = Quantization.from_record(quantization)
+        if record is not None:
+            check_experts(built, record)
+        costs = layer_cost(built, compute_dtype, record)
         # As its user will: its tables and buffers are made.
         Stage(built, dtype=compute_dtype, device="cpu")
     except NeuroGridError:

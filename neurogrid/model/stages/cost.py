@@ -20,6 +20,7 @@ from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, quiet_transformers
 from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import numbers_hidden
+from neurogrid.model.stages.experts import linear_weights
 from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["LayerCost", "layer_cost", "workspace_bytes"]
@@ -27,6 +28,9 @@ __all__ = ["LayerCost", "layer_cost", "workspace_bytes"]
 # How families call the experts of a layer, and those that a token is given to.
 NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk")
+
+# In the path of what only some of a token's weights are.
+_ROUTED = ".experts."
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +84,11 @@ def layer_cost(
         per_token, fixed = measured[kind]
         costs.append(
             LayerCost(
-                weight_bytes=_bytes(layer) - _saved_bytes(layer, quantization),
+                weight_bytes=_bytes(layer) - _saved_bytes(layer_id, layer, quantization),
                 cache_bytes_per_token=per_token,
                 cache_bytes_fixed=fixed,
                 max_cached_tokens=window - 1 if window else None,
-                step_bytes=_step_bytes(layer, config, quantization),
+                step_bytes=_step_bytes(layer_id, layer, config, quantization),
             )
         )
     return tuple(costs)
@@ -105,18 +109,18 @@ def workspace_bytes(config: PreTrainedConfig, dtype: torch.dtype, num_tokens: in
 
 
 def _step_bytes(
-    layer: nn.Module, config: PreTrainedConfig, quantization: Quantization | None
+    layer_id: int, layer: nn.Module, config: PreTrainedConfig, quantization: Quantization | None
 ) -> int | None:
     text = config.get_text_config(decoder=True)
     num_experts, num_active = _whole(text, *NUM_EXPERTS), _whole(text, *ACTIVE_EXPERTS)
     routed = sum(
         tensor.numel() * tensor.itemsize
         for name, tensor in layer.named_parameters()
-        if ".experts." in name
-    )
+        if _ROUTED in name
+    ) - _saved_bytes(layer_id, layer, quantization, _ROUTED)
     if not routed or not 0 < num_active < num_experts:
         return None
-    whole = _bytes(layer) - _saved_bytes(layer, quantization)
+    whole = _bytes(layer) - _saved_bytes(layer_id, layer, quantization)
     return whole - routed + routed * num_active // num_experts
 
 
@@ -159,17 +163,18 @@ def _shapes(layer: nn.Module) -> tuple[object, ...]:
     return tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
 
 
-def _saved_bytes(layer: nn.Module, quantization: Quantization | None) -> int:
-    """Bytes that the weights of linear layers take less as codes."""
+def _saved_bytes(
+    layer_id: int, layer: nn.Module, quantization: Quantization | None, part: str = ""
+) -> int:
+    """Bytes that weights take less as codes, those whose path has `part` in it."""
     if quantization is None:
         return 0
-    linears = (
-        module.weight
-        for path, module in layer.named_modules()
-        if type(module) is nn.Linear
-        and quantization.takes(numbers_hidden(path), module.weight.shape)
-    )
-    return sum(weight.nbytes - quantization.form.num_bytes(weight.shape) for weight in linears)
+    saved = 0
+    for path, weight in linear_weights(layer).items():
+        form = quantization.form(layer_id, numbers_hidden(path), weight.shape)
+        if part in path and form is not None:
+            saved += weight.nbytes - form.num_bytes(weight.shape)
+    return saved
 
 
 def _bytes(layer: nn.Module) -> int:

@@ -9,7 +9,7 @@ A pass runs layers [start, stop) of the base model. The slot of layer `start` pu
 that arrived in place of the one that the base model made, the slot of layer stop-1 keeps the result
 and ends the pass. So no code here knows a family; `check_splittable` proves that it works for one.
 
-Weights go through `from_pretrained` (loading.py), as transformers converts checkpoints on load.
+Weights go through `from_pretrained` (layer_loading.py, weight_loading.py): transformers converts checkpoints on load.
 
 Shape legend: B batch (1, or the rows of a batch that decodes), T tokens, D hidden size.
 """
@@ -26,13 +26,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
 
-from neurogrid.errors import CheckpointError, UnsupportedModelError
+from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
+from neurogrid.model.files.quantization import CodesForm
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
-from neurogrid.model.kernels import Codes, CodesLinear
-from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to, place_module
+from neurogrid.model.kernels import Codes
+from neurogrid.model.stages.layer_loading import LayerLoader, module_list
+from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to
 
 __all__ = ["Skeleton", "build_on_meta", "find_layers", "num_decoder_layers"]
 
@@ -146,6 +148,9 @@ class Skeleton:
         dtype: what weights are cast to and activations are computed in.
         device: where everything that gets loaded goes.
 
+    Attributes:
+        loader: of its layers; it knows which matrices they have.
+
     Raises:
         UnsupportedModelError: no causal language model is known for the config, or its decoder
             layers cannot be told from the rest.
@@ -168,7 +173,7 @@ class Skeleton:
         keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_arguments: dict[str, Any] = {"logits_to_keep": 1} if keeps else {}
         self._layers_name = find_layers(model, self.num_layers)
-        self.templates = list(_module_list(model, self._layers_name))
+        self.templates = list(module_list(model, self._layers_name))
         self._pass = _Pass()
         self._slots = [
             _Slot(i, layer, self._pass, is_last=i == self.num_layers - 1)
@@ -176,6 +181,9 @@ class Skeleton:
         ]
         self._blank = _with_layers(
             model, self._layers_name, [_Placeholder(layer) for layer in self.templates]
+        )
+        self.loader = LayerLoader(
+            self._blank, self._layers_name, self.templates, dtype=dtype, device=device
         )
         self._install(copy.deepcopy(self._blank))
         self._arguments = _accepted(self._base)
@@ -187,93 +195,23 @@ class Skeleton:
         tensors: Mapping[str, torch.Tensor],
         codes: Mapping[str, Codes] = MappingProxyType({}),
         *,
-        coded: frozenset[str] = frozenset(),
+        coded: Mapping[str, CodesForm] = MappingProxyType({}),
         by_int8: bool = False,
     ) -> None:
-        """Load one layer; see `load_tensors` for its errors. Keeps what was there if it raises.
+        """Load one layer; see `LayerLoader.load`. Keeps what was there if it raises.
 
-        Args:
-            codes: in the place of matrices, by the names of those.
-            coded: the paths of the linear layers that `codes` must be, all of them and no others: their memory was
-                counted so.
-            by_int8: activations are rounded to 8 bits for the products with codes.
+        Raises:
+            ValueError: a tensor of another layer.
+            CheckpointError: as there.
         """
         strangers = [
             name for name in (*tensors, *codes) if layer_of(name, self.num_layers) != layer_id
         ]
         if strangers:
             raise ValueError(f"{strangers[0]!r} is no tensor of layer {layer_id}")
-        stand_ins = {
-            name: self._stand_in((each.num_outputs, each.num_inputs))
-            for name, each in codes.items()
-        }
-        layer = self._load(layer_id, {**tensors, **stand_ins}, is_whole=True)
-        found = find_linears(layer, stand_ins)
-        for name in codes:
-            if found.get(name) not in coded:
-                raise CheckpointError(
-                    f"{name} is quantised, and no linear layer that is to be so in this model"
-                )
-        if lacking := sorted(coded - set(found.values())):
-            raise CheckpointError(
-                f"{lacking[0]} of layer {layer_id} is to be quantised, and is not"
-            )
-        for name, each in codes.items():
-            layer.set_submodule(
-                found[name], self._codes_linear(layer, found[name], each, by_int8=by_int8)
-            )
-        place_module(layer, self.device)
-        self._slots[layer_id].__dict__["layer"] = layer
-
-    def linear_shapes(self, layer_id: int) -> dict[str, torch.Size]:
-        """Shapes of the weights of a layer's linear layers, by their paths in it."""
-        return {
-            path: module.weight.shape
-            for path, module in self.templates[layer_id].named_modules()
-            if type(module) is nn.Linear
-        }
-
-    def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """Which tensors of a checkpoint are the weights of linear layers as they are, and of which: paths in the layer.
-
-        Args:
-            shapes: of the layer's tensors, by name.
-        """
-        stand_ins = {name: self._stand_in(shape) for name, shape in shapes.items()}
-        try:
-            layer = self._load(layer_id, stand_ins, is_whole=False)
-        except CheckpointError:
-            return {}
-        return find_linears(layer, stand_ins)
-
-    def _stand_in(self, shape: Sequence[int]) -> torch.Tensor:
-        """Zeros that occupy one element, in memory of their own: so it can be told where they went."""
-        return torch.zeros((), dtype=self.dtype).expand(tuple(shape))
-
-    def _codes_linear(
-        self, layer: nn.Module, path: str, codes: Codes, *, by_int8: bool
-    ) -> CodesLinear:
-        linear = layer.get_submodule(path)
-        assert isinstance(linear, nn.Linear)
-        return CodesLinear(codes.to(self.device), linear.bias, self.dtype, by_int8=by_int8)
-
-    def _load(
-        self, layer_id: int, tensors: Mapping[str, torch.Tensor], *, is_whole: bool
-    ) -> nn.Module:
-        """A layer with `tensors` in it, on the CPU; all of it, or only those."""
-        # A model that was loaded before is not initialised again, so each load takes a new one.
-        model = copy.deepcopy(self._blank)
-        layer = copy.deepcopy(self.templates[layer_id])
-        _module_list(model, self._layers_name)[layer_id] = layer
-        prefix = f"{self._layers_name}.{layer_id}."
-        load_tensors(
-            model,
-            tensors,
-            dtype=self.dtype,
-            is_wanted=lambda name: is_whole and name.startswith(prefix),
-            what=f"layer {layer_id}",
+        self._slots[layer_id].__dict__["layer"] = self.loader.load(
+            layer_id, tensors, codes, coded=coded, by_int8=by_int8
         )
-        return layer
 
     def layer(self, layer_id: int) -> nn.Module:
         """The module that runs as that layer, or its template while it is not loaded."""
@@ -501,30 +439,14 @@ def find_layers(model: PreTrainedModel, num_layers: int) -> str:
     return names[0]
 
 
-def _module_list(model: PreTrainedModel, name: str) -> nn.ModuleList:
-    layers = model.get_submodule(name)
-    assert isinstance(layers, nn.ModuleList)
-    return layers
-
-
 def _with_layers(model: PreTrainedModel, name: str, layers: Sequence[nn.Module]) -> PreTrainedModel:
     """`model` itself, with `layers` in place of those it had."""
-    module_list = _module_list(model, name)
+    slots = module_list(model, name)
     for i, layer in enumerate(layers):
-        module_list[i] = layer
-    if type(module_list) is nn.ModuleList:
-        module_list.__class__ = _Slots
+        slots[i] = layer
+    if type(slots) is nn.ModuleList:
+        slots.__class__ = _Slots
     return model
-
-
-def find_linears(layer: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The paths of the linear layers whose weight is one of `tensors`, the same memory, by the name of that."""
-    names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
-    return {
-        names[module.weight.data_ptr()]: path
-        for path, module in layer.named_modules()
-        if type(module) is nn.Linear and module.weight.data_ptr() in names
-    }
 
 
 def _hidden_state(result: Any) -> torch.Tensor:

@@ -152,11 +152,11 @@ class Stage:
             if not owns_memory:
                 # Of codes others are made. A norm that lies beside them would keep them all.
                 plain = {name: tensor.clone() for name, tensor in plain.items()}
-            coded = frozenset(
-                path
-                for path, shape in self._skeleton.linear_shapes(layer_id).items()
-                if self._quantization.takes(numbers_hidden(path), shape)
-            )
+            forms = {
+                path: self._quantization.form(layer_id, numbers_hidden(path), shape)
+                for path, shape in self._skeleton.loader.linear_shapes(layer_id).items()
+            }
+            coded = {path: form for path, form in forms.items() if form is not None}
             self._skeleton.load_layer(
                 layer_id, plain, codes, coded=coded, by_int8=self._quantization.by_int8
             )
@@ -406,12 +406,12 @@ class Ends:
             self._passes.find_shortcuts()
 
     def linear_shapes(self, layer_id: int) -> Mapping[str, Sequence[int]]:
-        """See `Skeleton.linear_shapes`."""
-        return self._skeleton.linear_shapes(layer_id)
+        """See `LayerLoader.linear_shapes`."""
+        return self._skeleton.loader.linear_shapes(layer_id)
 
     def linear_names(self, layer_id: int, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-        """See `Skeleton.linear_names`."""
-        return self._skeleton.linear_names(layer_id, shapes)
+        """See `LayerLoader.linear_names`."""
+        return self._skeleton.loader.linear_names(layer_id, shapes)
 
     def shortest_cut(self, length: int) -> int:
         """The fewest tokens that a session's caches of `length` tokens can be cut back to, on all stages."""

@@ -51,6 +51,7 @@ def load_tensors(
     dtype: torch.dtype,
     is_wanted: Callable[[str], bool],
     what: str,
+    may_lack: bool = False,
 ) -> None:
     """Load `tensors` into those parameters of `model` whose name `is_wanted`; hollow the others.
 
@@ -62,6 +63,7 @@ def load_tensors(
         tensors: by checkpoint name, in the layout of the checkpoint.
         is_wanted: tells by its name in the model whether a parameter must come from `tensors`.
         what: for messages, such as "layer 3".
+        may_lack: accept that a parameter that is wanted comes from nowhere; it then is what transformers makes it.
 
     Raises:
         CheckpointError: a tensor is missing, unexpected, or of another shape than the config says.
@@ -95,7 +97,7 @@ def load_tensors(
             f"{name} of {what} has shape {list(shape)}, the config says {list(expected)}"
         )
     missing = sorted(name for name in info["missing_keys"] if is_wanted(name))
-    if missing:
+    if missing and not may_lack:
         raise CheckpointError(f"{what} lacks {_some(missing)}")
     unexpected = sorted(info["unexpected_keys"])
     if unexpected:

@@ -14,7 +14,8 @@
 #define MOST_ROWS 13
 
 static const int64_t batches[] = {1, 2, 3, 7, 8, MOST_ROWS};
-static const char *const kind_names[] = {"bf16", "bf16-dot", "codes8", "codes8_int8", "codes4", "codes4_int8"};
+static const char *const kind_names[] = {"bf16",   "bf16-dot",    "codes8",     "codes8_int8",
+                                         "codes4", "codes4_int8", "codes8_half"};
 static const char *const type_names[] = {"f32", "bf16", "f16"};
 
 static int level;
@@ -119,10 +120,12 @@ static void print_hash(const void *bytes, size_t size) {
 /* ---------------------------------------------------------------------------------------------- matrices */
 
 static int is_codes(int kind) { return kind >= NG_CODES8; }
-static int is_8_bits(int kind) { return kind == NG_CODES8 || kind == NG_CODES8_INT8; }
+static int is_half(int kind) { return kind == NG_CODES8_HALF; }
+static int is_8_bits(int kind) { return kind == NG_CODES8 || kind == NG_CODES8_INT8 || is_half(kind); }
 static int is_int8(int kind) { return kind == NG_CODES8_INT8 || kind == NG_CODES4_INT8; }
 
-/* A matrix as the products read it, and what it stands for: value * scale + minimum. */
+/* A matrix as the products read it, and what it stands for: value * scale + minimum. Where there are two scales to a
+   group, the values have them. */
 struct example {
   struct matrix m;
   float table[16];
@@ -132,7 +135,9 @@ struct example {
 
 static int64_t blocks_of(const struct matrix *m) { return (m->outputs + LANES - 1) / LANES; }
 
-static int64_t scales_of(const struct matrix *m) { return m->padded_inputs / G / m->scale_groups; }
+static int64_t scales_of(const struct matrix *m) {
+  return is_half(m->kind) ? m->padded_inputs / (G / 2) : m->padded_inputs / G / m->scale_groups;
+}
 
 static void set_scale(const struct matrix *m, const void *scales, int64_t output, int64_t group, float value) {
   int64_t at = (output / LANES * scales_of(m) + group) * LANES + output % LANES;
@@ -200,6 +205,14 @@ static struct example make(int kind, int64_t outputs, int64_t inputs, int scale_
       set_scale(m, m->scales, o, n, o < outputs ? draw_signed() * 0.0625f : NAN);
       if (has_minimums) set_scale(m, m->minimums, o, n, o < outputs ? draw_signed() : NAN);
     }
+  }
+  if (is_half(kind)) {
+    for (int64_t o = 0; o < outputs; o++)
+      for (int64_t k = 0; k < K; k++) {
+        int64_t at = (o / LANES * num_scales + k / (G / 2)) * LANES + o % LANES;
+        e.values[o * K + k] *= (double)number_at(m->scales, scale_type, at);
+      }
+    return e;
   }
   for (int64_t o = 0; o < outputs; o++)
     for (int64_t n = 0; n < N; n++) {
@@ -553,15 +566,15 @@ int main(int count, char **arguments) {
     return 77;
   }
   make_grids();
-  for (int kind = NG_BF16; kind <= NG_CODES4_INT8; kind++) {
+  for (int kind = NG_BF16; kind <= NG_CODES8_HALF; kind++) {
     state = 0x9e3779b97f4a7c15u + (uint64_t)kind; /* the same for a kind on levels that have others before it */
     if (kind == NG_BF16_DOT && level < 2) continue;
-    int codes = is_codes(kind);
+    int codes = is_codes(kind) && !is_half(kind); /* which has no minimums, and two scales to a group alone */
     for (int shape = 0; shape < 4; shape++)
       for (int has_bias = 0; has_bias < 2; has_bias++)
         for (int has_minimums = 0; has_minimums <= codes; has_minimums++)
           for (int groups = 1; groups <= 1 + codes; groups++)
-            for (int type = NG_FLOAT32; type <= (codes ? NG_FLOAT16 : NG_FLOAT32); type++)
+            for (int type = NG_FLOAT32; type <= (is_codes(kind) ? NG_FLOAT16 : NG_FLOAT32); type++)
               check_ordinary(kind, shapes[shape][0], shapes[shape][1], type, groups, has_minimums, has_bias);
     check_ordinary(kind, 150, 2080, NG_FLOAT16, 1, codes, 1); /* of several tasks, which threads share */
     for (int has_bias = 0; has_bias < 2; has_bias++)

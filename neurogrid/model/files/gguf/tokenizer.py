@@ -1,0 +1,134 @@
+"""The tokenizer that a GGUF file describes, made by transformers' own builders from keys that are checked here."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from neurogrid.errors import CheckpointError, UnsupportedModelError
+from neurogrid.model.files.foreign import one_line, quiet_transformers
+from neurogrid.model.files.gguf.metadata import Metadata
+
+__all__ = ["end_tokens", "make_tokenizer"]
+
+_PREFIX: Final = "tokenizer.ggml."
+# The format's numbers of kinds of tokens.
+_CONTROL: Final = 3
+# What ends a turn, where the file has no key for it: llama.cpp knows these by their text.
+_TURN_ENDS: Final = frozenset(
+    {
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+        *("<EOT>", "<|end_of_text|>"),
+    }
+)
+# How text is split before it becomes tokens, beside the ways that transformers' builders know by name.
+_FIRST_SPLIT: Final = "gpt-2"
+# Ways of which llama.cpp knows besides: what is a token needs no merges, and texts begin with the first token unless a
+# key says otherwise.
+_WHOLE_WORDS: Final = frozenset(
+    {
+        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
+        *("lfm2", "tekken"),
+    }
+)
+_MODELS: Final = ("gpt2", "llama")
+# Families whose builders put no space before a text, or put one whatever the key says, as their own tokenizers do.
+_OWN_SPACES: Final = frozenset({"gemma2", "gemma3", "phi3"})
+
+
+def end_tokens(metadata: Metadata) -> list[int]:
+    """The ids of which any one ends a text, sorted."""
+    tokens, kinds = metadata.texts(f"{_PREFIX}tokens"), metadata.counts(f"{_PREFIX}token_type")
+    names = ("eos", "eot", "eom")
+    keys = [f"{_PREFIX}{name}_token_id" for name in names]
+    ends = {metadata.count(key) for key in keys if key in metadata}
+    ends |= {
+        number
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == _CONTROL and token in _TURN_ENDS
+    }
+    return sorted(number for number in ends if number < len(tokens) or not tokens)
+
+
+def make_tokenizer(metadata: Metadata) -> PreTrainedTokenizerBase:
+    """The tokenizer.
+
+    Raises:
+        CheckpointError: the file has none, or one whose keys do not belong together.
+        UnsupportedModelError: it is of a kind that is not read, or that this transformers does not know.
+    """
+    where = metadata.where
+    tokens = metadata.texts(f"{_PREFIX}tokens")
+    if not tokens:
+        raise CheckpointError(f"{where}: no tokenizer in it; convert the model anew")
+    if len(set(tokens)) < len(tokens):
+        raise CheckpointError(f"{where}: a token stands twice among its tokens")
+    model, split = metadata.text(f"{_PREFIX}model"), metadata.text(f"{_PREFIX}pre", "")
+    if model not in _MODELS:
+        raise UnsupportedModelError(
+            f"{where}: a tokenizer of the kind {model[:40]!r}; read are {' and '.join(_MODELS)}"
+        )
+    given: dict[str, Any] = {"tokenizer_type": model, "pre_tokenizer_type": split, "tokens": tokens}
+    for name, found in (
+        ("scores", metadata.numbers(f"{_PREFIX}scores")),
+        ("token_type", metadata.counts(f"{_PREFIX}token_type")),
+    ):
+        if found and len(found) != len(tokens):
+            raise CheckpointError(f"{where}: {len(tokens)} tokens, and {len(found)} {name}")
+        if found:
+            given[name] = found
+    if merges := metadata.texts(f"{_PREFIX}merges"):
+        given["merges"] = merges
+    elif model == "gpt2" or "scores" not in given:
+        raise CheckpointError(f"{where}: neither merges nor scores of its tokens are there")
+    is_spaced = metadata.flag(f"{_PREFIX}add_space_prefix", True)
+    if model == "llama" and not is_spaced and metadata.architecture not in _OWN_SPACES:
+        raise UnsupportedModelError(
+            f"{where}: its tokenizer puts no space before a text, which is not read of {metadata.architecture}"
+        )
+    adds_bos = model == "llama" or split in _WHOLE_WORDS
+    special: dict[str, Any] = {
+        "add_bos_token": metadata.flag(f"{_PREFIX}add_bos_token", adds_bos),
+        "add_eos_token": metadata.flag(f"{_PREFIX}add_eos_token", False),
+    }
+    for role, key in (
+        ("bos_token", "bos_token_id"),
+        ("eos_token", "eos_token_id"),
+        ("unk_token", "unknown_token_id"),
+        ("pad_token", "padding_token_id"),
+    ):
+        token_id = metadata.count(_PREFIX + key, len(tokens))
+        special[role] = tokens[token_id] if token_id < len(tokens) else None
+    if template := metadata.text("tokenizer.chat_template", ""):
+        special["chat_template"] = template
+    return _built(metadata.architecture, given, special, where)
+
+
+def _built(
+    architecture: str, given: dict[str, Any], special: dict[str, Any], where: str
+) -> PreTrainedTokenizerBase:
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+            GGUF_PRE_TOKENIZER_SPLITS,
+            convert_gguf_tokenizer,
+        )
+    except ImportError as exc:
+        raise UnsupportedModelError(
+            f"{where}: this transformers makes no tokenizers of GGUF: pip install --upgrade transformers"
+        ) from exc
+    split = given["pre_tokenizer_type"]
+    known = {_FIRST_SPLIT, *GGUF_PRE_TOKENIZER_SPLITS}
+    if given["tokenizer_type"] == "gpt2" and split not in known:
+        raise UnsupportedModelError(
+            f"{where}: its tokenizer splits text as {split[:40]!r}, which is not known here"
+        )
+    try:
+        with quiet_transformers():
+            backend, _ = convert_gguf_tokenizer(architecture, given)
+            if given["tokenizer_type"] == "gpt2":
+                backend.model.ignore_merges = split in _WHOLE_WORDS
+            return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    except Exception as exc:
+        # As broad as this because tokenizers raises bare Exception for what it does not like.
+        raise CheckpointError(f"{where}: no tokenizer can be made of it: {one_line(exc)}") from exc

@@ -1,0 +1,49 @@
+"""What a checkpoint asks of the files that have its tensors, whatever their format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from neurogrid.model.files.blob import LayerContents
+
+__all__ = ["TensorFiles"]
+
+
+class TensorFiles(Protocol):
+    """The tensors of a model, layer by layer, under the names that transformers gives them in a checkpoint."""
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files that the tensors which are here lie in."""
+
+    @property
+    def present_layers(self) -> frozenset[int]:
+        """The layers all of whose tensors are here."""
+
+    @property
+    def quantised_as(self) -> str | None:
+        """How what the layers have is quantised, for people; None for not at all."""
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether matrices of the layers are served as the codes that they are."""
+
+    def layer(self, layer_id: int) -> LayerContents:
+        """What a layer has.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: a matrix is not what its format says.
+        """
+
+    def layer_files(self, layer_id: int) -> frozenset[Path]:
+        """The files of one layer."""
+
+    def end_tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors outside the layers (embedding, final norm, head), on the CPU.
+
+        Raises:
+            CheckpointError: the file of one of them is not here, or it is not what its format says.
+        """
