@@ -21,7 +21,6 @@ __all__ = ["CODE_GROUP", "Codes", "quantize"]
 CODE_GROUP: Final = 32
 """Inputs of an output that share a scale; other forms have a multiple of it."""
 
-_LINEAR: Final = torch.arange(16, dtype=torch.float32) - 8
 # Elements that are worked on at once: what a cache holds in float32.
 _PIECE: Final = 256 * 1024
 
@@ -89,9 +88,8 @@ class Codes:
         if self.bits == 8:
             values = codes.float()
         else:
-            table = _LINEAR if self.table is None else self.table
             halves = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-            values = table.to(codes.device)[halves.int()]
+            values = halves.float() - 8 if self.table is None else self.table[halves.int()]
         grouped = values.view(values.shape[0], self.scales.shape[1], -1)
         grouped = grouped * self.scales[rows, :, None].float()
         if self.minimums is not None:
