@@ -5,7 +5,7 @@ torch lets a backend be written in Python, with its own tensors (memory.py), ope
 memory: in C++ its guard for such backends has one stream and no memory. So in place of these functions of `torch._C`
 there are those of this package while the devices are open; `torch.accelerator` itself is torch's own.
 
-Once a process has had these devices it keeps the operations; closed, they are as a GPU that is not plugged in.
+Whoever imports this has the operations; until they are opened the devices are as GPUs that are not plugged in.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.simulated_device.streams import (
     streams_of,
 )
 
-__all__ = ["MIB", "NUM_DEVICES", "open_devices", "simulated_devices", "used_bytes"]
+__all__ = ["FIRST", "MIB", "NUM_DEVICES", "SECOND", "open_devices", "simulated_devices", "used_bytes"]
 
 NUM_DEVICES = 2
 MIB = 1024**2
@@ -49,7 +49,7 @@ class _Module:
         return self.is_open
 
     def is_initialized(self) -> bool:
-        return self.is_open
+        return False  # in a process that is forked it is what it was
 
     def device_count(self) -> int:
         return NUM_DEVICES if self.is_open else 0
@@ -76,7 +76,11 @@ class _Module:
         """There is nothing to begin."""
 
 
-_module: _Module | None = None
+_module = _Module()
+_setup_privateuseone_for_python_backend(NAME, backend_module=_module)
+register()
+
+FIRST, SECOND = torch.device(NAME, 0), torch.device(NAME, 1)
 
 
 def used_bytes(index: int) -> int:
@@ -89,11 +93,6 @@ def open_devices(total_bytes: int = 256 * MIB) -> None:
 
     As long as they have less than 512 MiB a worker does not measure how fast they are, which takes a GPU a moment.
     """
-    global _module
-    if _module is None:
-        _module = _Module()
-        _setup_privateuseone_for_python_backend(NAME, backend_module=_module)
-        register()
     memory.total_bytes = total_bytes
     _module.is_open = True
     for owner, name, ours in _in_place_of():
@@ -108,7 +107,6 @@ def simulated_devices(total_bytes: int = 256 * MIB) -> Iterator[None]:
     try:
         yield
     finally:
-        assert _module is not None
         _module.is_open = False
         for owner, name, its in own:
             setattr(owner, name, its)
@@ -126,7 +124,10 @@ def _in_place_of() -> list[tuple[Any, str, Any]]:
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         # In C++ there is no allocator for such a device: torch would call it all the same.
-        return clone_storage(storage) if storage.device.type == NAME else _clone_storage(storage)
+        if storage.device.type != NAME:
+            return _clone_storage(storage)
+        current_stream(storage.device.index).run()
+        return clone_storage(storage)
 
     functions = {
         "_accelerator_getDeviceIndex": current_device,

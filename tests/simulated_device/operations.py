@@ -25,6 +25,8 @@ _NAME = "sim"
 _VIEWS = ("as_strided", "view", "_reshape_alias", "unfold")
 # Compositions for which the CPU has a way of its own, with bits of its own.
 _FUSED = ("scaled_dot_product_attention", "linear")
+# Asked of devices alone.
+_INSTEAD = {"convolution_overrideable": torch.ops.aten.convolution.default}
 # Indices may lie on the CPU, as with GPUs.
 _TAKE_INDICES = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 # What was made otherwise below.
@@ -38,6 +40,7 @@ _OWN = {
     "aten::_pin_memory",
     "aten::resize_",
     "aten::record_stream",
+    "aten::histc",
 }
 
 
@@ -62,6 +65,9 @@ def register() -> None:
             _library.impl(name, _on_shapes(_operation(name)), "PrivateUse1")
         else:
             _library.impl(name, _as_on_cpu(_operation(name)), "PrivateUse1")
+    for each, operation in _INSTEAD.items():
+        _library.impl(each, _as_on_cpu(operation), "PrivateUse1")
+    _library.impl("histc", _as_on_cpu(_histogram, name="aten::histc"), "PrivateUse1")
     _library.impl("empty.memory_format", _empty, "PrivateUse1")
     _library.impl("empty_strided", _empty_strided, "PrivateUse1")
     _library.impl("resize_", _resize, "PrivateUse1")
@@ -83,8 +89,9 @@ def _on_shapes(operation: Any) -> Callable[..., Any]:
     return run
 
 
-def _as_on_cpu(operation: Any) -> Callable[..., Any]:
-    name = operation._schema.name
+def _as_on_cpu(operation: Any, *, name: str = "") -> Callable[..., Any]:
+    name = name or operation._schema.name
+    call = operation if name == "aten::histc" else _taking_numbers(operation)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         flat, form = pytree.tree_flatten((args, kwargs))
@@ -96,7 +103,7 @@ def _as_on_cpu(operation: Any) -> Callable[..., Any]:
         hosts: list[Any] = [_host(each) for each in flat]
         shapes = {id(host): host.shape for host in hosts if isinstance(host, torch.Tensor)}
         host_args, host_kwargs = pytree.tree_unflatten(hosts, form)
-        result = operation(*host_args, **host_kwargs)
+        result = call(*host_args, **host_kwargs)
         given = {
             id(host): each
             for each, host in zip(flat, hosts, strict=True)
@@ -114,6 +121,30 @@ def _as_on_cpu(operation: Any) -> Callable[..., Any]:
         return pytree.tree_map(wrap, result)
 
     return run
+
+
+def _taking_numbers(operation: Any) -> Callable[..., Any]:
+    """The operation, and where a number came for a tensor, as it does out of C++, its form for numbers."""
+    places = [
+        place
+        for place, each in enumerate(operation._schema.arguments)
+        if isinstance(each.type, torch.TensorType) and not each.kwarg_only
+    ]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for place in places:
+            if place < len(args) and isinstance(args[place], (int, float)):
+                return operation.overloadpacket(*args, **kwargs)
+        return operation(*args, **kwargs)
+
+    return call
+
+
+def _histogram(
+    tensor: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0
+) -> torch.Tensor:
+    """Of whole numbers, too, as on a GPU and not on the CPU."""
+    return torch.histc(tensor.double(), bins, min, max).to(tensor.dtype)
 
 
 def _device_of(flat: Sequence[Any], name: str) -> int:
