@@ -184,7 +184,7 @@ class ConfinedProcess:
 def start_fork_server(*, in_any_thread: bool = False) -> None:
     """Have the fork server, if there is none yet: at best forked from this process, before it reads its keys.
 
-    Elsewhere than on Linux, or with other threads or a GPU in use, it is a Python of its own; it is then not waited for.
+    Elsewhere than on Linux, or with other threads or a GPU in use, it is a Python of its own, which is not waited for.
 
     Args:
         in_any_thread: fork although there are other threads; to be used where these are known to be idle.

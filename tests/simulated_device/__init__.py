@@ -1,9 +1,9 @@
 """An accelerator that torch takes for one, without any: the devices `sim:0` and `sim:1`.
 
-torch lets a backend be written in Python, with its own tensors (memory.py), operations (operations.py) and a module that
-`torch.accelerator` asks which devices there are. What torch does not pass on to Python are streams and the accounts of
-memory: in C++ its guard for such backends has one stream and no memory. So in place of these functions of `torch._C`
-there are those of this package while the devices are open; `torch.accelerator` itself is torch's own.
+torch lets a backend be written in Python, with its own tensors (memory.py), operations (operations.py) and a module
+that `torch.accelerator` asks which devices there are. What torch does not pass on to Python are streams and accounts
+of memory: in C++ its guard for such backends has one stream and no memory. So in place of these functions of `torch._C`
+there are those of this package while the devices are open (streams.py); `torch.accelerator` itself is torch's own.
 
 Whoever imports this has the operations; until they are opened the devices are as GPUs that are not plugged in.
 """
@@ -29,7 +29,15 @@ from tests.simulated_device.streams import (
     streams_of,
 )
 
-__all__ = ["FIRST", "MIB", "NUM_DEVICES", "SECOND", "open_devices", "simulated_devices", "used_bytes"]
+__all__ = [
+    "FIRST",
+    "MIB",
+    "NUM_DEVICES",
+    "SECOND",
+    "open_devices",
+    "simulated_devices",
+    "used_bytes",
+]
 
 NUM_DEVICES = 2
 MIB = 1024**2

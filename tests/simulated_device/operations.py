@@ -22,7 +22,7 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _NAME = "sim"
 
 # Pure arithmetic on shapes, which the CPU's kernels do for any tensor.
-_VIEWS = ("as_strided", "view", "_reshape_alias", "unfold")
+_VIEWS = ("as_strided", "view", "_reshape_alias", "unfold", "set_")
 # Compositions for which the CPU has a way of its own, with bits of its own.
 _FUSED = ("scaled_dot_product_attention", "linear")
 # Asked of devices alone.
@@ -59,9 +59,7 @@ def register() -> None:
         is_of_cpu = name.startswith("aten::") and has_kernel(name, "CPU")
         if name in _OWN or not (is_of_cpu or name in {f"aten::{each}" for each in _FUSED}):
             continue
-        if own_name.startswith("set_"):
-            _library.impl(name, _on_shapes(_operation(name)), "PrivateUse1")
-        elif own_name in _VIEWS:
+        if own_name in _VIEWS:
             _library.impl(name, _on_shapes(_operation(name)), "PrivateUse1")
         else:
             _library.impl(name, _as_on_cpu(_operation(name)), "PrivateUse1")

@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+CPU = torch.device("cpu")
 MIXED = ["sliding_attention", "full_attention"] * 2
 
 
@@ -250,9 +251,7 @@ def shared(family: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
         return Checkpoint({**FAMILIES, **RECOMPUTED}[family](), Path(folder), dtype)
 
 
-def held_model(
-    family: str, num_layers: int, device: torch.device = torch.device("cpu")
-) -> HeldModel:
+def held_model(family: str, num_layers: int, device: torch.device = CPU) -> HeldModel:
     """What a worker holds of it: a config that was proven, and its first layers from their blobs."""
     with TemporaryDirectory() as folder:
         config = Checkpoint(FAMILIES[family](), Path(folder)).config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
@@ -71,7 +70,9 @@ def test_a_device_is_found_by_its_name(name: str | None, expected: torch.device)
 
 
 @on_devices
-@pytest.mark.parametrize("name", ["sim:2", "gpu:2", "cuda:0", "xpu", "mps", "a GPU", "gpu:x", "", ":"])
+@pytest.mark.parametrize(
+    "name", ["sim:2", "gpu:2", "cuda:0", "xpu", "mps", "a GPU", "gpu:x", "", ":"]
+)
 def test_of_a_device_that_is_not_there_it_is_said_which_are(name: str) -> None:
     says = f"there is no {name} here: torch sees cpu and sim:0 and sim:1"
     with pytest.raises(ConfigurationError, match=f"^{says}$"):
@@ -82,7 +83,9 @@ def test_of_a_device_that_is_not_there_it_is_said_which_are(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpu:0", "cuda:0", "sim"])
 def test_without_an_accelerator_there_is_the_cpu(name: str) -> None:
     assert select_device(None) == CPU
-    with pytest.raises(ConfigurationError, match=f"^there is no {name} here: torch sees cpu alone$"):
+    with pytest.raises(
+        ConfigurationError, match=f"^there is no {name} here: torch sees cpu alone$"
+    ):
         select_device(name)
 
 
@@ -117,12 +120,19 @@ def test_memory_is_that_of_the_device() -> None:
             DeviceMemory(80, 30),
         ),
         # As an XPU whose driver does not say what is free.
-        ({"get_device_properties": lambda _: SimpleNamespace(total_memory=90)}, 20, DeviceMemory(90, 20)),
+        (
+            {"get_device_properties": lambda _: SimpleNamespace(total_memory=90)},
+            20,
+            DeviceMemory(90, 20),
+        ),
     ],
     ids=["mps", "xpu"],
 )
 def test_memory_is_told_otherwise_where_torch_cannot(
-    monkeypatch: pytest.MonkeyPatch, module: dict[str, object], reserved: int, expected: DeviceMemory
+    monkeypatch: pytest.MonkeyPatch,
+    module: dict[str, object],
+    reserved: int,
+    expected: DeviceMemory,
 ) -> None:
     def refuse(device: torch.device) -> None:
         raise NotImplementedError("getMemoryInfo is not implemented for this allocator yet.")
@@ -320,13 +330,15 @@ def test_hidden_states_come_back_to_the_cpu() -> None:
         assert torch.allclose(mine, its, atol=1e-5)
 
 
-def test_what_does_not_fit_is_said_and_leaves_what_was_there(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.CRITICAL)
+def test_layers_that_do_not_fit_are_refused() -> None:
     with simulated_devices(100_000), pytest.raises(RequestRefusedError) as caught:
         held_model("llama", 4, FIRST)
     assert caught.value.code == ErrorCode.OUT_OF_MEMORY
+
+
+def test_a_layer_that_is_dropped_gives_its_memory_back_and_a_step_that_does_not_fit_is_refused() -> (
+    None
+):
     with simulated_devices():
         model = held_model("llama", 2, FIRST)
         gc.collect()
@@ -368,5 +380,3 @@ def test_no_process_is_forked_from_one_that_uses_a_gpu(
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     assert confined._may_fork(in_any_thread=True) is not is_used
-
-

@@ -16,6 +16,7 @@ import transformers as tf
 
 from tests.simulated_device import FIRST, MIB, NUM_DEVICES, SECOND, simulated_devices, used_bytes
 
+
 @pytest.fixture(autouse=True)
 def _devices() -> Iterator[None]:
     with simulated_devices(16 * MIB):

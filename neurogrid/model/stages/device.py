@@ -123,9 +123,7 @@ def _accelerator_memory(device: torch.device) -> DeviceMemory:
         return DeviceMemory(total_bytes=total, used_bytes=used)
     # What others take of it nobody knows.
     total = module.get_device_properties(device).total_memory
-    return DeviceMemory(
-        total_bytes=total, used_bytes=torch.accelerator.memory_reserved(device)
-    )
+    return DeviceMemory(total_bytes=total, used_bytes=torch.accelerator.memory_reserved(device))
 
 
 def _cpu_memory() -> DeviceMemory:

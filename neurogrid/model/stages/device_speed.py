@@ -67,7 +67,9 @@ def measure_speed(
         free_bytes: of the device, of which an eighth is used at most, and only for the moment.
     """
     is_accelerator = device.type != CPU.type
-    num_bytes = min(ACCELERATOR_BYTES if is_accelerator else CPU_BYTES, int(free_bytes * MEMORY_SHARE))
+    num_bytes = min(
+        ACCELERATOR_BYTES if is_accelerator else CPU_BYTES, int(free_bytes * MEMORY_SHARE)
+    )
     if num_bytes < MIN_BYTES:
         return None
     num_rows = MATRIX_BYTES // (NUM_COLUMNS * dtype.itemsize)

@@ -119,7 +119,7 @@ def place_module(module: nn.Module, device: torch.device) -> nn.Module:
 
     Others take their places: a tensor of one device cannot become one of every other.
     """
-    # With each that was moved itself, whose number is another's once it is let go: what two modules share, stays shared.
+    # What two modules share stays shared. Each is kept, since its number would be another's once it is let go.
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     with DeviceCopies(device) as copies:
         for each in module.modules():
