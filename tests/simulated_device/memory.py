@@ -1,7 +1,7 @@
 """Memory of simulated devices: addresses that no program can read, each with bytes of the host's elsewhere.
 
 A tensor on the device is one of torch's own, with such an address, made by way of DLPack: so it has a storage that
-views share, and that says when it is let go. Who follows its address on the CPU has a segmentation fault, as with a GPU's.
+views share, and that says when it is let go. Who follows its address on the CPU has a segmentation fault.
 An address is given out once, so that what is read after it was let go is found out, too.
 """
 
