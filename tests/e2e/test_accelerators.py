@@ -149,7 +149,7 @@ def test_another_device_takes_over(
 
 def test_a_worker_says_which_devices_there_are(tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match="there is no gpu:2 here: torch sees cpu and sim:0"),
+        pytest.raises(AssertionError, match="there is no gpu:2 here: torch sees cpu, sim:0 and"),
         start_worker(tmp_path, "--gpu", "2", command=COMMAND),
     ):
         pass

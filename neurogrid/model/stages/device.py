@@ -73,10 +73,9 @@ def select_device(name: str | None) -> torch.device:
         return CPU
     if device is not None and (chosen := torch.device(device.type, device.index or 0)) in found:
         return chosen
-    raise ConfigurationError(
-        f"there is no {name} here: torch sees {' and '.join(map(str, (CPU, *found)))}"
-        + ("" if found else " alone")
-    )
+    *most, last = map(str, (CPU, *found))
+    seen = f"{', '.join(most)} and {last}" if most else f"{last} alone"
+    raise ConfigurationError(f"there is no {name} here: torch sees {seen}")
 
 
 def _accelerators() -> list[torch.device]:
