@@ -29,8 +29,8 @@ ALLOCATED: Final = MetricSpec(
 USE: Final = MetricSpec(
     "neurogrid_gpu_use_ratio",
     "gauge",
-    "Part of the last moments in which the GPU computed, by whatever program; 0 to 1. Only where torch can tell: of "
-    "NVIDIA's with the package nvidia-ml-py.",
+    "Part of the last moments in which the GPU computed, by whatever program; 0 to 1. Only where torch can "
+    "tell at once: of NVIDIA's with the package nvidia-ml-py.",
     ("gpu",),
 )
 GPU_METRICS: Final = (TOTAL, USED, ALLOCATED, USE)
@@ -63,7 +63,8 @@ def read_gpu(device: torch.device) -> Gpu | None:
 
 def _use(device: torch.device) -> float | None:
     ask = getattr(torch.get_device_module(device), "utilization", None)
-    if ask is None:
+    # Intel's takes 100 ms, in which a worker would serve nobody.
+    if ask is None or device.type == "xpu":
         return None
     # No package that asks the driver, or a driver that does not tell, as of a part of a GPU.
     unknown: tuple[type[Exception], ...] = (ModuleNotFoundError, RuntimeError)

@@ -13,7 +13,8 @@ import trio
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
-from tests.e2e.preloaded import command_after
+from tests.e2e.preloaded import COORDINATOR, command_after
+from tests.e2e.preloaded import run as run_command
 from tests.e2e.support import (
     DEADLINE,
     WorkerProcess,
@@ -24,7 +25,9 @@ from tests.e2e.support import (
 from tests.families import FAMILIES, save_checkpoint
 
 # Such a worker has the devices before it looks for any.
-COMMAND = command_after("from tests.simulated_device import open_devices; open_devices()")
+WITH_DEVICES = "from tests.simulated_device import open_devices; open_devices()"
+COMMAND = command_after(WITH_DEVICES)
+COORDINATOR_ON_DEVICES = command_after(WITH_DEVICES, "coordinator")
 PROMPT = list(range(40, 100))
 NUM_TOKENS = 12
 HIDDEN_BYTES = 64 * 4  # of a token of these families, in float32
@@ -145,6 +148,22 @@ def test_another_device_takes_over(
             for args in (("--gpu", "0"), ("--gpu", "1"), ("--device", "cpu"))
         ]
         run(settings(path, three), main)
+
+
+def test_a_coordinator_computes_layers_on_its_own_device(
+    on_devices: list[WorkerProcess], workers: list[WorkerProcess]
+) -> None:
+    """The first that it has; beside a worker on the other, whose layers come after its own."""
+    written = []
+    for command, worker in ((COORDINATOR_ON_DEVICES, on_devices[0]), (COORDINATOR, workers[0])):
+        done = run_command(
+            [*command, "--peer", worker.address, "--local-layers", "4", "--dtype", "float32"]
+            + ["--prompt", "A function definition", "--max-tokens", "20"],
+            check=True,
+        )
+        written.append(done.stdout)
+        assert ("this machine: simulated device" in done.stderr) is (worker is on_devices[0])
+    assert written[0] == written[1]
 
 
 def test_a_worker_says_which_devices_there_are(tmp_path: Path) -> None:

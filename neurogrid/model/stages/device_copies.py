@@ -49,7 +49,7 @@ class DeviceCopies:
         target = torch.empty_like(tensor, device=self._device)
         self._copying.wait_stream(torch.accelerator.current_stream(self._device))
         with self._copying:
-            target.copy_(tensor.pin_memory(self._device), non_blocking=True)
+            target.copy_(tensor.pin_memory(), non_blocking=True)
         self._pinned_bytes += tensor.nbytes
         if self._pinned_bytes > _MAX_PINNED_BYTES:
             self._copying.synchronize()
