@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trio
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
@@ -172,3 +174,23 @@ def test_a_worker_says_which_devices_there_are(tmp_path: Path) -> None:
         start_worker(tmp_path, "--gpu", "2", command=COMMAND),
     ):
         pass
+
+
+# The benchmark
+
+BENCHMARK = (sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "gpu.py"))
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU here")
+def test_the_benchmark_says_that_there_is_no_gpu() -> None:
+    done = run_command(BENCHMARK)
+    assert (done.returncode, done.stdout) == (77, "")
+    assert done.stderr == "there is no GPU here that torch can use: nothing was measured\n"
+
+
+@pytest.mark.long
+def test_the_benchmark_runs_on_a_cpu() -> None:
+    small = ["--device", "cpu", "--size", "64x2", "--no-compile", "--rounds", "1"]
+    done = run_command([*BENCHMARK, *small, "--prompt-tokens", "16", "--tokens", "8"], check=True)
+    for title in ("Weights to the device", "Products", "One token", "Answers", "2 workers"):
+        assert title in done.stdout

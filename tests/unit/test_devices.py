@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from stage_families import FAMILIES, Checkpoint, Pipeline, held_model, shared
 from torch import nn
 
+import neurogrid
 from neurogrid.errors import ConfigurationError, LocalProtocolError, RequestRefusedError
 from neurogrid.inference.sessions.passes import forward, forward_rows
 from neurogrid.model import confined
@@ -93,6 +96,17 @@ def test_without_an_accelerator_there_is_the_cpu(name: str) -> None:
         ConfigurationError, match=f"^there is no {name} here: torch sees cpu alone$"
     ):
         select_device(name)
+
+
+def test_nothing_names_one_kind_of_accelerator() -> None:
+    """But the product that is there for CUDA alone, and the account of use that makes one wait."""
+    package = Path(neurogrid.__file__).parent
+    named = {
+        path.name
+        for path in package.rglob("*.py")
+        if re.search(r"torch\.(cuda|xpu|mps)\b|type [!=]= \"(cuda|xpu|mps)", path.read_text())
+    }
+    assert named == {"int4.py", "gpu_metrics.py"}
 
 
 @on_devices
