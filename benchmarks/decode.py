@@ -66,8 +66,8 @@ def time_transformers(model: Any, prompt: list[int], num_tokens: int) -> tuple[T
     started = time.perf_counter()
     with torch.inference_mode():
         output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            torch.tensor([prompt], device=model.device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=model.device),
             max_new_tokens=num_tokens,
             do_sample=False,
             streamer=clock,
@@ -91,7 +91,7 @@ async def time_ours(
 
 
 @contextlib.contextmanager
-def workers(count: int) -> Iterator[list[str]]:
+def workers(count: int, *args: str) -> Iterator[list[str]]:
     command = [
         sys.executable,
         "-m",
@@ -100,6 +100,7 @@ def workers(count: int) -> Iterator[list[str]]:
         "0",
         "--log-level",
         "warning",
+        *args,
     ]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     try:

@@ -207,7 +207,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         ConfigurationError: an address, the identity file, the device or the level of the kernels is not usable.
         ModelError: the worker's own model cannot be served.
     """
-    start_fork_server()  # before CUDA, other threads and the identity's key
+    start_fork_server()  # before a GPU, other threads and the identity's key
     machine = machine_name(settings.name)
     device = select_device(settings.device)
     library()  # for its errors, here and not when a layer has come

@@ -184,7 +184,7 @@ class ConfinedProcess:
 def start_fork_server(*, in_any_thread: bool = False) -> None:
     """Have the fork server, if there is none yet: at best forked from this process, before it reads its keys.
 
-    Elsewhere than on Linux, or with other threads or CUDA in use, it is a Python of its own; it is then not waited for.
+    Elsewhere than on Linux, or with other threads or a GPU in use, it is a Python of its own, which is not waited for.
 
     Args:
         in_any_thread: fork although there are other threads; to be used where these are known to be idle.
@@ -257,13 +257,21 @@ def _end_fork_server() -> None:
 
 def _may_fork(in_any_thread: bool) -> bool:
     torch = sys.modules.get("torch")
-    # Without torch there is nothing to be had by it. CUDA does not survive a fork.
+    # Without torch there is nothing to be had by it. A GPU that is in use does not survive a fork.
     return (
         sys.platform == "linux"
         and torch is not None
-        and not torch.cuda.is_initialized()
+        and not _uses_accelerator(torch)
         and (in_any_thread or threading.active_count() == 1)
     )
+
+
+def _uses_accelerator(torch: Any) -> bool:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return False
+    is_initialized = getattr(torch.get_device_module(accelerator), "is_initialized", None)
+    return is_initialized is None or is_initialized()
 
 
 def _fork_as_server(control: socket.socket) -> int:

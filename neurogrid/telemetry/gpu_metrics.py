@@ -1,4 +1,4 @@
-"""The GPU that a worker computes on, as CUDA and its driver tell; nothing where there is none."""
+"""The GPU that a worker computes on, as torch and the GPU's driver tell; nothing where there is none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from neurogrid.model.stages.device import CPU, allocated_bytes, device_memory
 from neurogrid.telemetry.metric import MetricSpec, Reading
 
 __all__ = ["GPU_METRICS", "Gpu", "GpuSource", "read_gpu"]
@@ -28,8 +29,8 @@ ALLOCATED: Final = MetricSpec(
 USE: Final = MetricSpec(
     "neurogrid_gpu_use_ratio",
     "gauge",
-    "Part of the last moments in which the GPU computed, by whatever program; 0 to 1. Only where the package "
-    "nvidia-ml-py is installed.",
+    "Part of the last moments in which the GPU computed, by whatever program; 0 to 1. Only where torch can "
+    "tell at once: of NVIDIA's with the package nvidia-ml-py.",
     ("gpu",),
 )
 GPU_METRICS: Final = (TOTAL, USED, ALLOCATED, USE)
@@ -48,26 +49,31 @@ class Gpu:
 
 def read_gpu(device: torch.device) -> Gpu | None:
     """The GPU that is `device`; None for a CPU."""
-    if device.type != "cuda":
+    if device.type == CPU.type:
         return None
-    free, total = torch.cuda.mem_get_info(device)
+    memory = device_memory(device)
     return Gpu(
         index=device.index or 0,
-        total_bytes=total,
-        used_bytes=total - free,
-        allocated_bytes=torch.cuda.memory_allocated(device),
+        total_bytes=memory.total_bytes,
+        used_bytes=memory.used_bytes,
+        allocated_bytes=allocated_bytes(device),
         use=_use(device),
     )
 
 
 def _use(device: torch.device) -> float | None:
+    ask = getattr(torch.get_device_module(device), "utilization", None)
+    # Intel's takes 100 ms, in which a worker would serve nobody.
+    if ask is None or device.type == "xpu":
+        return None
+    # No package that asks the driver, or a driver that does not tell, as of a part of a GPU.
     unknown: tuple[type[Exception], ...] = (ModuleNotFoundError, RuntimeError)
     if nvml := sys.modules.get("pynvml"):
         unknown += (nvml.NVMLError,)
     try:
-        return torch.cuda.utilization(device) / 100
+        return float(ask(device)) / 100
     except unknown:
-        return None  # no nvidia-ml-py, or a driver that does not tell, as of a part of a GPU
+        return None
 
 
 class GpuSource:

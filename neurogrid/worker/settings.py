@@ -25,7 +25,7 @@ class WorkerSettings:
         listen_fallback: where to listen if one of them is taken; empty makes that an error.
         identity_file: where the key pair lives; None for a new identity each time.
         admission: which peers are served; None for all that reach a listen address.
-        device: `cpu`, `cuda:0`; None for the best there is.
+        device: `cpu`, `cuda:0`, `gpu:0` for the first GPU of whatever kind; None for the best there is.
         memory_limit: bytes that weights and caches may take; None for what the device has.
         model: a checkpoint directory or a file in GGUF of its own; None for a stateless worker.
         wait_for_assignment: load from `model` only what a coordinator assigns.

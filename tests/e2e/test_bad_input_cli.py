@@ -123,10 +123,11 @@ def test_what_a_worker_cannot_be_told(args: list[str], says: str) -> None:
     expect(run_preloaded("worker", *args), status=USAGE, says=says)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there() -> None:
-    says = "there is no cuda:0 here: 0 CUDA devices"
-    expect(run_preloaded("worker", "--gpu", "0", "--port", "0"), status=USAGE, says=says)
+    for args, name in ((["--gpu", "0"], "gpu:0"), (["--device", "cuda:1"], "cuda:1")):
+        says = f"there is no {name} here: torch sees cpu alone"
+        expect(run_preloaded("worker", *args, "--port", "0"), status=USAGE, says=says)
 
 
 def test_a_prompt_file_that_is_no_text(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+CPU = torch.device("cpu")
 MIXED = ["sliding_attention", "full_attention"] * 2
 
 
@@ -250,7 +251,7 @@ def shared(family: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
         return Checkpoint({**FAMILIES, **RECOMPUTED}[family](), Path(folder), dtype)
 
 
-def held_model(family: str, num_layers: int) -> HeldModel:
+def held_model(family: str, num_layers: int, device: torch.device = CPU) -> HeldModel:
     """What a worker holds of it: a config that was proven, and its first layers from their blobs."""
     with TemporaryDirectory() as folder:
         config = Checkpoint(FAMILIES[family](), Path(folder)).config
@@ -258,7 +259,7 @@ def held_model(family: str, num_layers: int) -> HeldModel:
         message = model_config_message(
             config, files.config, model_name="m", max_seq_len=128, dtype=torch.float32
         )
-        model = HeldModel(message, proving(message).result(seconds=60), device=torch.device("cpu"))
+        model = HeldModel(message, proving(message).result(seconds=60), device=device)
         for layer_id in range(num_layers):
             blob = b"".join(bytes(chunk) for chunk in files.layer_blob(layer_id).chunks())
             model.load(layer_id, memoryview(bytearray(blob)), b"")

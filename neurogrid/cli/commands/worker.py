@@ -83,9 +83,11 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """All options of a worker."""
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
-    device.add_argument("--gpu", type=int, metavar="N", help="compute on CUDA device N")
+    device.add_argument("--gpu", type=int, metavar="N", help="compute on the GPU of number N")
     device.add_argument(
-        "--device", metavar="D", help="cpu or cuda:N (default: the first GPU, or the CPU)"
+        "--device",
+        metavar="D",
+        help="cpu, or as torch calls it: cuda:N, xpu:N, mps (default: the first GPU, or the CPU)",
     )
     compute.add_argument(
         "--memory-limit",
@@ -183,7 +185,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             listen_fallback=where.fallback,
             identity_file=trust.identity_file,
             admission=trust.admission,
-            device=f"cuda:{options.gpu}" if options.gpu is not None else options.device,
+            device=f"gpu:{options.gpu}" if options.gpu is not None else options.device,
             memory_limit=options.memory_limit,
             model=options.model,
             wait_for_assignment=options.wait_for_assignment,

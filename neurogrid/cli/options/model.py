@@ -15,8 +15,8 @@ from neurogrid.hub.names import ModelName, model_place
 __all__ = ["HUB_NAMES", "add_offline_option", "find_model", "model_place"]
 
 HUB_NAMES: Final = (
-    "a directory with config.json, safetensors and tokenizer, a file in GGUF, or OWNER/NAME[@REVISION] at a hub, which is "
-    "fetched unless the cache has it"
+    "a directory with config.json, safetensors and tokenizer, a file in GGUF, or OWNER/NAME[@REVISION] at a hub, which "
+    "is fetched unless the cache has it"
 )
 
 

@@ -94,9 +94,9 @@ def forward(
     Raises:
         RequestRefusedError: the computation failed (COMPUTE_FAILED or OUT_OF_MEMORY).
     """
-    hidden_BTD = hidden_BTD.to(device=model.device, dtype=model.dtype)
     try:
         with torch.inference_mode():
+            hidden_BTD = hidden_BTD.to(device=model.device, dtype=model.dtype)
             result = model.stage.forward(
                 hidden_BTD, start=start, stop=stop, position=position, cache=cache
             )

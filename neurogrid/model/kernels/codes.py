@@ -27,7 +27,6 @@ HALF_GROUP: Final = 16
 E4M3: Final = torch.float8_e4m3fn
 """The dtype of codes that are floats."""
 
-_LINEAR: Final = torch.arange(16, dtype=torch.float32) - 8
 # Elements that are worked on at once: what a cache holds in float32.
 _PIECE: Final = 256 * 1024
 
@@ -105,9 +104,8 @@ class Codes:
         if self.bits == 8:
             values = codes.float()
         else:
-            table = _LINEAR if self.table is None else self.table
             halves = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-            values = table.to(codes.device)[halves.int()]
+            values = halves.float() - 8 if self.table is None else self.table[halves.int()]
         grouped = values.view(values.shape[0], self.scales.shape[1], -1)
         grouped = grouped * self.scales[rows, :, None].float()
         if self.minimums is not None:

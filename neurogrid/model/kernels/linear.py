@@ -14,6 +14,7 @@ from torch.nn import functional
 from neurogrid.model.kernels.chosen import library
 from neurogrid.model.kernels.codes import Codes
 from neurogrid.model.kernels.compiled import ELEMENT_TYPES, Library
+from neurogrid.model.kernels.int4 import Int4Matrix, int4_matrix
 from neurogrid.model.kernels.matrix import Matrix
 
 __all__ = ["Bfloat16Linear", "CodesLinear", "held_codes", "hold_as_bfloat16", "matrix_of"]
@@ -26,7 +27,7 @@ class _HeldLinear(nn.Linear):
         dtype: what it computes in.
     """
 
-    _held: Codes | Matrix
+    _held: Codes | Matrix | Int4Matrix
 
     def __init__(self, shape: tuple[int, int], bias: nn.Parameter | None, dtype: torch.dtype):
         # nn.Linear's own would take the memory of a weight.
@@ -36,7 +37,7 @@ class _HeldLinear(nn.Linear):
         self.dtype = dtype
         self.train(False)
 
-    def _hold(self, held: Codes | Matrix) -> None:
+    def _hold(self, held: Codes | Matrix | Int4Matrix) -> None:
         """Keep what is multiplied, as parameters, too: whoever counts a module's memory counts those."""
         self._held = held
         for number, part in enumerate(held.parts):
@@ -48,6 +49,9 @@ class _HeldLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if isinstance(self._held, Matrix):
             return self._held.multiply(input)
+        if isinstance(self._held, Int4Matrix):
+            result = self._held.multiply(input)
+            return result if self.bias is None else result + self.bias
         return functional.linear(input, self._held.dense(self.dtype), self.bias)
 
 
@@ -60,7 +64,9 @@ class _WideLinear(_HeldLinear):
 
 
 class CodesLinear(_HeldLinear):
-    """A linear layer of codes, multiplied as codes on the CPU, and made dense for each product elsewhere.
+    """A linear layer of codes, multiplied as codes where there are products for that, else made dense for each.
+
+    On the CPU there are, and on CUDA for codes of 4 bits in bfloat16.
 
     Args:
         codes: where the products are to be, on that device.
@@ -73,7 +79,7 @@ class CodesLinear(_HeldLinear):
         self, codes: Codes, bias: nn.Parameter | None, dtype: torch.dtype, *, by_int8: bool
     ) -> None:
         super().__init__((codes.num_outputs, codes.num_inputs), bias, dtype)
-        self._hold(held_codes(codes, bias, dtype, by_int8=by_int8))
+        self._hold(int4_matrix(codes, dtype) or held_codes(codes, bias, dtype, by_int8=by_int8))
 
 
 class Bfloat16Linear(nn.Linear):

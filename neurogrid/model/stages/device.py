@@ -1,11 +1,16 @@
 """Which device computes, and how much memory it has and uses.
 
-Knows CUDA and the CPU. The memory of a CPU is that of the machine or of its control group, whichever is
-less, and a limit that the user gave goes before both.
+Knows the CPU and whatever accelerator `torch.accelerator` finds: CUDA (by that name ROCm goes, too), XPU, MPS, or a
+backend that torch was extended with. There is one kind of accelerator in a process, and any number of it. What that
+interface cannot tell of some is asked of the accelerator's own module, `torch.get_device_module`.
+
+The memory of a CPU is that of the machine or of its control group, whichever is less, and a limit that the user gave
+goes before both.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +19,21 @@ import torch
 
 from neurogrid.errors import ConfigurationError
 
-__all__ = ["DeviceMemory", "device_memory", "device_name", "select_device"]
+__all__ = [
+    "CPU",
+    "DeviceMemory",
+    "allocated_bytes",
+    "device_memory",
+    "device_name",
+    "select_device",
+    "wait_for",
+]
 
+CPU = torch.device("cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+# `gpu:1` is the second accelerator, whatever it is called.
+_ANY = "gpu"
 
 
 @dataclass(frozen=True)
@@ -33,39 +50,82 @@ class DeviceMemory:
 
 
 def select_device(name: str | None) -> torch.device:
-    """The device of that name (`cpu`, `cuda`, `cuda:1`), or the best one there is for None.
+    """The device of that name, or the best one there is for None: the first accelerator, else the CPU.
+
+    Args:
+        name: `cpu`; the kind of accelerator that is here, such as `cuda`, `xpu` or `mps`, or one of several, such as
+            `cuda:1`; or `gpu:1`, which is the second of whatever kind.
 
     Raises:
         ConfigurationError: no such device here.
     """
+    found = _accelerators()
     if name is None:
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        return found[0] if found else CPU
+    kind, _, number = name.partition(":")
+    if kind == _ANY and found:
+        kind = found[0].type
     try:
-        device = torch.device(name)
-    except RuntimeError as exc:
-        raise ConfigurationError(f"no device is named {name!r}: try cpu or cuda:0") from exc
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigurationError(f"{device.type} devices are not supported: use cpu or cuda")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ConfigurationError(f"there is no {name} here: {count} CUDA devices were found")
-        return torch.device("cuda", device.index or 0)
-    return torch.device("cpu")
+        device = torch.device(f"{kind}:{number}" if number else kind)
+    except RuntimeError:
+        device = None
+    if device is not None and device.type == CPU.type:
+        return CPU
+    if device is not None and (chosen := torch.device(device.type, device.index or 0)) in found:
+        return chosen
+    *most, last = map(str, (CPU, *found))
+    seen = f"{', '.join(most)} and {last}" if most else f"{last} alone"
+    raise ConfigurationError(f"there is no {name} here: torch sees {seen}")
+
+
+def _accelerators() -> list[torch.device]:
+    """All that are there and can be used."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is None:
+        return []
+    return [torch.device(kind.type, i) for i in range(torch.accelerator.device_count())]
 
 
 def device_name(device: torch.device) -> str:
     """Return the name that a person calls the device by: the GPU's, or the CPU's."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU ({_cpu_name()})"
+    if device.type == CPU.type:
+        return f"CPU ({_cpu_name()})"
+    ask = getattr(torch.get_device_module(device), "get_device_name", None)
+    return ask(device) if ask else f"{device.type.upper()} ({_cpu_name()})"
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that it was given, in whatever stream."""
+    if device.type != CPU.type:
+        torch.accelerator.synchronize(device)
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """Bytes of an accelerator that tensors of this process take."""
+    return torch.accelerator.memory_allocated(device)
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
     """Memory of the device as it stands now."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
+    return _cpu_memory() if device.type == CPU.type else _accelerator_memory(device)
+
+
+def _accelerator_memory(device: torch.device) -> DeviceMemory:
+    try:
+        free, total = torch.accelerator.get_memory_info(device)
         return DeviceMemory(total_bytes=total, used_bytes=total - free)
+    except RuntimeError:  # MPS tells it otherwise, and some drivers of XPU do not tell what is free
+        module = torch.get_device_module(device)
+    if hasattr(module, "recommended_max_memory"):
+        # Of the machine's own memory: what of it a GPU may use, and what it has.
+        total, used = module.recommended_max_memory(), module.driver_allocated_memory()
+        return DeviceMemory(total_bytes=total, used_bytes=used)
+    # What others take of it nobody knows.
+    total = module.get_device_properties(device).total_memory
+    return DeviceMemory(total_bytes=total, used_bytes=torch.accelerator.memory_reserved(device))
+
+
+def _cpu_memory() -> DeviceMemory:
     meminfo = _meminfo()
     total, available = meminfo["MemTotal"], meminfo["MemAvailable"]
     limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
@@ -76,9 +136,12 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def _meminfo() -> dict[str, int]:
-    """`/proc/meminfo` in bytes; the kernel gives KiB."""
+    """`/proc/meminfo` in bytes; the kernel gives KiB. Elsewhere than on Linux all memory counts as available."""
+    if not _MEMINFO.exists():
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return {"MemTotal": total, "MemAvailable": total}
     result = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in _MEMINFO.read_text().splitlines():
         key, _, value = line.partition(":")
         if value.strip().endswith("kB"):
             result[key] = int(value.split()[0]) * 1024

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from neurogrid.model.stages.device import CPU, wait_for
 from neurogrid.model.stages.few_rows import measure_few_rows, speed_up_few_rows
 
 __all__ = ["DeviceSpeed", "measure_speed"]
@@ -21,7 +22,7 @@ __all__ = ["DeviceSpeed", "measure_speed"]
 MIB = 1024**2
 # Read once, so that no cache has it: the largest last-level caches have some hundred MiB.
 CPU_BYTES = 256 * MIB
-CUDA_BYTES = 1024 * MIB
+ACCELERATOR_BYTES = 1024 * MIB
 # Of the memory that may be used, at most this share; less than this, a cache would have all of it.
 MEMORY_SHARE = 0.125
 MIN_BYTES = 64 * MIB
@@ -31,7 +32,7 @@ NUM_COLUMNS = 4096
 MATRIX_BYTES = 16 * MIB
 # The matrices that are multiplied: 0.3 and 137 GFLOP. Chips of both kinds need milliseconds for them.
 CPU_SQUARE = 512
-CUDA_SQUARE = 4096
+ACCELERATOR_SQUARE = 4096
 # Small operations in a decoder layer with everything around them: 187 us for a Llama layer of hidden size 128, 40 of
 # them for its weights, where an addition takes 0.77 us (transformers 5.23, one core of an EPYC).
 OPERATIONS_PER_LAYER = 200
@@ -65,12 +66,14 @@ def measure_speed(
     Args:
         free_bytes: of the device, of which an eighth is used at most, and only for the moment.
     """
-    is_cuda = device.type == "cuda"
-    num_bytes = min(CUDA_BYTES if is_cuda else CPU_BYTES, int(free_bytes * MEMORY_SHARE))
+    is_accelerator = device.type != CPU.type
+    num_bytes = min(
+        ACCELERATOR_BYTES if is_accelerator else CPU_BYTES, int(free_bytes * MEMORY_SHARE)
+    )
     if num_bytes < MIN_BYTES:
         return None
     num_rows = MATRIX_BYTES // (NUM_COLUMNS * dtype.itemsize)
-    square = CUDA_SQUARE if is_cuda else CPU_SQUARE
+    square = ACCELERATOR_SQUARE if is_accelerator else CPU_SQUARE
     try:
         with torch.inference_mode():
             # Now, and not when a layer has come.
@@ -89,7 +92,7 @@ def measure_speed(
                     small + small
 
             # A GPU waits longer for a call than it takes to read a matrix: there, all in one go.
-            parts = [layers] if is_cuda else [[layer] for layer in layers]
+            parts = [layers] if is_accelerator else [[layer] for layer in layers]
             seconds = _fastest([partial(read, part) for part in parts], device)
             multiply = [lambda: factor @ factor] * NUM_PRODUCTS
             return DeviceSpeed(
@@ -118,14 +121,9 @@ def _fastest(calls: Sequence[Callable[[], object]], device: torch.device) -> flo
         call()  # the first round chooses kernels and fills pools
     best = float("inf")
     for call in [*calls] * REPEATS:
-        _wait(device)
+        wait_for(device)
         started = time.perf_counter()
         call()
-        _wait(device)
+        wait_for(device)
         best = min(best, time.perf_counter() - started)
     return max(best, 1e-9)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from neurogrid.errors import CheckpointError
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.model.files.safetensors_header import ALIGNMENT
+from neurogrid.model.stages.device_copies import DeviceCopies
 
 __all__ = [
     "Pristine",
@@ -31,9 +32,6 @@ __all__ = [
 ]
 
 _MAX_NAMES_SHOWN = 3
-
-# Of the host's memory, pinned on the way to a GPU: pinned memory cannot be swapped, and PyTorch keeps it.
-_MAX_PINNED_BYTES = 256 * 1024 * 1024
 
 # Frequencies are as many as half a head is wide; larger buffers are tables that nothing rewrites.
 _MAX_BUFFER_ELEMENTS = 65_536
@@ -119,29 +117,26 @@ def move_to(device: torch.device, modules: Iterable[nn.Module]) -> None:
 
 
 def place_module(module: nn.Module, device: torch.device) -> nn.Module:
-    """Put all parameters and buffers of `module` on `device`; returns it.
+    """Put all parameters and buffers of `module` on `device`, where they are when this returns; returns it.
 
-    To a CUDA device they go through pinned memory, by a stream of their own: the copy engine works while the next
-    tensor is pinned, and what other streams compute goes on. All is there when this returns.
+    Others take their places: a tensor of one device cannot become one of every other.
     """
-    if device.type != "cuda":
-        return module.to(device)
-    # The memory is of the stream that computes with it later, so that it is not reused too early when it is freed.
-    computing, copying = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    pinned_bytes = 0
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.device == device:
-            continue
-        target = torch.empty_like(tensor.data, device=device)
-        copying.wait_stream(computing)
-        with torch.cuda.stream(copying):
-            target.copy_(tensor.data.pin_memory(), non_blocking=True)
-        pinned_bytes += tensor.nbytes
-        if pinned_bytes > _MAX_PINNED_BYTES:
-            copying.synchronize()
-            pinned_bytes = 0
-        tensor.data = target
-    copying.synchronize()
+    # What two modules share stays shared. Each is kept, since its number would be another's once it is let go.
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    with DeviceCopies(device) as copies:
+        for each in module.modules():
+            for name, tensor in (
+                *each.named_buffers(recurse=False),
+                *each.named_parameters(recurse=False),
+            ):
+                if tensor.device == device:
+                    continue
+                if id(tensor) not in moved:
+                    there = copies.copy(tensor)
+                    if isinstance(tensor, nn.Parameter):
+                        there = nn.Parameter(there, requires_grad=tensor.requires_grad)
+                    moved[id(tensor)] = tensor, there
+                setattr(each, name, moved[id(tensor)][1])
     return module
 
 
