@@ -1,7 +1,8 @@
 /* Products of few rows and of many with matrices as a checkpoint has them: bfloat16, or codes of 8 or 4 bits.
 
 Plain C: no header of torch or Python, and no -march. What a processor has is found out when the library is loaded:
-this file includes itself once for each level, and each level is compiled for its instructions.
+this file includes itself once for each level, and each level is compiled for its instructions. That is why it is
+long; what stands between the products of a layer is in layer.c.
 
 Every element of a result is made by the same sums in the same order, whatever the number of rows, threads and
 levels: rows that run together get the bits that they get alone. The one exception is NG_BF16_DOT, whose instruction
