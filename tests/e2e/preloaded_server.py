@@ -42,6 +42,7 @@ def preload() -> None:
     for name in MODULES:
         importlib.import_module(name)
     from neurogrid.model.embedded import embedded_model_path
+    from neurogrid.model.kernels import library
     from tests.families import FAMILIES, save_checkpoint
 
     for dtype in (None, "bfloat16", "float32"):
@@ -49,6 +50,8 @@ def preload() -> None:
     with tempfile.TemporaryDirectory() as directory:
         save_checkpoint(FAMILIES[0], Path(directory))
         prove(Path(directory), "float32")
+    # Which kernels there are is for each process to find out, by its own environment.
+    library.cache_clear()
     gc.collect()
     gc.freeze()
 
