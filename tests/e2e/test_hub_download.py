@@ -370,6 +370,7 @@ def fetching_to(home: Path, size: str) -> Iterator[subprocess.Popen[str]]:
     """The process, with a cache on a disk of this size that it alone sees."""
     mount = f"mount -t tmpfs -o size={size} none '{home}'"
     if os.geteuid() or subprocess.run(["unshare", "-m", "sh", "-c", mount]).returncode:
+        # Only root mounts, and not in every container; where it can, the disk is really full.
         pytest.skip("nothing can be mounted here")
     fetch = f"exec '{sys.executable}' -m neurogrid.hub.fetching org/model main"
     with subprocess.Popen(

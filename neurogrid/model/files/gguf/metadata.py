@@ -62,9 +62,13 @@ class Metadata:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise self._fault(key, "is no finite number")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A boolean."""
