@@ -24,6 +24,9 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+from neurogrid.model.files.config import config_fingerprint
+from neurogrid.model.kernels.compiled import VARIABLE
+from neurogrid.model.proof import proof
 from tests.e2e.preloaded import fork_all_by
 
 CLONE_NEWNET = 0x40000000
@@ -58,11 +61,8 @@ def preload() -> None:
 
 def prove(model: Path, dtype: str | None) -> None:
     """Know that a model can be split. None is its own dtype."""
-    from neurogrid.model.files.config import config_fingerprint
-    from neurogrid.model.proof import proof
-
     config = json.loads((model / "config.json").read_text())
-    proof._kept[config_fingerprint(config), dtype] = proof.prove(config, dtype)
+    proof._kept[config_fingerprint(config), dtype, None] = proof.prove(config, dtype)
 
 
 def serve(asking: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -109,8 +109,12 @@ def begin(request: dict[str, Any], descriptors: list[int]) -> None:
         file = open(number, mode, lines, "utf-8", errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, file)
         setattr(sys, f"__{name}__", file)
+    kernels = os.environ.get(VARIABLE)
     os.environ.clear()
     os.environ.update(request["environment"])
+    if os.environ.get(VARIABLE) != kernels:
+        # What is known of configs, is known of other kernels.
+        proof._kept.clear()
     os.chdir(request["directory"])
 
 

@@ -33,14 +33,13 @@ def rows(ended: Ended) -> dict[str, dict[str, str]]:
     return table
 
 
-def test_who_gets_what_who_stands_by_and_how_fast_it_would_be(
-    workers: list[WorkerProcess],
-) -> None:
-    roomy, other, _ = workers
-    ended = plan(*peers(roomy, other), "--stages", "1", "--max-sessions", "3")
+def test_who_gets_what_who_stands_by_and_how_fast_it_would_be(tmp_path: Path) -> None:
+    # Workers of its own: those that files share may hold the layers since another file's test.
+    with start_worker(tmp_path) as one, start_worker(tmp_path) as other:
+        ended = plan(*peers(one, other), "--stages", "1", "--max-sessions", "3")
     assert ended.status == 0, ended.stderr
     table = rows(ended)
-    assert set(table) == {roomy.peer_id[-8:], other.peer_id[-8:]}
+    assert set(table) == {one.peer_id[-8:], other.peer_id[-8:]}
     assert sorted(row["stage"] for row in table.values()) == ["1", "replica"]
     for row in table.values():
         assert row["layers"] == "0-7"
