@@ -90,6 +90,10 @@ def service(name: str, floors: frozenset[str]) -> Room:
     return Room(f"neurogrid.{name}", floors, SERVICES, COMMAND_LINE)
 
 
+def training(name: str, outside: frozenset[str] = SERVICES | TORCH) -> Room:
+    return Room(f"neurogrid.training{name}", COMMON | {"neurogrid.p2p"}, outside, COMMAND_LINE)
+
+
 def server(name: str) -> Room:
     return Room(f"neurogrid.server{name}", BELOW_SERVER, SERVER)
 
@@ -160,6 +164,11 @@ HOUSE = (
     service("inference.sessions", BELOW_INFERENCE),
     service("inference", BELOW_INFERENCE),
     service("assembly", BELOW_INFERENCE | {"neurogrid.inference"}),
+    # Beside serving: neither imports the other.
+    training(".wire", frozenset()),
+    training(".averaging.plan", frozenset()),
+    training(".averaging"),
+    training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(
         "neurogrid.telemetry",

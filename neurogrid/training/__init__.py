@@ -1,0 +1,1 @@
+"""Training together: what a group of machines agrees on, and what they compute between two agreements."""
