@@ -167,6 +167,8 @@ HOUSE = (
     # Beside serving: neither imports the other.
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
+    # Carries a plan out, whoever made it.
+    training(".averaging.reductions", frozenset({"trio", "torch", "blake3"})),
     training(".averaging"),
     training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
