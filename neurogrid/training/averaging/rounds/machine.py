@@ -136,7 +136,7 @@ class GroupMachine:
         self._silent_since: float | None = None
         self._candidacy: _Candidacy | None = None
         self._lead: Leader | None = None
-        self._is_leaving = False
+        self._is_leaving, self._leaving_for = False, ""
         self._is_gone = False  # a leader that is no member any more, and has yet to be heard
         self._gone_at: float | None = None
         self._beat_at = now
@@ -182,17 +182,22 @@ class GroupMachine:
 
     def leave(self, now: float, reason: str = "") -> None:
         """Go, without the others having to find out. A leader goes when the group has decided to be without it."""
-        if self.removed is not None:
+        if self.removed is not None or self._is_leaving:
             return
-        self._weight, self._is_leaving = None, True
+        self._weight, self._is_leaving, self._leaving_for = None, True, reason
+        self._leave_on(now)
+
+    def _leave_on(self, now: float) -> None:
+        """Go on with leaving, whoever leads by now."""
         if self._lead is not None and self._lead.has_company(self.members, now):
-            self._lead.is_leaving = True
-            self._step(now)
+            if not self._lead.is_leaving:
+                self._lead.is_leaving = True
+                self._step(now)
             return
         for member in self.members:
             if member != self.me:
-                self._send(member.peer, Leave(self.me.incarnation, reason))
-        self._remove(reason or "it has left")
+                self._send(member.peer, Leave(self.me.incarnation, self._leaving_for))
+        self._remove(self._leaving_for or "it has left")
 
     def end(self, now: float, reason: str = "") -> None:
         """End the group: a leader's to do."""
@@ -243,6 +248,9 @@ class GroupMachine:
             self._gone_at = self._gone_at or now
             if now - self._gone_at >= 2 * self.settings.grace:
                 self._remove("it has left, and nobody has confirmed it")
+        elif self._is_leaving and self._candidacy is None:
+            self._leave_on(now)
+            self._step(now)
         elif self._lead is not None:
             self._step(now)
         else:
