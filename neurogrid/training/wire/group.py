@@ -368,11 +368,13 @@ class Candidate(ControlPayload):
         incarnation: u64, the sender's.
         term: u64, greater than any that it knows of.
         index: u64, of the last decision that it has.
+        decisions: the last encoded decisions that it has, in order: a member that is behind may not know it yet.
     """
 
     incarnation: int
     term: int
     index: int
+    decisions: tuple[bytes, ...] = ()
 
     _map = Map(
         "Candidate",
@@ -380,6 +382,7 @@ class Candidate(ControlPayload):
             "incarnation": uint(MAX_U64),
             "term": uint(MAX_U64, smallest=1),
             "index": uint(MAX_U64),
+            "decisions": optional(array(binary(_MAX_NESTED, smallest=1), MAX_TOLD_DECISIONS)),
         },
     )
 
@@ -465,17 +468,18 @@ class Join(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Joined(ControlPayload):
-    """The answer to a `Join`, as soon as the group has decided on it.
+    """The answer to a `Join`, as soon as the group has decided on it; or where to ask instead.
 
     Attributes:
         term: u64, the leader's.
-        decision: the encoded `Decision` by which the asking peer is a member.
+        decisions: the last encoded decisions, in order; by the last of them the asking peer is a member. Empty where
+            another leads, which is then the one peer that is named.
         settings: the encoded settings of the group, a map.
         peers, addresses: multiaddrs of members, each with the peer id that it belongs to.
     """
 
     term: int
-    decision: bytes
+    decisions: tuple[bytes, ...]
     settings: bytes
     peers: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
@@ -484,7 +488,7 @@ class Joined(ControlPayload):
         "Joined",
         {
             "term": uint(MAX_U64, smallest=1),
-            "decision": binary(_MAX_NESTED, smallest=1),
+            "decisions": optional(array(binary(_MAX_NESTED, smallest=1), MAX_TOLD_DECISIONS)),
             "settings": binary(64 * 1024, smallest=1),
             "peers": optional(array(_PEER, 16 * MAX_GROUP_MEMBERS)),
             "addresses": optional(array(text(MAX_ADDRESS_CHARS), 16 * MAX_GROUP_MEMBERS)),

@@ -1,4 +1,4 @@
-"""A group in a simulated network: messages are late, lost and doubled, members die, stop, and cannot hear each other."""
+"""A group in a simulated network: messages are late, lost and doubled, members die, stop, and are cut off."""
 
 from __future__ import annotations
 
@@ -118,17 +118,17 @@ class SimulatedGroup:
         me = self._member()
         first = Decision(1, 0, (me.peer,), (me.incarnation,))
         self.by_index[1] = first
-        self._start(me, first, 1, me.peer)
+        self._start(me, [first], 1, me.peer)
 
     def _member(self) -> Member:
         return Member(f"peer-{next(self._names)}", self.random.getrandbits(32))
 
-    def _start(self, me: Member, first: Decision, term: int, leader: str) -> None:
+    def _start(self, me: Member, history: list[Decision], term: int, leader: str) -> None:
         machine = self.make_machine(
             me,
             self.settings,
             SHAPE,
-            first,
+            history,
             term=term,
             leader=leader,
             now=self.now,
@@ -226,7 +226,8 @@ class SimulatedGroup:
         for member, peer in list(self._joining.items()):
             if member in decision.members and peer not in self.nodes:
                 del self._joining[member]
-                self._start(member, decision, node.machine.term, node.machine.me.peer)
+                told = [Decision.decode(told) for told in node.machine.told_to_joiner()]
+                self._start(member, told, node.machine.term, node.machine.me.peer)
 
     def _is_cut(self, one: str, other: str) -> bool:
         return frozenset((one, other)) in self.cuts

@@ -16,7 +16,7 @@ Source: protocol_spec/training/groups.md.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -54,6 +54,7 @@ Message = Lead | Status | Candidate | Promise | Leave
 
 _NOTHING: Final = Ballot(0, 0)
 _MAX_REASON_CHARS: Final = 256
+_MAX_TOLD_BYTES: Final = 512 * 1024
 
 
 @dataclass(slots=True)
@@ -81,9 +82,9 @@ class GroupMachine:
         me: this member.
         settings: of the group.
         shape: of the vector.
-        first: the decision by which this member is one.
-        term: the term of that decision's leader.
-        leader: the peer id of that leader; this member's own where it founds the group.
+        history: the last decisions, in order; by the last of them this member is one.
+        term: the term of its leader.
+        leader: the peer id of the leader; this member's own where it founds the group.
         now: seconds, on any clock that does not go backwards.
         draw: a random u64, above zero.
         bandwidth: bytes a second; 0 where nobody can dial this member.
@@ -105,7 +106,7 @@ class GroupMachine:
         me: Member,
         settings: GroupSettings,
         shape: Shape,
-        first: Decision,
+        history: Sequence[Decision],
         *,
         term: int,
         leader: str,
@@ -115,13 +116,14 @@ class GroupMachine:
         observes: bool = False,
     ) -> None:
         self.me, self.settings, self.shape = me, settings, shape
-        self.index, self.round, self.members = first.index, first.round, first.members
+        last = history[-1]
+        self.index, self.round, self.members = last.index, last.round, last.members
         self.term = term
         self.leader: str | None = leader
         self.waits_for: tuple[str, ...] = ()
         self.removed: str | None = None
         self._draw, self._bandwidth, self._observes = draw, bandwidth, observes
-        self._history = deque([first], MAX_TOLD_DECISIONS)
+        self._history = deque(history, MAX_TOLD_DECISIONS)
         self._accepted: tuple[Ballot, Decision] | None = None
         self._work: _Work | None = None
         self._seen = _NOTHING  # the latest proposal that was looked at
@@ -153,9 +155,16 @@ class GroupMachine:
         return self._lead is not None
 
     @property
-    def history(self) -> tuple[Decision, ...]:
-        """The last decisions, the latest last."""
-        return tuple(self._history)
+    def last(self) -> Decision:
+        """The last decision."""
+        return self._history[-1]
+
+    def told_to_joiner(self) -> tuple[bytes, ...]:
+        """The last decisions, encoded: as many as one message holds, the last of all among them."""
+        told = [decision.encode() for decision in self._history]
+        while len(told) > 1 and sum(map(len, told)) > _MAX_TOLD_BYTES:
+            del told[0]
+        return tuple(told)
 
     def drain(self) -> list[Action]:
         """What is to be done, in order; each is given once."""
@@ -279,9 +288,9 @@ class GroupMachine:
         if self.removed is not None or sender == self.me.peer:
             return
         self._gone.discard(sender)
-        is_member = any(member.peer == sender for member in self.members)
-        if isinstance(message, Lead) and is_member:
-            self._follow(sender, message, now)
+        if isinstance(message, Lead):
+            if self._is_introduced(sender, message.decisions):
+                self._follow(sender, message, now)
         elif isinstance(message, Status):
             self._hear_status(sender, message, now)
         elif isinstance(message, Candidate):
@@ -343,14 +352,25 @@ class GroupMachine:
         if not self._learn_all(message.decisions):
             return
         if message.index > self.index:
-            if message.decisions:
+            if message.decisions and Decision.decode(message.decisions[0]).index > self.index + 1:
                 missing = message.index - self.index
                 self._remove(f"{missing} decisions were made without this member")
             else:
-                self._send(sender, self.status())  # its leader thinks that it has them
+                self._send(
+                    sender, self.status()
+                )  # there are more of them, or its leader thinks that it has them
             return
         if message.proposal and message.index == self.index:
             self._look_at(Proposal.decode(message.proposal), now)
+
+    def _is_introduced(self, sender: str, decisions: tuple[bytes, ...]) -> bool:
+        """Whether a peer is a member, as far as this one knows or by what it tells that comes next."""
+        if any(member.peer == sender for member in self.members):
+            return True
+        if not decisions:
+            return False
+        first, last = Decision.decode(decisions[0]), Decision.decode(decisions[-1])
+        return first.index <= self.index + 1 <= last.index and sender in last.peers
 
     def _learn_all(self, decisions: tuple[bytes, ...]) -> bool:
         """Take over decisions; False when this member is none after them."""
@@ -511,7 +531,16 @@ class GroupMachine:
         )
 
     def _decisions_after(self, index: int) -> tuple[bytes, ...]:
-        return tuple(decision.encode() for decision in self._history if decision.index > index)
+        """Encoded decisions, the first of those that are kept and as many as one message holds."""
+        told: list[bytes] = []
+        room = _MAX_TOLD_BYTES
+        for decision in self._history:
+            if decision.index > index:
+                told.append(decision.encode())
+                room -= len(told[-1])
+                if room < 0 and len(told) > 1:
+                    return tuple(told[:-1])
+        return tuple(told)
 
     def _hear_leave(self, sender: str, message: Leave, now: float) -> None:
         member = Member(sender, message.incarnation)
@@ -558,12 +587,17 @@ class GroupMachine:
         self._may_lead(now)
 
     def _ask_for_promises(self, candidacy: _Candidacy) -> None:
+        asked = Candidate(self.me.incarnation, candidacy.term, self.index, self._decisions_after(0))
         for member in self.members:
             if member != self.me and member.peer not in candidacy.promises:
-                self._send(member.peer, Candidate(self.me.incarnation, candidacy.term, self.index))
+                self._send(member.peer, asked)
 
     def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
         self._greatest_term = max(self._greatest_term, message.term)
+        if self._is_introduced(sender, message.decisions) and not self._learn_all(
+            message.decisions
+        ):
+            return
         hears_leader = (
             self.leader not in (None, sender)
             and self.leader not in self._gone
@@ -609,7 +643,8 @@ class GroupMachine:
         if not self._learn_all(message.decisions):
             return
         if message.refuses:
-            if message.index > self.index:
+            first = Decision.decode(message.decisions[0]).index if message.decisions else 0
+            if first > self.index + 1:
                 missing = message.index - self.index
                 self._remove(f"{missing} decisions were made without this member")
             return
