@@ -179,7 +179,8 @@ class Gathering:
                 chunk, stop - start, self._plan, self._codec, self._aggregator
             )
         rows.put(Row(member, data, request_id))
-        self.unanswered[peer_id] += 1
+        if request_id:
+            self.unanswered[peer_id] += 1
         return rows
 
     def close(self, chunk: int) -> None:
