@@ -54,9 +54,10 @@ async def _run(
     task_status: trio.TaskStatus[Peer],
 ) -> None:
     with trio.CancelScope() as scope:
-        async with network.open_host() as host, open_group(
-            host, LAYOUT, join=join, settings=chosen
-        ) as group:
+        async with (
+            network.open_host() as host,
+            open_group(host, LAYOUT, join=join, settings=chosen) as group,
+        ):
             task_status.started(Peer(host, group, scope))
             await trio.sleep_forever()
 

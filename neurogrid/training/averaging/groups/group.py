@@ -144,8 +144,6 @@ class Group:
         self._failure: GroupError | None = None
         self._is_busy = False
         exchange.on_message(TrainingMessage.JOIN, self._take_join)
-        for code in KINDS:
-            exchange.on_message(code, self._take)
         exchange.on_peer_lost(self._lose)
 
     # What its owner sees
@@ -302,7 +300,8 @@ class Group:
     def _is_of_group(self, peer_id: str) -> bool:
         return any(member.peer == peer_id for member in self._machine.members)
 
-    def _take(self, message: TensorMessage) -> None:
+    def take(self, message: TensorMessage) -> None:
+        """A message of the group's protocol has come."""
         assert isinstance(message.msg_type, TrainingMessage)
         assert message.from_peer is not None
         payload = KINDS[message.msg_type].decode(message.data)
@@ -314,6 +313,13 @@ class Group:
             logger.info("lost %s: %s", peer_id, reason)
             self._machine.peer_lost(peer_id, trio.current_time())
             self._act()
+
+    async def meet(self, peer_id: str) -> None:
+        """Connect to a member, if it can be dialled: it may not know where this one is."""
+        try:
+            await self._messenger.reach(peer_id)
+        except NeuroGridError as exc:
+            logger.info("%s cannot be reached yet: %s", peer_id, exc)
 
     async def run(self) -> None:
         """Tell the machine the time, and deliver what is decided, until the nursery ends."""
@@ -358,7 +364,7 @@ class Group:
 
         async def reach(peer_id: str) -> None:
             try:
-                await self._messenger.reach(peer_id)
+                await self._messenger.reach(peer_id, patience=self.settings.grace / 2)
             except NeuroGridError as exc:
                 lost[peer_id] = str(exc)
 
@@ -580,6 +586,14 @@ async def open_group(
         ConfigurationError: the settings name a codec or an aggregator that there is not.
     """
     exchange = Exchange(host, training_table())
+    group: Group | None = None
+
+    def take(message: TensorMessage) -> None:
+        if group is not None:  # else it will be told again
+            group.take(message)
+
+    for code in KINDS:
+        exchange.on_message(code, take)
     incarnation = _draw()
     me = Member(host.peer_id, incarnation)
     if bandwidth is None:
@@ -623,6 +637,9 @@ async def open_group(
                     messenger.note_addresses(peer_id, (address,))
             group = Group(exchange, nursery, machine, messenger, layout)
             nursery.start_soon(group.run)
+            for peer_id in dict(places):
+                if peer_id != me.peer:
+                    nursery.start_soon(group.meet, peer_id)
             try:
                 yield group
             finally:

@@ -594,10 +594,12 @@ class GroupMachine:
 
     def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
         self._greatest_term = max(self._greatest_term, message.term)
-        if self._is_introduced(sender, message.decisions) and not self._learn_all(
-            message.decisions
-        ):
-            return
+        if self._is_introduced(sender, message.decisions):
+            before = self.index
+            if not self._learn_all(message.decisions):
+                return
+            if self.index > before and self._lead is not None:
+                self._step_down(now)  # another has led since, and decided
         hears_leader = (
             self.leader not in (None, sender)
             and self.leader not in self._gone
