@@ -642,9 +642,14 @@ async def open_group(
                     nursery.start_soon(group.meet, peer_id)
             try:
                 yield group
+            except trio.Cancelled:
+                raise  # the host ends, too: peers see that without a word
+            except BaseException:
+                await group.leave()
+                raise
+            else:
+                await group.leave()
             finally:
-                with trio.CancelScope(shield=True):
-                    await group.leave()
                 nursery.cancel_scope.cancel()
 
 

@@ -291,6 +291,8 @@ class GroupMachine:
         if isinstance(message, Lead):
             if self._is_introduced(sender, message.decisions):
                 self._follow(sender, message, now)
+            elif message.index <= self.index:
+                self._send(sender, self.status())  # it leaves when it knows that others know
         elif isinstance(message, Status):
             self._hear_status(sender, message, now)
         elif isinstance(message, Candidate):
@@ -391,6 +393,8 @@ class GroupMachine:
             self._weight = None
         self._actions.append(Decided(decision, has_contributed))
         if self.me in self.members:
+            if self.leader not in decision.peers:
+                self.leader = None  # it has left
             return
         if self._lead is not None and self._is_leaving:
             self._is_gone = (
