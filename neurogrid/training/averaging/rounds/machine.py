@@ -460,6 +460,9 @@ class GroupMachine:
         self._greatest_term = max(self._greatest_term, status.term)
         if self._lead is None:
             return
+        if self._is_gone and status.index >= self.index:
+            self._remove("it has left")
+            return
         if status.term > self.term:
             # Most have promised another to follow it; it will be heard.
             self._step_down(now)
@@ -468,8 +471,6 @@ class GroupMachine:
             self._lead.hears(sender, status, now)
             if status.index < self.index:
                 self._tell_member(sender)
-            if self._is_gone and status.index == self.index:
-                self._remove("it has left")
             self._step(now)
         else:
             self._tell_stranger(sender, status)
