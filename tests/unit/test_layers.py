@@ -165,6 +165,13 @@ HOUSE = (
     service("inference", BELOW_INFERENCE),
     service("assembly", BELOW_INFERENCE | {"neurogrid.inference"}),
     # Beside serving: neither imports the other.
+    # Knows neither peers nor time: averaging is handed to it.
+    Room(
+        "neurogrid.training.optimizers",
+        frozenset({"neurogrid.errors"}),
+        frozenset({"torch", "transformers", "numpy"}),
+        COMMAND_LINE,
+    ),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
     training(".averaging.codecs", frozenset({"torch", "numpy"})),
