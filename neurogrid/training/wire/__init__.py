@@ -3,6 +3,8 @@
 from neurogrid.training.wire.group import (
     DIGEST_BYTES,
     MAX_GROUP_MEMBERS,
+    MAX_NOTE_BYTES,
+    MAX_STATE_VECTORS,
     MAX_TOLD_DECISIONS,
     Ballot,
     Candidate,
@@ -15,6 +17,7 @@ from neurogrid.training.wire.group import (
     Plan,
     Promise,
     Proposal,
+    StateInfo,
     Status,
 )
 from neurogrid.training.wire.settings import GroupSettings
@@ -32,6 +35,8 @@ __all__ = [
     "DIGEST_BYTES",
     "MAX_CHUNK_BYTES",
     "MAX_GROUP_MEMBERS",
+    "MAX_NOTE_BYTES",
+    "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",
     "PROTOCOL_TRAINING",
     "Ballot",
@@ -46,6 +51,7 @@ __all__ = [
     "Plan",
     "Promise",
     "Proposal",
+    "StateInfo",
     "Status",
     "TrainingLimits",
     "TrainingMessage",
