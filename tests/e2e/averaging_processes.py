@@ -185,10 +185,12 @@ class Crowd:
         self.settle()
 
     def settle(self, after: float = 0.0) -> None:
-        """Wait for a round that all contribute to."""
+        """Wait for a round that all contribute to, and until those that are lost are no members any more."""
         everybody = {member.peer_id for member in self.members}
         for member in self.members:
-            member.outcome_after(after, lambda o: set(o["contributors"]) == everybody)
+            member.outcome_after(
+                after, lambda o: set(o["contributors"]) == everybody == set(o["members"])
+            )
 
     @property
     def leader(self) -> AveragingPeer:
@@ -212,7 +214,7 @@ class Crowd:
             outcomes = peer.outcomes
             before = self._num_checked.get(peer.number, 0)
             self._num_checked[peer.number] = len(outcomes)
-            for last, outcome in zip([None, *outcomes][before:], outcomes[before:], strict=True):
+            for last, outcome in zip([None, *outcomes][before:], outcomes[before:], strict=False):
                 self._check_outcome(peer, last, outcome, numbers)
             for waited in (*outcomes[before:], *peer.all_said("error")):
                 assert waited["seconds"] < self._timeout + SLACK, (peer.number, waited)

@@ -33,9 +33,9 @@ def kill_one(members: Crowd, random: Random, *, the_leader: bool) -> float:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_rest_agree_whoever_is_killed(tmp_path: Path, seed: int) -> None:
-    """With a grace that nobody waits for: whoever is killed is known to be gone."""
+    """Those that are killed are known to be gone at once."""
     random = Random(seed)
-    with crowd(tmp_path, "--grace", "10") as members:
+    with crowd(tmp_path, "--grace", str(GRACE)) as members:
         members.assemble(NUM_MEMBERS)
         for the_leader in (True, False):
             kill_one(members, random, the_leader=the_leader)

@@ -145,7 +145,8 @@ def parse() -> argparse.Namespace:
 if __name__ == "__main__":
     chosen = parse()
     logging.basicConfig(
-        format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S", level=chosen.log
+        format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S", level="WARNING"
     )
+    logging.getLogger("neurogrid").setLevel(chosen.log)
     torch.set_num_threads(1)
     trio.run(main, chosen)
