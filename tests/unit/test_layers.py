@@ -181,7 +181,10 @@ HOUSE = (
     training(".averaging.reductions", frozenset({"trio", "torch", "blake3"})),
     # Pure: no clock, no socket, no torch.
     training(".averaging.rounds", frozenset()),
+    training(".averaging.groups", frozenset({"trio", "torch", "blake3"})),
     training(".averaging"),
+    # A loop of one's own: groups, optimisers and a model in one.
+    training(".loops", frozenset({"trio", "torch"})),
     training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(
