@@ -185,6 +185,7 @@ HOUSE = (
     training(".averaging"),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
+    training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
     training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(
