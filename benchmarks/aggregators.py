@@ -101,8 +101,8 @@ def main() -> None:
     num_parameters = sum(math.prod(shape) for shape in SHAPES.values())
     write_report(
         "aggregators",
-        f"Losses (nats a byte, unseen text) after {options.steps} steps of SGD at {RATE:g} (signs: {RATE_OF_SIGNS:g}) of a "
-        f"model with {num_parameters:,} parameters that guesses the byte after {CONTEXT}, batches of {BATCH} a member; "
+        f"Losses (nats a byte, unseen text) after {options.steps} steps of SGD at {RATE:g} (signs: {RATE_OF_SIGNS:g}), "
+        f"a model of {num_parameters:,} parameters that guesses the byte after {CONTEXT}, batches of {BATCH} a member; "
         f"mean of {options.seeds} seeds. {UNIFORM:.2f} is to know nothing; `-` is worse than that, or not finite. "
         "`minus 10` is the sign flipped and ten times as large; `random, 10 x` noise of ten times the gradient's norm; "
         "`all alike` minus the mean of the honest, from each attacker; `small drift` the mean of the honest and one "
