@@ -85,12 +85,18 @@ class TransferReports:
 
 
 class RemoteWorker(ABC):
-    """One connected worker. Its methods raise TransportError or PeerRefusedError."""
+    """One connected worker. Its methods raise TransportError or PeerRefusedError.
+
+    Attributes:
+        same_bits: whether a token gets the same bits in the layers that it was given last, whatever it is computed
+            with; False also where it does not say.
+    """
 
     def __init__(self, protocol: Exchange, peer_id: str, timeouts: Timeouts) -> None:
         self.protocol = protocol
         self.peer_id = peer_id
         self.timeouts = timeouts
+        self.same_bits = False
 
     @property
     @abstractmethod

@@ -233,6 +233,12 @@ class TransferService(TransferPolicy):
             return
         assignment.is_announced = True
         assert state.coordinator is not None
+        assert state.model is not None
+        ready = Ready(
+            assignment.start,
+            assignment.stop,
+            state.model.has_same_bits(assignment.start, assignment.stop),
+        )
         logger.log(
             state.settings.says_at,
             "layers %d to %d are ready",
@@ -243,7 +249,7 @@ class TransferService(TransferPolicy):
             TensorMessage(
                 msg_type=MessageType.READY,
                 request_id=assignment.request_id,
-                data=Ready(assignment.start, assignment.stop).encode(),
+                data=ready.encode(),
             ),
         )
 

@@ -23,6 +23,7 @@ from neurogrid.p2p.wire import (
     ConfigAck,
     MessageType,
     ModelConfig,
+    Ready,
     TensorMessage,
     config_fingerprint,
     serialize_config,
@@ -60,6 +61,7 @@ class DeliveryV11(RemoteWorker):
     async def place(self, placement: Placement, reports: TransferReports) -> None:
         stage, spread = placement.stage, placement.spread
         layers = set(range(stage.start, stage.stop))
+        self.same_bits = False
         assign = TensorMessage(
             msg_type=MessageType.ASSIGN,
             request_id=new_request_id(),
@@ -88,7 +90,8 @@ class DeliveryV11(RemoteWorker):
             except BaseException:  # also where another worker failed, and this is cancelled
                 spread.lost(self.peer_id)
                 raise
-            await ready.wait(timeout=self.timeouts.layer)
+            answer = await ready.wait(timeout=self.timeouts.layer)
+            self.same_bits = Ready.decode(answer.data).same_bits
 
     async def _bring(
         self, wanted: set[int], held: Set[int], placement: Placement, reports: TransferReports

@@ -143,7 +143,8 @@ class LoadedModel(ModelSource):
 
     @property
     def replays(self) -> bool:
-        """Whether sums depend on the shapes of the calls so much that lost caches need the same calls again."""
+        """Whether sums depend on the shapes of the calls so much that lost caches need the same calls again, on workers
+        that do not say otherwise (`Selection.has_same_bits`)."""
         return self.dtype is not torch.float32
 
     def size(self, *, num_sessions: int, ends_seconds: float = 0.0) -> ModelSize:
