@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -124,6 +124,22 @@ class LoadedModel(ModelSource):
             max_seq_len=max_seq_len,
             eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
         )
+
+    def with_quantization(self, method: str | None) -> LoadedModel:
+        """The same with its layers in another form. Blocks for a while.
+
+        Args:
+            method: a key of `METHODS`; None for as they are.
+
+        Raises:
+            ConfigurationError: they are codes already.
+            ModelError: they cannot have that form.
+        """
+        quantization = self.checkpoint.quantization(method, self.ends)
+        if quantization is not None:
+            check_experts(self.config, quantization)
+        costs = layer_cost(self.config, self.dtype, quantization)
+        return replace(self, quantization=quantization, costs=costs)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
