@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
+from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.node.roles import require_role
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import (
@@ -232,6 +233,9 @@ class TransferService(TransferPolicy):
         if assignment.is_announced:
             return
         assignment.is_announced = True
+        await state.run_torch(give_back_memory)
+        if assignment is not state.assignment:
+            return
         assert state.coordinator is not None
         assert state.model is not None
         ready = Ready(

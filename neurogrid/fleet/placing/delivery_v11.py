@@ -6,6 +6,7 @@ Source: protocol_spec/sessions.md, protocol_spec/transfers.md.
 from __future__ import annotations
 
 from collections.abc import Set
+from contextlib import nullcontext
 
 import trio
 
@@ -121,19 +122,22 @@ class DeliveryV11(RemoteWorker):
                 tell = reports.passed_on if sources else reports.held
                 tell(blob.num_bytes - missing_bytes)
 
-        reports.begun()
-        await send_blob(
-            self.protocol,
-            self.peer_id,
-            blob,
-            layer_id=layer_id,
-            sources=sources,
-            accept_timeout=self.timeouts.layer + bool(sources) * blob.num_bytes / SLOWEST_RATE,
-            stall_timeout=self.timeouts.stall,
-            ack_timeout=self.timeouts.layer,
-            on_accept=on_accept,
-            on_sent=reports.sent,
-        )
+        async with placement.making if blob.is_made else nullcontext():
+            reports.begun()
+            with blob.held():
+                await send_blob(
+                    self.protocol,
+                    self.peer_id,
+                    blob,
+                    layer_id=layer_id,
+                    sources=sources,
+                    accept_timeout=self.timeouts.layer
+                    + bool(sources) * blob.num_bytes / SLOWEST_RATE,
+                    stall_timeout=self.timeouts.stall,
+                    ack_timeout=self.timeouts.layer,
+                    on_accept=on_accept,
+                    on_sent=reports.sent,
+                )
 
     async def _request(
         self, msg_type: MessageType, data: bytes, answer: MessageType, *, timeout: float

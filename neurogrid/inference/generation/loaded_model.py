@@ -27,6 +27,7 @@ from neurogrid.model.proof.proof import OWN_SECONDS, Proving
 from neurogrid.model.source import ModelSource
 from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
 from neurogrid.model.stages.stage import Ends
+from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
 from neurogrid.planner import LayerSize, ModelSize
 
@@ -95,13 +96,14 @@ class LoadedModel(ModelSource):
         traits, compute_dtype = proof.traits, proof.dtype
         config = build_config(checkpoint.config)
         ends = Ends(config, dtype=compute_dtype, device=torch.device("cpu"))
-        ends.load(checkpoint.end_tensors())
+        ends.load(checkpoint.end_tensors(compute_dtype))
         ends.speed_up()
         quantization = checkpoint.quantization(quantize, ends)
         costs = proof.costs
         if quantization is not None:
             check_experts(config, quantization)
             costs = layer_cost(config, compute_dtype, quantization)
+        give_back_memory()
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)
         whole = MAX_WHOLE_BYTES // (ends.hidden_size * compute_dtype.itemsize)
