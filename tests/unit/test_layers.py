@@ -137,6 +137,7 @@ HOUSE = (
     transport(""),
     transport(".blocking"),
     model(".confined"),
+    model(".unused_memory"),
     model(".kernels"),
     model(".files"),
     model(".caches"),
