@@ -168,6 +168,9 @@ HOUSE = (
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
     training(".averaging"),
+    training(".distributed.posts", frozenset()),
+    training(".distributed.chunks", frozenset()),
+    training(".distributed"),
     training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(

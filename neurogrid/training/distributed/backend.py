@@ -1,0 +1,67 @@
+"""What torch knows of the backend: its name, and how a process group is made. Imports no more of ours until then."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from neurogrid.training.distributed.node import NodeThread
+    from neurogrid.training.distributed.process_group import NeuroGridProcessGroup
+
+__all__ = ["BACKEND", "LISTEN_VARIABLE", "register_backend"]
+
+BACKEND: Final = "neurogrid"
+LISTEN_VARIABLE: Final = "NEUROGRID_LISTEN"
+"""Multiaddrs to listen on, separated by commas; a free port of every interface by default."""
+
+LISTEN: Final = "/ip4/0.0.0.0/tcp/0"
+
+_thread: NodeThread | None = None
+
+
+def register_backend() -> None:
+    """Tell torch of the backend. Again: nothing happens."""
+    if BACKEND in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu"])
+
+
+def node_thread() -> NodeThread:
+    """The node of this process; opened if there is none, with peers admitted once a group names them."""
+    from neurogrid.p2p.hosts.identity import Identity
+    from neurogrid.p2p.trust import AllowList
+    from neurogrid.training.distributed.node import NodeThread
+
+    global _thread
+    if _thread is None or not _thread.is_here or not _thread.is_open:
+        listen = os.environ.get(LISTEN_VARIABLE, LISTEN).split(",")
+        _thread = NodeThread(listen, Identity.generate(), AllowList({}))
+    return _thread
+
+
+def _make_group(options: Any, backend_options: object) -> NeuroGridProcessGroup:
+    """Make a process group; called by torch on each of its ranks, with the same store."""
+    from neurogrid.training.distributed.meeting import meet
+    from neurogrid.training.distributed.process_group import NeuroGridProcessGroup
+
+    thread = node_thread()
+    thread.hold()
+    timeout = options.timeout.total_seconds()
+    size = options.group_size
+    try:
+        group = meet(
+            thread,
+            options.store,
+            options.group_rank,
+            size,
+            timeout=timeout,
+            name=f"process group {options.group_id}",
+            global_ranks=options.global_ranks_in_group or range(size),
+        )
+    except BaseException:
+        thread.release()
+        raise
+    return NeuroGridProcessGroup(thread, group, timeout)
