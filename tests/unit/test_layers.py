@@ -167,6 +167,13 @@ HOUSE = (
     # Beside serving: neither imports the other.
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
+    training(".averaging.codecs", frozenset({"torch", "numpy"})),
+    training(".averaging.aggregators", frozenset({"torch", "numpy"})),
+    training(".averaging.parts", frozenset({"torch", "numpy"})),
+    # Carries a plan out, whoever made it.
+    training(".averaging.reductions", frozenset({"trio", "torch", "blake3"})),
+    # Pure: no clock, no socket, no torch.
+    training(".averaging.rounds", frozenset()),
     training(".averaging"),
     training(".distributed.posts", frozenset()),
     training(".distributed.chunks", frozenset()),

@@ -1,0 +1,489 @@
+"""One reduction under way at one peer: it hands chunks to their reducers, and aggregates those that are its own.
+
+A chunk is a request to its reducer, and the aggregate its answer. Everything is counted by the peer that it is waited
+for from, so that who is missing can be told at any moment, and the loss of a peer ends the reduction at once if
+anything was still to come from it.
+
+Strategy: a few chunks are under way to each reducer, in order; rows are added in the order of the plan's members as
+they come, so no row is kept longer than the slowest member before it takes. The codec f32 costs less than the way to
+a thread and back: it is dealt with where it stands, and its bytes are the tensor's own.
+
+Source: protocol_spec/training/reductions.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import torch
+import trio
+from torch import Tensor
+
+from neurogrid.errors import (
+    LocalProtocolError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    TooLargeForPeerError,
+    TransportError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.streams.message_forms import refusal, sender_of
+from neurogrid.p2p.wire import Data, ErrorCode, TensorMessage
+from neurogrid.training.averaging.plan import ReductionPlan, Way
+from neurogrid.training.averaging.reductions.errors import MembersLostError
+from neurogrid.training.averaging.reductions.forms import Aggregator, Codec
+from neurogrid.training.averaging.reductions.gathering import MAX_WINDOW, ChunkRows, Gathering, Row
+from neurogrid.training.averaging.reductions.result import (
+    PLAIN,
+    Result,
+    ResultBuilder,
+    is_in_range,
+)
+from neurogrid.training.wire.types import MAX_CHUNK_BYTES, TrainingMessage
+
+__all__ = ["ENDED", "GIVE_UP_GRACE", "Reduction", "ended"]
+
+ENDED = ErrorCode.SESSION_UNKNOWN
+"""The code of an Error that says that a reduction is over, not that anything was wrong with what was sent."""
+
+GIVE_UP_GRACE = 1.0
+"""Seconds from when a peer has given up until this one does: it may notice by itself who is lost."""
+
+# Bytes of chunks that are under way to one reducer: what a fast network takes while an answer is computed.
+WINDOW_BYTES = 8 * 1024 * 1024
+# Threads that decode and add at once.
+NUM_THREADS = 2
+
+# What goes wrong with a peer, as opposed to with this program.
+_OF_THE_PEER = (PeerRefusedError, TransportError, RemoteProtocolError, TooLargeForPeerError)
+
+
+def ended(reason: str) -> RequestRefusedError:
+    """The refusal of a chunk whose reduction is over."""
+    return RequestRefusedError(reason, code=ENDED, is_expected=True)
+
+
+class Reduction:
+    """One reduction. `run` carries it out, once; `take` and `lose` are told what happens.
+
+    Args:
+        exchange: of the training protocol.
+        plan: what is to be done.
+        values: float32 [num_elements], contiguous, on the CPU; None where this peer is no member.
+        codec, result_codec, aggregator: those that the plan names.
+        on_waiting: called with the peers that are waited for, whenever they change.
+
+    Raises:
+        LocalProtocolError: this peer has no place in the plan, or the values are not what it says.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        plan: ReductionPlan,
+        values: Tensor | None,
+        *,
+        codec: Codec,
+        result_codec: Codec,
+        aggregator: Aggregator,
+        on_waiting: Callable[[frozenset[str]], None] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._own = exchange.host.peer_id
+        self._plan = plan
+        self._codec = codec
+        self._result_codec = result_codec
+        self._is_member = self._own in plan.members
+        self._values = self._checked(values)
+        self._is_butterfly = plan.way is Way.BUTTERFLY
+        self._gathering = Gathering(plan, self._own_chunks(), codec, aggregator)
+        if not self._is_member and not self._gathering.chunks:
+            raise LocalProtocolError("this peer is neither member nor reducer of the plan")
+        self._has_all = self._is_member or len(self._gathering.chunks) == plan.num_chunks
+        self._builder = ResultBuilder(
+            num_elements=plan.num_elements,
+            chunk_elements=plan.chunk_elements,
+            codec_name=plan.result_codec,
+            codec=result_codec,
+        )
+        self._on_waiting = on_waiting
+        self._told: frozenset[str] = frozenset()
+        self._awaited: Counter[str] = Counter()  # rows and answers that are to come, by peer
+        self._untaken: Counter[str] = Counter()  # answers that are to go, by member
+        self._requests: dict[
+            tuple[str, int], int
+        ] = {}  # unanswered: member and chunk to request id
+        self._lost: dict[str, str] = {}
+        self._gave_up: dict[str, str] = {}
+        self._gone: set[str] = set()  # peers that are lost, and nothing is to come from
+        self._is_over = False
+        self._changed = trio.Event()
+        self._scope = trio.CancelScope()
+        self._ready, self._next_ready = trio.open_memory_channel[ChunkRows](math.inf)
+        self._answers = {
+            peer_id: trio.open_memory_channel[TensorMessage](math.inf)
+            for peer_id in plan.members
+            if peer_id != self._own and self._gathering.chunks
+        }
+        self._own_done: dict[int, trio.Event] = {}
+        self._await_all()
+
+    def _own_chunks(self) -> range:
+        """The chunks that are aggregated here."""
+        if self._is_butterfly:
+            return self._plan.chunks_of(self._own)
+        return range(self._plan.num_chunks if self._is_member else 0)
+
+    def _checked(self, values: Tensor | None) -> Tensor | None:
+        plan = self._plan
+        if (values is not None) != self._is_member:
+            wanted = "has values" if self._is_member else "is no member, and has no values"
+            raise LocalProtocolError(f"this peer {wanted} by the plan")
+        if values is not None and (
+            values.dtype != torch.float32
+            or values.shape != (plan.num_elements,)
+            or values.device.type != "cpu"
+            or not values.is_contiguous()
+        ):
+            raise LocalProtocolError(
+                f"the values are {values.dtype} {tuple(values.shape)} on {values.device}, and not "
+                f"contiguous float32 [{plan.num_elements}] on the CPU"
+            )
+        for codec in (self._codec, self._result_codec):
+            num_bytes = codec.num_bytes(min(plan.chunk_elements, plan.num_elements))
+            if num_bytes > MAX_CHUNK_BYTES:
+                raise LocalProtocolError(f"a chunk is {num_bytes} B, above {MAX_CHUNK_BYTES}")
+        return values.detach() if values is not None else None
+
+    # Who is waited for
+
+    @property
+    def waiting_for(self) -> frozenset[str]:
+        """The peers that something is still to come from, or to go to."""
+        waited = {peer for peer, count in (self._awaited + self._untaken).items() if count}
+        return frozenset(waited - {self._own})
+
+    def _await_all(self) -> None:
+        plan = self._plan
+        # From the others their rows, from oneself the aggregates.
+        for peer in {*plan.members, self._own}:
+            self._awaited[peer] += len(self._gathering.chunks)
+        if self._is_member:
+            for peers, chunks in self._ways():
+                for peer in peers:
+                    if peer != self._own:
+                        self._awaited[peer] += len(chunks)
+        self._awaited = +self._awaited
+
+    def _ways(self) -> list[tuple[tuple[str, ...], range]]:
+        """What goes where: peers, and the chunks that each of them gets."""
+        plan = self._plan
+        if not self._is_butterfly:
+            return [(plan.members, range(plan.num_chunks))]
+        return [((reducer,), plan.chunks_of(reducer)) for reducer in plan.reducers]
+
+    def _came(self, peer_id: str, counter: Counter[str]) -> None:
+        counter[peer_id] -= 1
+        if not counter[peer_id]:
+            del counter[peer_id]
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+        waiting = self.waiting_for
+        if self._on_waiting is not None and waiting != self._told:
+            self._told = waiting
+            self._on_waiting(waiting)
+
+    # What happens
+
+    def take(self, message: TensorMessage) -> None:
+        """Take a chunk of a peer, or refuse it.
+
+        Raises:
+            RequestRefusedError: with the reason; if its sender is a member, that ends the reduction.
+        """
+        peer_id, chunk = sender_of(message), message.layer_id
+        if self._is_over:
+            raise ended(f"reduction {self._plan.reduction:016x} is over")
+        try:
+            rows = self._gathering.put(peer_id, chunk, message.data, message.request_id)
+        except RequestRefusedError as error:
+            if self._gathering.is_member(peer_id):
+                self._fail(peer_id, f"it sent what is wrong: {error}")
+            raise
+        self._requests[peer_id, chunk] = message.request_id
+        self._note_ready(rows)
+
+    def lose(self, peer_id: str, reason: str) -> None:
+        """A stream of a peer broke, or its connection ended."""
+        if self._awaited[peer_id]:
+            self._fail(peer_id, reason)
+        elif self._untaken[peer_id]:
+            self._forget_answers(peer_id)
+
+    def _fail(self, peer_id: str, reason: str) -> None:
+        if not self._is_over:
+            self._lost.setdefault(peer_id, reason)
+            self._scope.cancel()
+
+    def _note_refusal(self, peer_id: str, error: PeerRefusedError) -> None:
+        if error.code != ENDED:
+            self._fail(peer_id, f"it refused: {error.text}")
+            return
+        self._gave_up.setdefault(peer_id, error.text)
+        grace = trio.current_time() + GIVE_UP_GRACE
+        self._scope.deadline = min(self._scope.deadline, grace)
+
+    async def run(self, timeout: float) -> Result | None:
+        """Carry the reduction out, in `timeout` seconds.
+
+        Returns:
+            The result; None for a reducer that is no member and has only a part of it.
+
+        Raises:
+            MembersLostError: a peer was lost that something was still to come from, or was silent to the end.
+
+        Whatever the end, peers that wait for something here are told that it is over. A chunk whose sending has begun
+        goes out whole, also after cancellation.
+        """
+        deadline = trio.current_time() + timeout
+        self._scope.deadline = deadline
+        try:
+            with unwrap_errors(), self._scope:
+                async with trio.open_nursery() as nursery:
+                    self._start(nursery, timeout)
+                    self._note_change()
+                    while self._awaited or self._untaken:
+                        await self._changed.wait()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._is_over = True
+            self._refuse_rest()
+        if self._lost or self._awaited:
+            raise self._error(timeout)
+        return self._builder.finish() if self._has_all else None
+
+    def _error(self, timeout: float) -> MembersLostError:
+        lost = self._lost
+        if not lost and not self._gave_up:
+            reason = f"silent for {timeout:g} s"
+            lost = dict.fromkeys(sorted(self._awaited.keys() - {self._own}), reason)
+        return MembersLostError(lost, self._gave_up)
+
+    def _start(self, nursery: trio.Nursery, timeout: float) -> None:
+        num_adding = 1 if self._plan.codec == PLAIN else NUM_THREADS
+        for _ in range(num_adding):
+            nursery.start_soon(self._add_rows)
+        for member, (_, answers) in self._answers.items():
+            nursery.start_soon(self._send_answers, member, answers)
+        if self._values is not None:
+            for peers, chunks in self._ways():
+                left = iter(chunks)
+                for _ in range(min(self._window, len(chunks))):
+                    nursery.start_soon(self._hand_over, peers, left, timeout)
+
+    @property
+    def _window(self) -> int:
+        """Chunks under way to one reducer."""
+        chunk_bytes = self._codec.num_bytes(self._plan.chunk_elements)
+        return max(2, min(MAX_WINDOW, WINDOW_BYTES // max(1, chunk_bytes)))
+
+    # A member: chunks to their reducers
+
+    async def _hand_over(self, peers: tuple[str, ...], left: Iterator[int], timeout: float) -> None:
+        for chunk in left:
+            data = await self._encoded(chunk)
+            if len(peers) == 1:
+                await self._hand(peers[0], chunk, data, timeout)
+                continue
+            async with trio.open_nursery() as nursery:
+                for peer_id in peers:
+                    nursery.start_soon(self._hand, peer_id, chunk, data, timeout)
+
+    async def _encoded(self, chunk: int) -> Data:
+        assert self._values is not None
+        start, stop = self._plan.chunk_span(chunk)
+        values = self._values[start:stop]
+        if self._plan.codec == PLAIN:
+            return self._codec.encode(values)
+        return await trio.to_thread.run_sync(self._codec.encode, values)
+
+    async def _hand(self, peer_id: str, chunk: int, data: Data, timeout: float) -> None:
+        if peer_id == self._own:
+            await self._keep_own(chunk, data)
+            return
+        request = TensorMessage(
+            TrainingMessage.CHUNK, chunk, self._plan.reduction, new_request_id(), data
+        )
+        try:
+            answer = await self._exchange.request(
+                peer_id, request, TrainingMessage.MEAN, timeout=timeout
+            )
+            await self._take_answer(peer_id, chunk, answer)
+        except PeerRefusedError as error:
+            if error.code == ErrorCode.NOT_FINITE and not self._is_right(chunk, data):
+                self._fail(self._own, f"chunk {chunk} of its own values is not finite")
+            else:
+                self._note_refusal(peer_id, error)
+        except _OF_THE_PEER as error:
+            self._fail(peer_id, str(error))
+        else:
+            self._came(peer_id, self._awaited)
+
+    def _is_right(self, chunk: int, data: Data) -> bool:
+        start, stop = self._plan.chunk_span(chunk)
+        return is_in_range(self._codec.decode(data, stop - start))
+
+    async def _keep_own(self, chunk: int, data: Data) -> None:
+        """Have one's own row added here, as everybody's is."""
+        done = self._own_done[chunk] = trio.Event()
+        self._note_ready(self._gathering.put(self._own, chunk, data, 0))
+        await done.wait()
+
+    async def _take_answer(self, peer_id: str, chunk: int, answer: TensorMessage) -> None:
+        """Check the answer to a chunk, and keep the aggregate.
+
+        Raises:
+            RemoteProtocolError: it is not what it must be.
+        """
+        if (answer.layer_id, answer.seq_id) != (chunk, self._plan.reduction):
+            raise RemoteProtocolError(f"the answer to chunk {chunk} is that to {answer.layer_id}")
+        start, stop = self._plan.chunk_span(chunk)
+        expected = self._result_codec.num_bytes(stop - start) if self._is_butterfly else 0
+        if len(answer.data) != expected:
+            raise RemoteProtocolError(
+                f"the answer to chunk {chunk} has {len(answer.data)} B instead of {expected}"
+            )
+        if self._is_butterfly and not await self._set_chunk(chunk, answer.data):
+            raise RemoteProtocolError(f"the aggregate of chunk {chunk} is not finite")
+
+    async def _set_chunk(self, chunk: int, data: Data) -> bool:
+        if self._plan.result_codec == PLAIN:
+            return self._builder.set_chunk(chunk, data)
+        return await trio.to_thread.run_sync(self._builder.set_chunk, chunk, data)
+
+    # A reducer: rows to aggregates
+
+    def _note_ready(self, rows: ChunkRows) -> None:
+        if rows.is_ready and not rows.is_busy:
+            rows.is_busy = True
+            self._ready.send_nowait(rows)
+
+    async def _add_rows(self) -> None:
+        async for rows in self._next_ready:
+            while (row := rows.take()) is not None:
+                if not await self._add(rows, row):
+                    self._fail(*self._refuse_row(rows.chunk, row))
+                    return
+                row.data = b""
+                self._note_added(rows.chunk, row)
+            rows.is_busy = False
+            if rows.is_complete:
+                await self._finish_chunk(rows)
+
+    async def _add(self, rows: ChunkRows, row: Row) -> bool:
+        if self._plan.codec != PLAIN:
+            return await trio.to_thread.run_sync(rows.add, row)
+        await (
+            trio.lowlevel.checkpoint()
+        )  # a row takes a tenth of a millisecond, and there may be many
+        return rows.add(row)
+
+    def _refuse_row(self, chunk: int, row: Row) -> tuple[str, str]:
+        """Tell a member that its values are out of range; returns whom we lose so, and why."""
+        peer_id = self._plan.members[row.member]
+        reason = f"chunk {chunk} is not finite"
+        if row.request_id:
+            del self._requests[peer_id, chunk]
+            error = RequestRefusedError(reason, code=ErrorCode.NOT_FINITE)
+            self._refuse(peer_id, chunk, row.request_id, error)
+        return peer_id, reason
+
+    def _note_added(self, chunk: int, row: Row) -> None:
+        peer_id = self._plan.members[row.member]
+        if peer_id == self._own:
+            return
+        if not self._is_butterfly:
+            self._answer(peer_id, chunk, b"")
+        self._came(peer_id, self._awaited)
+
+    async def _finish_chunk(self, rows: ChunkRows) -> None:
+        data = await self._aggregate(rows)
+        if not await self._set_chunk(rows.chunk, data):
+            self._fail(self._own, f"the aggregate of chunk {rows.chunk} is not finite")
+            return
+        self._gathering.close(rows.chunk)
+        if rows.chunk in self._own_done:
+            self._own_done.pop(rows.chunk).set()
+        if self._is_butterfly:
+            for peer_id in self._answers:
+                self._answer(peer_id, rows.chunk, data)
+        self._came(self._own, self._awaited)
+
+    async def _aggregate(self, rows: ChunkRows) -> Data:
+        def aggregate() -> Data:
+            return self._result_codec.encode(rows.finish())
+
+        if self._plan.codec == PLAIN == self._plan.result_codec:
+            return aggregate()
+        return await trio.to_thread.run_sync(aggregate)
+
+    def _answer(self, peer_id: str, chunk: int, data: Data) -> None:
+        request_id = self._requests.pop((peer_id, chunk))
+        self._gathering.unanswered[peer_id] -= 1
+        if peer_id in self._gone:
+            return
+        message = TensorMessage(TrainingMessage.MEAN, chunk, self._plan.reduction, request_id, data)
+        self._untaken[peer_id] += 1
+        self._answers[peer_id][0].send_nowait(message)
+
+    async def _send_answers(
+        self, peer_id: str, answers: trio.MemoryReceiveChannel[TensorMessage]
+    ) -> None:
+        async for message in answers:
+            if peer_id not in self._gone:
+                try:
+                    await self._exchange.send(peer_id, message)
+                except _OF_THE_PEER as error:
+                    self.lose(peer_id, str(error))
+                else:
+                    self._came(peer_id, self._untaken)
+
+    def _forget_answers(self, peer_id: str) -> None:
+        """A member is gone that has done its part: the others need nothing of it."""
+        self._gone.add(peer_id)
+        del self._untaken[peer_id]
+        self._note_change()
+
+    # The end
+
+    def _refuse_rest(self) -> None:
+        words = "; ".join(f"lost {peer_id}: {reason}" for peer_id, reason in self._lost.items())
+        error = ended(words or "the reduction was given up")
+        for (peer_id, chunk), request_id in self._requests.items():
+            self._refuse(peer_id, chunk, request_id, error)
+        self._requests.clear()
+
+    def _refuse(
+        self, peer_id: str, chunk: int, request_id: int, error: RequestRefusedError
+    ) -> None:
+        request = TensorMessage(
+            TrainingMessage.CHUNK,
+            chunk,
+            self._plan.reduction,
+            request_id,
+            from_peer=peer_id,
+        )
+        self._exchange.host.start_soon(self._send_refusal, peer_id, refusal(request, error))
+
+    async def _send_refusal(self, peer_id: str, message: TensorMessage) -> None:
+        with suppress(NeuroGridError):  # then it is gone, and waits for nothing
+            await self._exchange.send(peer_id, message)

@@ -1,0 +1,140 @@
+"""The result of a reduction, and the digest that two members compare to know that they have the same.
+
+The digest covers what decides the values: their number, how they are cut, the codec, and the bytes of every chunk.
+
+Source: protocol_spec/training/reductions.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from neurogrid.p2p.wire import DIGEST_BYTES, Data, chunk_digest
+from neurogrid.training.averaging.reductions.forms import Codec
+
+__all__ = ["Result", "ResultBuilder", "is_in_range", "plain_bytes", "result_digest"]
+
+DIGEST_CONTEXT: Final = "neurogrid 2026-11-25 training result digest"
+"""Of BLAKE3 in its mode for deriving keys: no digest of a result is that of anything else."""
+
+MAX_MAGNITUDE: Final = 2.0**64
+"""Of an element. With it no weighted sum of rows leaves float32, so an aggregate that is not finite is its reducer's
+fault alone."""
+
+PLAIN: Final = "f32"
+"""The codec whose bytes are those of the decoded values."""
+
+_LAYOUT = struct.Struct(">QQB")
+
+
+def result_digest(
+    chunk_digests: Sequence[bytes], *, num_elements: int, chunk_elements: int, codec: str
+) -> bytes:
+    """The 32 bytes that name a result: see the specification.
+
+    Args:
+        chunk_digests: BLAKE3 of each encoded chunk, in order.
+        codec: the name of the codec, at most 255 characters of ASCII.
+    """
+    name = codec.encode("ascii")
+    hasher = blake3(derive_key_context=DIGEST_CONTEXT)
+    hasher.update(_LAYOUT.pack(num_elements, chunk_elements, len(name)) + name)
+    for digest in chunk_digests:
+        hasher.update(digest)
+    return hasher.digest()
+
+
+def is_in_range(values: Tensor) -> bool:
+    """Whether all elements are finite, and none is larger than `MAX_MAGNITUDE`."""
+    low, high = torch.aminmax(values)  # NaN if any is
+    return bool(low >= -MAX_MAGNITUDE) and bool(high <= MAX_MAGNITUDE)
+
+
+def plain_bytes(values: Tensor) -> memoryview:
+    """The memory of a contiguous float32 tensor on the CPU, as bytes."""
+    return values.numpy().data.cast("B")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The aggregate of a reduction, as all its members have it.
+
+    Attributes:
+        digest: 32 bytes; equal digests are equal values.
+        values: float32 [num_elements], decoded: what is applied. Not to be written to while the result is held: of
+            the codec f32 peers are sent these bytes.
+        chunk_elements: elements of each chunk but the last.
+        codec: the form in which the chunks travel.
+        chunk_digests: BLAKE3 of each encoded chunk.
+        chunks: the encoded chunks.
+    """
+
+    digest: bytes
+    values: Tensor
+    chunk_elements: int
+    codec: str
+    chunk_digests: tuple[bytes, ...]
+    chunks: tuple[Data, ...]
+
+
+class ResultBuilder:
+    """A result whose chunks come one by one, in any order.
+
+    Args:
+        codec: that of the name.
+    """
+
+    def __init__(
+        self, *, num_elements: int, chunk_elements: int, codec_name: str, codec: Codec
+    ) -> None:
+        self._chunk_elements = chunk_elements
+        self._codec_name = codec_name
+        self._codec = codec
+        self._values = torch.empty(num_elements, dtype=torch.float32)
+        num_chunks = -(-num_elements // chunk_elements)
+        self._chunks: list[Data] = [b""] * num_chunks
+        self._digests = [b""] * num_chunks
+        self._bytes = plain_bytes(self._values)
+
+    def set_chunk(self, chunk: int, data: Data, *, digest: bytes | None = None) -> bool:
+        """Take an encoded chunk of the right length; False where its values are out of range.
+
+        Args:
+            digest: its BLAKE3 where that is known already.
+        """
+        start = chunk * self._chunk_elements
+        values = self._values[start : start + self._chunk_elements]
+        if self._codec_name == PLAIN:
+            kept = self._bytes[4 * start : 4 * (start + len(values))]
+            kept[:] = memoryview(data).cast("B")
+            data = kept
+        else:
+            values.copy_(self._codec.decode(data, len(values)))
+        self._chunks[chunk] = data
+        self._digests[chunk] = chunk_digest(data) if digest is None else digest
+        return is_in_range(values)
+
+    def finish(self) -> Result:
+        """The result, of which every chunk was set."""
+        assert all(len(digest) == DIGEST_BYTES for digest in self._digests)
+        digest = result_digest(
+            self._digests,
+            num_elements=len(self._values),
+            chunk_elements=self._chunk_elements,
+            codec=self._codec_name,
+        )
+        return Result(
+            digest,
+            self._values,
+            self._chunk_elements,
+            self._codec_name,
+            tuple(self._digests),
+            tuple(self._chunks),
+        )
