@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,9 +45,10 @@ class Ranks:
             for rank in range(len(self.processes))
         ]
 
-    def failure(self, rank: int) -> str:
-        """How a rank failed: seconds, and the error in one line."""
-        assert self.processes[rank].wait(DEADLINE) == 3
+    def failure(self, process: int, *, rank: int | None = None) -> str:
+        """How the rank of a process failed: seconds, and the error in one line. They are numbered alike by default."""
+        assert self.processes[process].wait(DEADLINE) == 3
+        rank = process if rank is None else rank
         return (self._directory / f"{self._backend}-{rank}.txt").read_text().split("\n\n")[0]
 
     def wait_begun(self) -> None:
@@ -225,3 +228,107 @@ def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
         failures = [ranks.failure(rank) for rank in (0, 1)]
     for failure in failures:
         assert failure.endswith("RankError: waited 3 s for ranks 2, 3"), failure
+
+
+def test_ranks_find_each_other_by_a_ticket_in_a_file(tmp_path: Path) -> None:
+    ticket = f"neurogrid://@{tmp_path / 'ticket'}"
+    with running(tmp_path, "movements", 3, init_method=ticket) as ranks:
+        ours = ranks.results()
+    assert [result["objects"] for result in ours] == [[{"rank": 0}, {"rank": 1}, {"rank": 2}]] * 3
+    assert (tmp_path / "ticket").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_ticket_is_in_the_environment(tmp_path: Path) -> None:
+    """Rank 0 says where it is; the others have the same command line, and the ticket in a variable."""
+    with first_of_two(tmp_path) as (first, told):
+        file = re.search(r"NEUROGRID_TICKET=\$\(cat (\S+)\)", told)
+        assert file is not None, told
+        env = {**preloaded.ENVIRONMENT, "NEUROGRID_TICKET": Path(file[1]).read_text().strip()}
+        second = preloaded.run(
+            [sys.executable, PROGRAMS, "barrier", "neurogrid", "neurogrid://", "1", "2", tmp_path],
+            env=env,
+        )
+        assert second.returncode == 0, second.stderr
+        assert first.wait(DEADLINE) == 0
+    assert torch.load(tmp_path / "neurogrid-1.pt") == {"rank": 1}
+
+
+def test_a_ticket_by_itself_is_enough(tmp_path: Path) -> None:
+    with first_of_two(tmp_path) as (first, told):
+        file = re.search(r"NEUROGRID_TICKET=\$\(cat (\S+)\)", told)
+        assert file is not None, told
+        ticket = Path(file[1]).read_text().strip()
+        second = preloaded.run(
+            [sys.executable, PROGRAMS, "barrier", "neurogrid", ticket, "1", "2", tmp_path],
+            env=preloaded.ENVIRONMENT,
+        )
+        assert second.returncode == 0, second.stderr
+        assert first.wait(DEADLINE) == 0
+
+
+def test_no_ticket_and_a_wrong_one_say_what_to_do(tmp_path: Path) -> None:
+    for address, said in (
+        ("neurogrid://", "rank 1 needs the ticket that rank 0 shows: set NEUROGRID_TICKET"),
+        ("neurogrid://ngt1abc", "the ticket is cut or altered"),
+        ("nonsense", "this is no ticket"),
+    ):
+        with running(tmp_path, "barrier", 2, init_method=address, present=[1]) as ranks:
+            assert f"ConfigurationError: {said}" in ranks.failure(0, rank=1)
+
+
+def test_a_rank_zero_that_is_gone_is_named(tmp_path: Path) -> None:
+    with first_of_two(tmp_path) as (first, told):
+        file = re.search(r"NEUROGRID_TICKET=\$\(cat (\S+)\)", told)
+        assert file is not None, told
+        ticket = Path(file[1]).read_text().strip()
+        first.kill()
+        first.wait(DEADLINE)
+    with running(
+        tmp_path, "barrier", 2, init_method=f"neurogrid://{ticket}", timeout=3.0, present=[1]
+    ) as ranks:
+        failure = ranks.failure(0, rank=1)
+    assert re.search(rf"RankError: rank 0 \({PEER_ID}\) was not reached within 3 s", failure), (
+        failure
+    )
+
+
+@contextmanager
+def first_of_two(directory: Path) -> Iterator[tuple[preloaded.Popen, str]]:
+    """Rank 0 of two, and what it tells whoever starts the other."""
+    with preloaded.Popen(
+        [sys.executable, PROGRAMS, "barrier", "neurogrid", "neurogrid://", "0", "2", directory],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=preloaded.ENVIRONMENT,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            yield process, process.stderr.readline()
+        finally:
+            process.kill()
+
+
+def test_torch_knows_the_backend_by_itself(tmp_path: Path) -> None:
+    """Where NeuroGrid is installed, nothing of it need be imported."""
+    project = tomllib.loads((PROGRAMS.parents[2] / "pyproject.toml").read_text())["project"]
+    entries = project["entry-points"]["torch.backends"]
+    metadata = tmp_path / "neurogrid_entry-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: neurogrid-entry\nVersion: 1\n")
+    lines = "\n".join(f"{name} = {target}" for name, target in entries.items())
+    (metadata / "entry_points.txt").write_text(f"[torch.backends]\n{lines}\n")
+    place = os.pathsep.join((str(tmp_path), str(PROGRAMS.parents[2])))
+    for statement in ("import torch.distributed as d", "import neurogrid.training.distributed"):
+        said = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"{statement}; import sys, torch.distributed as d; "
+                "print('neurogrid' in d.Backend.backend_list, 'trio' in sys.modules)",
+            ],
+            env={**os.environ, "PYTHONPATH": place},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert said.stdout == "True False\n"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import register_rendezvous_handler
 
 if TYPE_CHECKING:
     from neurogrid.training.distributed.node import NodeThread
@@ -19,7 +22,9 @@ LISTEN_VARIABLE: Final = "NEUROGRID_LISTEN"
 
 LISTEN: Final = "/ip4/0.0.0.0/tcp/0"
 
+# The node of this process, and the store that it was found with. Torch has the C++ half of that alone.
 _thread: NodeThread | None = None
+_store: object = None
 
 
 def register_backend() -> None:
@@ -27,6 +32,9 @@ def register_backend() -> None:
     if BACKEND in dist.Backend.backend_list:
         return
     dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu"])
+    register_rendezvous_handler("neurogrid", _rendezvous)
+    # A ticket by itself: what no other rendezvous takes.
+    register_rendezvous_handler("", _rendezvous)
 
 
 def node_thread() -> NodeThread:
@@ -37,9 +45,23 @@ def node_thread() -> NodeThread:
 
     global _thread
     if _thread is None or not _thread.is_here or not _thread.is_open:
-        listen = os.environ.get(LISTEN_VARIABLE, LISTEN).split(",")
-        _thread = NodeThread(listen, Identity.generate(), AllowList({}))
+        _thread = NodeThread(_listen(), Identity.generate(), AllowList({}))
     return _thread
+
+
+def _listen() -> list[str]:
+    return os.environ.get(LISTEN_VARIABLE, LISTEN).split(",")
+
+
+def _rendezvous(
+    url: str, *, timeout: timedelta = dist.default_pg_timeout, **_: object
+) -> Iterator[tuple[object, int, int]]:
+    """Find the store of rank 0; called by torch with what `init_method` is."""
+    from neurogrid.training.distributed.rendezvous import find_store
+
+    global _thread, _store
+    _thread, _store, rank, size = find_store(url, _listen(), timeout)
+    yield _store, rank, size
 
 
 def _make_group(options: Any, backend_options: object) -> NeuroGridProcessGroup:

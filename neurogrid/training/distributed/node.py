@@ -86,14 +86,30 @@ async def open_node(
 class NodeThread:
     """A node in a thread, for callers in others.
 
+    Args:
+        listen: multiaddrs to listen on.
+        identity: of the host.
+        admission: which peers it serves.
+        keep: what has to live as long as it does.
+
     Attributes:
+        is_open: whether it runs.
         node: belongs to the loop's thread.
         identity: of the host.
         futures: the thread in which callbacks run.
     """
 
-    def __init__(self, listen: Sequence[str], identity: Identity, admission: Admission) -> None:
+    def __init__(
+        self,
+        listen: Sequence[str],
+        identity: Identity,
+        admission: Admission,
+        *,
+        keep: object = None,
+    ) -> None:
         self.identity = identity
+        self.is_open = True
+        self._keep = keep
         self.futures = Futures()
         self._thread = TrioThread(
             partial(open_node, listen, identity, admission),
@@ -102,7 +118,7 @@ class NodeThread:
         )
         self._thread.__enter__()
         self.node, self._token = self._thread.resource
-        self._num_users = 0
+        self._num_groups = 0
         # Connections end in order, so that what was sent last arrives.
         atexit.register(self.close)
 
@@ -128,26 +144,22 @@ class NodeThread:
         self._token.run_sync_soon(function)
 
     def hold(self) -> None:
-        """Count one more user."""
-        self._num_users += 1
+        """Count one more process group."""
+        self._num_groups += 1
 
     def release(self) -> None:
-        """Count one user less; the last one ends the thread."""
-        self._num_users -= 1
-        if not self._num_users:
+        """Count one process group less; the last one ends the thread."""
+        self._num_groups -= 1
+        if not self._num_groups:
             self.close()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has users."""
-        return self._num_users > 0
 
     def close(self) -> None:
         """End the thread, and the connections in order. Again: nothing happens."""
         atexit.unregister(self.close)
-        self._num_users = 0
+        self.is_open = False
         error = self._thread.close()
         if error is not None:
             logger.error("the host of the process groups did not end well: %s", error)
         if self.is_here:
             self.futures.close()
+        self._keep = None
