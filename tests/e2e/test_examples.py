@@ -128,6 +128,41 @@ def test_blocking_torch(tmp_path: Path) -> None:
         assert run("blocking_torch.py", second_half.address) == "equal to the whole: True\n"
 
 
+def test_data_parallel(tmp_path: Path) -> None:
+    log = tmp_path / "first"
+    with (
+        log.open("w") as stderr,
+        preloaded.Popen(
+            [sys.executable, EXAMPLES / "data_parallel.py", "0", "2"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as first,
+    ):
+        deadline = threading.Timer(DEADLINE, first.kill)
+        deadline.start()
+        try:
+            while not (file := re.search(r"NEUROGRID_TICKET=\$\(cat (\S+)\)", log.read_text())):
+                assert first.poll() is None, log.read_text()
+                time.sleep(0.05)
+            second = preloaded.run(
+                [sys.executable, EXAMPLES / "data_parallel.py", "1", "2"],
+                env={**ENVIRONMENT, "NEUROGRID_TICKET": Path(file[1]).read_text().strip()},
+            )
+            assert second.returncode == 0, second.stderr
+            assert first.wait(DEADLINE) == 0, log.read_text()
+        finally:
+            deadline.cancel()
+            first.kill()
+        assert first.stdout is not None
+        said = first.stdout.read()
+    assert said == second.stdout
+    steps = re.fullmatch(r"step 0: loss (\S+)\nstep 50: loss (\S+)\nstep 100: loss (\S+)\n", said)
+    assert steps is not None, said
+    assert float(steps[1]) > 1
+    assert float(steps[3]) < 0.01
+
+
 def test_from_asyncio() -> None:
     assert run("from_asyncio.py") == "b'ynam' b'ta' b'ecno'\n"
 

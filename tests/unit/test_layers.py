@@ -187,6 +187,9 @@ HOUSE = (
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
+    training(".distributed.posts", frozenset()),
+    training(".distributed.chunks", frozenset()),
+    training(".distributed"),
     training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(
