@@ -22,6 +22,12 @@ from neurogrid.training.wire.group import (
     Status,
 )
 from neurogrid.training.wire.settings import GroupSettings
+from neurogrid.training.wire.store import (
+    MAX_VALUE_BYTES,
+    MAX_WAIT,
+    StoreAnswer,
+    StoreQuestion,
+)
 from neurogrid.training.wire.types import (
     DEFAULT_TRAINING_LIMITS,
     MAX_CHUNK_BYTES,
@@ -57,5 +63,9 @@ __all__ = [
     "Status",
     "TrainingLimits",
     "TrainingMessage",
+    "MAX_VALUE_BYTES",
+    "MAX_WAIT",
+    "StoreAnswer",
+    "StoreQuestion",
     "training_table",
 ]
