@@ -8,15 +8,16 @@ function of its number and the round, one after another, and says what came of e
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
 import sys
 import time
+from functools import cache
 from typing import Any
 
 import torch
 import trio
+from blake3 import blake3
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.p2p.libp2p.libp2p_host import open_host
@@ -36,8 +37,13 @@ def weight_of(number: int) -> float:
 
 def vector_of(number: int, round_: int, num_elements: int) -> torch.Tensor:
     """What a member contributes: whole numbers, so that their sums are exact in any order."""
-    values = torch.arange(num_elements, dtype=torch.int64)
-    return ((values + 31 * number + 7 * round_) % PERIOD).float()
+    start = (31 * number + 7 * round_) % PERIOD
+    return _pattern(num_elements + PERIOD)[start : start + num_elements]
+
+
+@cache
+def _pattern(num_elements: int) -> torch.Tensor:
+    return (torch.arange(num_elements) % PERIOD).float()
 
 
 def mean_of(numbers: list[int], round_: int, num_elements: int) -> torch.Tensor:
@@ -49,8 +55,8 @@ def mean_of(numbers: list[int], round_: int, num_elements: int) -> torch.Tensor:
 
 
 def digest_of(values: torch.Tensor) -> str:
-    """SHA-256 of the bytes."""
-    return hashlib.sha256(values.numpy().data).hexdigest()
+    """BLAKE3 of the bytes."""
+    return blake3(values.numpy().data.cast("B")).hexdigest()
 
 
 def say(**what: Any) -> None:

@@ -190,6 +190,11 @@ class Leader:
                 continue
             if status.ballot == Ballot(self.term, proposed.attempt):
                 told[peer] = status.accepted
+                if proposed.plan is None and status.accepted != proposed.decision.digest:
+                    # Nobody who keeps to the rules accepts anything but what was proposed as it is.
+                    self._strike([peer] * _MAX_STRIKES, now)
+                    self.proposed = None
+                    return None
             elif status.term == self.term and status.failed_attempt == proposed.attempt:
                 blamed.update(status.lost or (peer,))
         if len(told) == len(proposed.acceptors):
@@ -208,7 +213,8 @@ class Leader:
 
     def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
         """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
-        digest = Counter(told.values()).most_common(1)[0][0]
+        counts, own = Counter(told.values()), told.get(self.me.peer)
+        digest = max(counts, key=lambda said: (counts[said], said == own))
         holders = tuple(peer for peer, said in told.items() if said == digest)
         self.proposed = self._proposed(
             replace(proposed.decision, digest=digest, holders=holders), proposed.acceptors

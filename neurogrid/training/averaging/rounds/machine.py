@@ -31,7 +31,12 @@ from neurogrid.training.averaging.rounds.actions import (
     Stop,
 )
 from neurogrid.training.averaging.rounds.leader import Leader, Progress, Proposed
-from neurogrid.training.averaging.rounds.plans import Shape, read_plan, write_plan
+from neurogrid.training.averaging.rounds.plans import (
+    MIN_CHUNK_ELEMENTS,
+    Shape,
+    read_plan,
+    write_plan,
+)
 from neurogrid.training.averaging.rounds.quorums import num_to_lead
 from neurogrid.training.wire import (
     MAX_TOLD_DECISIONS,
@@ -53,6 +58,10 @@ __all__ = ["GroupMachine", "Message"]
 Message = Lead | Status | Candidate | Promise | Leave
 
 _NOTHING: Final = Ballot(0, 0)
+
+MAX_TERM_STEP: Final = 2**32
+"""How far a term may be above all that are known: no peer can use up those that there are."""
+
 _MAX_REASON_CHARS: Final = 256
 _MAX_TOLD_BYTES: Final = 512 * 1024
 
@@ -300,10 +309,14 @@ class GroupMachine:
         """A message of a peer of the group.
 
         Raises:
-            RemoteProtocolError: what is in it is malformed.
+            RemoteProtocolError: what is in it is malformed, or cannot be.
         """
         if self.removed is not None or sender == self.me.peer:
             return
+        if not isinstance(message, Leave) and message.term > self._greatest_term + MAX_TERM_STEP:
+            raise RemoteProtocolError(
+                f"term {message.term} is out of reach: {self._greatest_term} is the greatest here"
+            )
         self._gone.discard(sender)
         if isinstance(message, Lead):
             if self._is_introduced(sender, message.decisions):
@@ -399,6 +412,7 @@ class GroupMachine:
         for encoded in decisions:
             decision = Decision.decode(encoded)
             if decision.index == self.index + 1:
+                self._check_decision(decision, is_decided=True)
                 self._learn(decision)
         return self.removed is None
 
@@ -423,6 +437,53 @@ class GroupMachine:
         else:
             self._remove("it has left" if self._is_leaving else "the group goes on without it")
 
+    def _check_decision(self, decision: Decision, *, is_decided: bool) -> None:
+        """Whether a decision can be the next.
+
+        Raises:
+            RemoteProtocolError: it cannot; says why.
+        """
+        if decision.index != self.index + 1 or decision.round != self.round + decision.is_round:
+            raise RemoteProtocolError(
+                f"decision {decision.index} of round {decision.round} is no next one after "
+                f"{self.index} of round {self.round}"
+            )
+        if not decision.is_round:
+            return
+        if is_decided and not decision.digest:
+            raise RemoteProtocolError("a round was decided without an aggregate")
+        if not {*decision.contributors} <= {member.peer for member in self.members}:
+            raise RemoteProtocolError("a contributor is no member")
+        self._check_vector(decision.num_elements, decision.chunk_elements)
+        if decision.codec != self.settings.result_codec:
+            raise RemoteProtocolError(f"the aggregate is {decision.codec} in another group")
+
+    def _check_vector(self, num_elements: int, chunk_elements: int) -> None:
+        if num_elements != self.shape.num_elements:
+            raise RemoteProtocolError(
+                f"a round is of {num_elements} elements, and the group's vector has "
+                f"{self.shape.num_elements}"
+            )
+        smallest = min(num_elements, MIN_CHUNK_ELEMENTS, self.settings.chunk_elements)
+        if chunk_elements < smallest or chunk_elements % self.shape.block:
+            raise RemoteProtocolError(f"chunks of {chunk_elements} elements are not as agreed")
+
+    def _check_plan(self, decision: Decision, plan: Plan) -> None:
+        """Whether a plan is that of a decision, in this group.
+
+        Raises:
+            RemoteProtocolError: it is not.
+        """
+        self._check_vector(plan.num_elements, plan.chunk_elements)
+        agreed = (self.settings.codec, self.settings.result_codec, self.settings.aggregator)
+        is_of_it = (
+            (plan.members, plan.weights) == (decision.contributors, decision.weights)
+            and plan.chunk_elements == decision.chunk_elements
+            and (plan.codec, plan.result_codec, plan.aggregator) == agreed
+        )
+        if not is_of_it:
+            raise RemoteProtocolError("a plan is not that of the round that is proposed")
+
     def _remove(self, reason: str) -> None:
         self._stop()
         self.removed, self._lead, self._candidacy = reason, None, None
@@ -433,16 +494,16 @@ class GroupMachine:
         if ballot <= self._seen:
             return
         decision = Decision.decode(proposal.decision)
-        if decision.index != self.index + 1:
-            raise RemoteProtocolError(
-                f"decision {decision.index} is proposed after {self.index}", code=1
-            )
+        plan = Plan.decode(proposal.plan) if proposal.plan else None
+        self._check_decision(decision, is_decided=plan is None)
+        if plan is not None:
+            self._check_plan(decision, plan)
         self._stop()
         self._seen, self._failed = ballot, None
         if self.me.peer not in proposal.acceptors:
             return
-        if proposal.plan:
-            self._begin_round(ballot, decision, Plan.decode(proposal.plan), now)
+        if plan is not None:
+            self._begin_round(ballot, decision, plan, now)
         elif not decision.digest or decision.digest in self._held:
             self._accept(ballot, decision, now)
         else:
@@ -451,9 +512,7 @@ class GroupMachine:
 
     def _begin_round(self, ballot: Ballot, decision: Decision, plan: Plan, now: float) -> None:
         self._work = _Work(ballot, plan.reduction, decision)
-        if plan.num_elements != self.shape.num_elements or plan.chunk_elements % self.shape.block:
-            self._fail({self.me.peer: f"it has {self.shape.num_elements} elements"}, now)
-        elif self.me.peer in plan.members and self._weight is None:
+        if self.me.peer in plan.members and self._weight is None:
             self._fail({self.me.peer: "it has no vector for this round"}, now)
         else:
             self._actions.append(Reduce(read_plan(plan)))
@@ -477,6 +536,10 @@ class GroupMachine:
     # Leading
 
     def _hear_status(self, sender: str, status: Status, now: float) -> None:
+        if not any(member.peer == sender for member in self.members):
+            if self._lead is not None and not self._is_gone:
+                self._tell_stranger(sender, status)
+            return
         self._greatest_term = max(self._greatest_term, status.term)
         if self._lead is None:
             return
@@ -618,8 +681,8 @@ class GroupMachine:
                 self._send(member.peer, asked)
 
     def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
-        self._greatest_term = max(self._greatest_term, message.term)
         if self._is_introduced(sender, message.decisions):
+            self._greatest_term = max(self._greatest_term, message.term)
             before = self.index
             if not self._learn_all(message.decisions):
                 return
