@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.p2p.libp2p.libp2p_host import open_host
+from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.training.averaging.groups import Group, NotAMemberError, RoundTimeout, open_group
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.wire import GroupSettings
@@ -114,7 +115,11 @@ async def main(options: argparse.Namespace) -> None:
         way=options.way,
         codec=options.codec,
     )
-    async with open_host() as host:
+    async with open_host(listen=options.listen) as host:
+        if options.relay:
+            reach = Reach(host, ReachOptions(relays=[options.relay]))
+            while not any("/p2p-circuit/" in address for address in reach.addresses):
+                await trio.sleep(0.02)
         say(
             ready=host.peer_id,
             number=options.number,
@@ -125,7 +130,12 @@ async def main(options: argparse.Namespace) -> None:
             _, *addresses = line.split()
             try:
                 async with open_group(
-                    host, layout, join=addresses, settings=settings, timeout=options.timeout
+                    host,
+                    layout,
+                    join=addresses,
+                    settings=settings,
+                    bandwidth=options.bandwidth,
+                    timeout=options.timeout,
                 ) as group:
                     say(joined=True, members=group.members, group_round=group.round)
                     await average_on(group, options)
@@ -144,6 +154,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each round")
     parser.add_argument("--way", default="butterfly")
     parser.add_argument("--codec", default="f32")
+    parser.add_argument("--bandwidth", type=float)
+    parser.add_argument("--listen", nargs="+", default=["/ip4/127.0.0.1/tcp/0"])
+    parser.add_argument("--relay", default="")
     parser.add_argument("--log", default="INFO")
     return parser.parse_args()
 

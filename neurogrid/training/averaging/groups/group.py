@@ -499,7 +499,9 @@ class Group:
             self._hold(result)
             self._machine.reduced(token, result.digest, now)
         else:
-            self._machine.failed(token, lost or {self.peer_id: "it has only a part"}, now)
+            if lost is None:
+                lost = {self.peer_id: "it has only a part"}
+            self._machine.failed(token, lost, now)
         self._act()
 
     def _hold(self, result: Result) -> None:
