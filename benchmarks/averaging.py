@@ -11,7 +11,6 @@ adds nothing: what is above it is the reduction's own.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
 import json
 import os
@@ -31,7 +30,7 @@ from report import table, write_report
 
 MIB_ELEMENTS = 1 << 18
 WARM_UP = 2
-CHUNK_ELEMENTS = MIB_ELEMENTS
+CHUNK_ELEMENTS = int(os.environ.get("CHUNK", MIB_ELEMENTS))
 GIVEN_UP = 120.0  # seconds
 
 Round = Callable[[int], Awaitable[float]]
@@ -171,8 +170,11 @@ def _gloo(rank: int, num: int, directory: Path) -> None:
         "gloo", init_method=f"file://{directory}/gloo", rank=rank, world_size=num
     )
     _say()
+    values = torch.empty(0)
     for _, mib in _commands():
-        values = torch.full((mib * MIB_ELEMENTS,), rank + 1.0)
+        if len(values) != mib * MIB_ELEMENTS:
+            values = torch.empty(mib * MIB_ELEMENTS)
+        values.fill_(rank + 1.0)
         dist.barrier()
         begun = time.perf_counter()
         dist.all_reduce(values)
@@ -263,16 +265,18 @@ async def _run_ours(rank: int, num: int, directory: Path) -> None:
         peers = await _meet(host, rank, num, directory)
         transport = _Transport(bare, peers)
         _say()
+        values = out = torch.empty(0)
         async for what, mib in _async_commands():
-            gc.collect()
-            values = torch.full((mib * MIB_ELEMENTS,), rank + 1.0)
+            if len(values) != mib * MIB_ELEMENTS:
+                values = torch.full((mib * MIB_ELEMENTS,), rank + 1.0)
+                out = torch.zeros(mib * MIB_ELEMENTS)
             if what == "transport":
                 seconds = await transport.round(values)
             else:
                 plan = _plan(peers, values.numel(), transport.num_rounds)
                 await transport.barrier()
                 begun = time.perf_counter()
-                result = await reductions.reduce(plan, values, timeout=60)
+                result = await reductions.reduce(plan, values, timeout=60, out=out)
                 seconds = time.perf_counter() - begun
                 assert result is not None
                 assert result.values[-1].item() == (num + 1) / 2

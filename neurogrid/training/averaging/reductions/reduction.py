@@ -77,6 +77,7 @@ class Reduction:
         plan: what is to be done.
         values: float32 [num_elements], contiguous, on the CPU; None where this peer is no member.
         codec, result_codec, aggregator: those that the plan names.
+        out: memory for the result, as the values; new if None.
         on_waiting: called with the peers that are waited for, whenever they change.
 
     Raises:
@@ -92,6 +93,7 @@ class Reduction:
         codec: Codec,
         result_codec: Codec,
         aggregator: Aggregator,
+        out: Tensor | None = None,
         on_waiting: Callable[[frozenset[str]], None] | None = None,
     ) -> None:
         self._exchange = exchange
@@ -100,7 +102,11 @@ class Reduction:
         self._codec = codec
         self._result_codec = result_codec
         self._is_member = self._own in plan.members
-        self._values = self._checked(values)
+        if (values is not None) != self._is_member:
+            wanted = "has values" if self._is_member else "is no member, and has no values"
+            raise LocalProtocolError(f"this peer {wanted} by the plan")
+        self._require_small_chunks()
+        self._values = self._checked(values, "values")
         self._is_butterfly = plan.way is Way.BUTTERFLY
         self._gathering = Gathering(plan, self._own_chunks(), codec, aggregator)
         if not self._is_member and not self._gathering.chunks:
@@ -111,6 +117,7 @@ class Reduction:
             chunk_elements=plan.chunk_elements,
             codec_name=plan.result_codec,
             codec=result_codec,
+            out=self._checked(out, "memory for the result"),
         )
         self._on_waiting = on_waiting
         self._told: frozenset[str] = frozenset()
@@ -140,26 +147,24 @@ class Reduction:
             return self._plan.chunks_of(self._own)
         return range(self._plan.num_chunks if self._is_member else 0)
 
-    def _checked(self, values: Tensor | None) -> Tensor | None:
-        plan = self._plan
-        if (values is not None) != self._is_member:
-            wanted = "has values" if self._is_member else "is no member, and has no values"
-            raise LocalProtocolError(f"this peer {wanted} by the plan")
-        if values is not None and (
-            values.dtype != torch.float32
-            or values.shape != (plan.num_elements,)
-            or values.device.type != "cpu"
-            or not values.is_contiguous()
+    def _checked(self, tensor: Tensor | None, what: str) -> Tensor | None:
+        if tensor is not None and (
+            tensor.dtype != torch.float32
+            or tensor.shape != (self._plan.num_elements,)
+            or tensor.device.type != "cpu"
+            or not tensor.is_contiguous()
         ):
             raise LocalProtocolError(
-                f"the values are {values.dtype} {tuple(values.shape)} on {values.device}, and not "
-                f"contiguous float32 [{plan.num_elements}] on the CPU"
+                f"the {what}: {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and not "
+                f"contiguous float32 [{self._plan.num_elements}] on the CPU"
             )
+        return tensor.detach() if tensor is not None else None
+
+    def _require_small_chunks(self) -> None:
         for codec in (self._codec, self._result_codec):
-            num_bytes = codec.num_bytes(min(plan.chunk_elements, plan.num_elements))
+            num_bytes = codec.num_bytes(min(self._plan.chunk_elements, self._plan.num_elements))
             if num_bytes > MAX_CHUNK_BYTES:
                 raise LocalProtocolError(f"a chunk is {num_bytes} B, above {MAX_CHUNK_BYTES}")
-        return values.detach() if values is not None else None
 
     # Who is waited for
 

@@ -89,15 +89,22 @@ class ResultBuilder:
 
     Args:
         codec: that of the name.
+        out: memory for the values, contiguous float32 [num_elements] on the CPU; new if None.
     """
 
     def __init__(
-        self, *, num_elements: int, chunk_elements: int, codec_name: str, codec: Codec
+        self,
+        *,
+        num_elements: int,
+        chunk_elements: int,
+        codec_name: str,
+        codec: Codec,
+        out: Tensor | None = None,
     ) -> None:
         self._chunk_elements = chunk_elements
         self._codec_name = codec_name
         self._codec = codec
-        self._values = torch.empty(num_elements, dtype=torch.float32)
+        self._values = torch.empty(num_elements, dtype=torch.float32) if out is None else out
         num_chunks = -(-num_elements // chunk_elements)
         self._chunks: list[Data] = [b""] * num_chunks
         self._digests = [b""] * num_chunks
