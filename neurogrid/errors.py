@@ -29,6 +29,7 @@ __all__ = [
     "ModelError",
     "CheckpointError",
     "UnsupportedModelError",
+    "NotFiniteError",
 ]
 
 
@@ -181,3 +182,15 @@ class CheckpointError(ModelError):
 
 class UnsupportedModelError(ModelError):
     """The architecture cannot be split, or was not proven equal to the whole model."""
+
+
+class NotFiniteError(NeuroGridError):
+    """Numbers that were to be sent or aggregated are NaN or infinite, or became so.
+
+    Attributes:
+        index: which element, of a vector; which row, of several.
+    """
+
+    def __init__(self, message: str, *, index: int) -> None:
+        super().__init__(message)
+        self.index = index

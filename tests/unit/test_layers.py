@@ -165,10 +165,22 @@ HOUSE = (
     service("inference", BELOW_INFERENCE),
     service("assembly", BELOW_INFERENCE | {"neurogrid.inference"}),
     # Beside serving: neither imports the other.
+    # Knows neither peers nor time: averaging is handed to it.
+    Room(
+        "neurogrid.training.optimizers",
+        frozenset({"neurogrid.errors"}),
+        frozenset({"torch", "transformers", "numpy"}),
+        COMMAND_LINE,
+    ),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
+    training(".averaging.codecs", frozenset({"torch", "numpy"})),
+    training(".averaging.aggregators", frozenset({"torch", "numpy"})),
+    training(".averaging.parts", frozenset({"torch", "numpy"})),
     # Carries a plan out, whoever made it.
     training(".averaging.reductions", frozenset({"trio", "torch", "blake3"})),
+    # Pure: no clock, no socket, no torch.
+    training(".averaging.rounds", frozenset()),
     training(".averaging"),
     training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.

@@ -1,0 +1,126 @@
+"""The weighted mean, and that of signs, exactly reproducible (`protocol_spec/training/forms.md`, "The mean").
+
+A weight counts by its ratio to that of the first row that has one: with equal weights all ratios are 1, and the mean is
+the plain sum in the order of the members over their number, to the bit. A product is rounded before it is added: a
+fused multiply-add would round once, on the machines that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from neurogrid.errors import NotFiniteError
+from neurogrid.training.averaging.aggregators.aggregator import (
+    TILE,
+    Aggregator,
+    check_row,
+    check_weight,
+)
+
+__all__ = ["Accumulator", "Mean", "MeanOfSigns"]
+
+# A sum that stays below is finite, whatever its rounding.
+_LARGEST_SUM = 2.0**127
+
+
+class Accumulator:
+    """A mean that takes row after row, in the order of the members, and keeps none of them.
+
+    Args:
+        num_elements: n of every row.
+        of_signs: whether -1, 0 and 1 are added for what is negative, zero and positive.
+    """
+
+    def __init__(self, num_elements: int, *, of_signs: bool = False) -> None:
+        self._num_elements = num_elements
+        self._of_signs = of_signs
+        self._num_rows = 0
+        self._sum: torch.Tensor | None = None
+        self._first_weight = 0.0
+        self._divisor = 0.0
+        self._largest_sum = 0.0
+        self._largest = (0.0, 0)  # that a row can add, and which row
+        self._product = torch.empty(min(TILE, num_elements))
+
+    def add(self, row: torch.Tensor, weight: float) -> None:
+        """Add the next member's row, float32 [n] on the CPU.
+
+        Raises:
+            NotFiniteError: the row has NaN or infinity in it, or the sum could become so; `index` is that of the row at
+                fault. This mean is spoilt then.
+        """
+        index = self._num_rows
+        self._num_rows += 1
+        largest = check_row(row, index, self._num_elements)
+        if check_weight(weight) == 0:
+            return
+        if self._of_signs:
+            row, largest = row.sign(), 1.0
+        if self._sum is None:
+            self._first_weight = weight
+            self._divisor = 1.0
+            self._check_sum(largest, index)
+            self._sum = row.clone() if not self._of_signs else row
+            return
+        with np.errstate(over="ignore"):
+            ratio = float(np.float32(weight / self._first_weight))
+        self._check_sum(largest * ratio, index)
+        self._divisor += ratio
+        if ratio == 1:
+            self._sum.add_(row)
+            return
+        for start in range(0, self._num_elements, TILE):
+            tile = row[start : start + TILE]
+            product = torch.mul(tile, ratio, out=self._product[: len(tile)])
+            self._sum[start : start + TILE].add_(product)
+
+    def finish(self) -> torch.Tensor:
+        """The mean, float32 [n]. Nothing can be added afterwards.
+
+        Raises:
+            ValueError: no row had a weight above zero.
+        """
+        if self._sum is None:
+            raise ValueError("no row has a weight above zero")
+        mean, self._sum = self._sum, None
+        divisor = float(np.float32(self._divisor))
+        return mean if divisor == 1 else mean.div_(divisor)
+
+    def _check_sum(self, added: float, index: int) -> None:
+        self._largest = max(self._largest, (added, -index))
+        self._largest_sum += added
+        if not self._largest_sum < _LARGEST_SUM:
+            worst = -self._largest[1]
+            raise NotFiniteError(
+                f"the sum may exceed float32: row {worst} is as large as {self._largest[0]:g}, weighted",
+                index=worst,
+            )
+
+
+class Mean(Aggregator):
+    """The mean by weights."""
+
+    name = "mean"
+    _of_signs = False
+
+    def begin(self, num_elements: int) -> Accumulator:
+        """A mean of rows of `num_elements`, of which none has come yet."""
+        return Accumulator(num_elements, of_signs=self._of_signs)
+
+    def aggregate(self, rows: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+        if not rows:
+            raise ValueError("no row has a weight above zero")
+        accumulator = self.begin(len(rows[0]))
+        for row, weight in zip(rows, weights, strict=True):
+            accumulator.add(row, weight)
+        return accumulator.finish()
+
+
+class MeanOfSigns(Mean):
+    """The mean by weights of -1, 0 and 1: a vote, in which no member counts for more than its weight."""
+
+    name = "mean_of_signs"
+    _of_signs = True

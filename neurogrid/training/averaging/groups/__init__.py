@@ -1,0 +1,6 @@
+"""Groups: members that found or join one, contribute vectors, and are told what was decided."""
+
+from neurogrid.training.averaging.groups.errors import GroupError, NotAMemberError, RoundTimeout
+from neurogrid.training.averaging.groups.group import Group, Outcome, open_group
+
+__all__ = ["Group", "GroupError", "NotAMemberError", "Outcome", "RoundTimeout", "open_group"]

@@ -1,0 +1,32 @@
+"""What can go wrong for a member of a group, as its owner is told."""
+
+from __future__ import annotations
+
+from neurogrid.errors import NeuroGridError
+
+__all__ = ["GroupError", "NotAMemberError", "RoundTimeout"]
+
+
+class GroupError(NeuroGridError):
+    """A group, or what one asked of it, has failed."""
+
+
+class NotAMemberError(GroupError):
+    """This peer is no member any more, or never was; it may join again, and fetch what it missed."""
+
+
+class RoundTimeout(GroupError):
+    """A round was not decided in time.
+
+    Attributes:
+        round: the round.
+        waits_for: peer ids that it waits for, as far as is known here.
+    """
+
+    def __init__(self, round_: int, seconds: float, waits_for: tuple[str, ...]) -> None:
+        peers = ", ".join(waits_for) or "a leader, or enough of its members"
+        super().__init__(
+            f"round {round_} was not decided within {seconds:g} s: it waits for {peers}"
+        )
+        self.round = round_
+        self.waits_for = waits_for

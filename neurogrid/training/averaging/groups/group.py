@@ -1,0 +1,710 @@
+"""A group of peers that averages, as one of its members has it: a machine that is fed, and what it wants done.
+
+    async with open_host() as host, open_group(host, layout, join=[address]) as group:
+        outcome = await group.average(vector, weight=samples, timeout=60)
+
+What is decided, and when, is the matter of `rounds`; how vectors become one, of `reductions`.
+
+Source: protocol_spec/training/groups.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import trio
+from torch import Tensor
+
+from neurogrid.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    RequestRefusedError,
+    TransportError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.wire import ErrorCode, TensorMessage
+from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.codecs import parse_codec
+from neurogrid.training.averaging.groups.errors import (
+    GroupError,
+    NotAMemberError,
+    RoundTimeout,
+)
+from neurogrid.training.averaging.groups.messenger import KINDS, Messenger
+from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.averaging.plan import ReductionPlan
+from neurogrid.training.averaging.reductions import (
+    MembersLostError,
+    Reductions,
+    Result,
+    ResultUnavailableError,
+)
+from neurogrid.training.averaging.rounds import (
+    Action,
+    Decided,
+    Fetch,
+    GroupMachine,
+    Reduce,
+    Removed,
+    Send,
+    Shape,
+    Stop,
+)
+from neurogrid.training.wire import (
+    Decision,
+    GroupSettings,
+    Join,
+    Joined,
+    Member,
+    TrainingMessage,
+    training_table,
+)
+
+__all__ = ["Group", "Outcome", "open_group"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_REDIRECTS: Final = 8
+# Outcomes that wait for their owner: a member that is further behind fetches the state instead.
+_MAX_BACKLOG: Final = 4
+# Results that are held for members that missed a decision.
+_NUM_HELD: Final = 3
+# Of a heartbeat: how often the machine is told what time it is.
+_TICKS: Final = 4
+# Bytes a second of a member that was not measured.
+_BANDWIDTH: Final = 100e6
+_GOODBYE_TIMEOUT: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What a round has come to; the same bits for all members.
+
+    Attributes:
+        round: its number, from 1.
+        values: float32 [num_elements], the aggregate. Not to be written to: peers may be given it.
+        contributors: peer ids whose vectors are in it.
+        weights: how they count.
+        has_contributed: whether the vector of this member is in it. One that is late is not: what to do with it is its
+            owner's to say.
+    """
+
+    round: int
+    values: Tensor
+    contributors: tuple[str, ...]
+    weights: tuple[float, ...]
+    has_contributed: bool
+
+
+class Group:
+    """A group, in this member's process. Made by `open_group`.
+
+    Attributes:
+        settings: those of the group, as its first leader set them.
+        layout: of the vector that it averages.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        nursery: trio.Nursery,
+        machine: GroupMachine,
+        messenger: Messenger,
+        layout: Layout,
+    ) -> None:
+        self.settings, self.layout = machine.settings, layout
+        self._exchange, self._nursery = exchange, nursery
+        self._machine, self._messenger = machine, messenger
+        self._reductions = Reductions(
+            exchange,
+            admit=self._is_of_group,
+            parse_codec=parse_codec,
+            parse_aggregator=parse_aggregator,
+        )
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self._vector: Tensor | None = None
+        self._results: dict[bytes, Result] = {}
+        self._decided: deque[Decision] = deque()
+        self._undelivered, self._undelivered_end = trio.open_memory_channel[Decided](1024)
+        self._outcomes: deque[Outcome] = deque()
+        self._changed = trio.Event()
+        self._joining: dict[Member, TensorMessage] = {}
+        self._failure: GroupError | None = None
+        self._is_busy = False
+        exchange.on_message(TrainingMessage.JOIN, self._take_join)
+        exchange.on_peer_lost(self._lose)
+
+    # What its owner sees
+
+    @property
+    def peer_id(self) -> str:
+        """The peer id of this member (base58)."""
+        return self._exchange.host.peer_id
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that others can join at."""
+        return self._exchange.host.addresses
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Peer ids of the members, this one included, in the order in which they are added."""
+        return tuple(member.peer for member in self._machine.members)
+
+    @property
+    def leader(self) -> str | None:
+        """The peer id of the leader; None while this member knows none."""
+        return self._machine.leader
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this member leads."""
+        return self._machine.is_leading
+
+    @property
+    def round(self) -> int:
+        """Rounds that the group has decided, as far as this member knows."""
+        return self._machine.round
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Peer ids of the members that the current round waits for, as its leader says."""
+        return self._machine.waits_for
+
+    async def wait_members(self, number: int, *, timeout: float) -> None:
+        """Wait until there are so many members.
+
+        Raises:
+            GroupError: there are fewer after `timeout` seconds.
+            NotAMemberError: this peer is none any more.
+        """
+        with trio.move_on_after(timeout):
+            while len(self._machine.members) < number:
+                await self._wait_change()
+            return
+        raise GroupError(
+            f"{len(self._machine.members)} of {number} members are there after {timeout:g} s"
+        )
+
+    async def average(self, vector: Tensor, *, weight: float = 1.0, timeout: float) -> Outcome:
+        """Contribute to the next round, and wait for its outcome.
+
+        A member that comes too late for a round is given that round's outcome at once, without its vector in it.
+
+        Args:
+            vector: float32 [num_elements], contiguous, on the CPU. Not to be written to until the call has ended.
+            weight: how much it counts, not negative: samples, for a mean over samples.
+            timeout: seconds.
+
+        Raises:
+            RoundTimeout: the round was not decided in time; says for whom it waits.
+            NotAMemberError: this peer is no member any more.
+            ConfigurationError: the vector is not as the layout says, or the weight is negative or not finite.
+            LocalProtocolError: another call is under way.
+        """
+        self._check_vector(vector, weight)
+        if self._is_busy:
+            raise LocalProtocolError("this member averages already: one vector at a time")
+        self._is_busy = True
+        try:
+            if not self._outcomes:
+                self._vector = vector
+                self._machine.contribute(weight, trio.current_time())
+                self._act()
+            with trio.move_on_after(timeout):
+                while not self._outcomes:
+                    await self._wait_change()
+                return self._outcomes.popleft()
+            raise RoundTimeout(self._machine.round + 1, timeout, self._who_is_missing())
+        finally:
+            self._is_busy = False
+            if self._vector is not None:
+                self._withdraw()
+
+    async def all_reduce(
+        self, tensors: Mapping[str, Tensor], *, weight: float = 1.0, timeout: float
+    ) -> Outcome:
+        """Replace tensors by their aggregates over all members that contribute, in place.
+
+        Args:
+            tensors: floats on any device, by the names, in the order and the shapes of the layout.
+
+        Raises: as `average`.
+        """
+        vector = torch.empty(self.layout.num_elements)
+        self.layout.flatten(tensors, vector)
+        outcome = await self.average(vector, weight=weight, timeout=timeout)
+        with torch.no_grad():
+            for name, aggregate in self.layout.views(outcome.values).items():
+                tensors[name].copy_(aggregate)
+        return outcome
+
+    def _check_vector(self, vector: Tensor, weight: float) -> None:
+        is_right = (
+            vector.dtype == torch.float32
+            and vector.shape == (self.layout.num_elements,)
+            and vector.is_contiguous()
+            and vector.device.type == "cpu"
+        )
+        if not is_right:
+            raise ConfigurationError(
+                f"a group averages float32 [{self.layout.num_elements}] on the CPU, not "
+                f"{str(vector.dtype).removeprefix('torch.')} {list(vector.shape)} on {vector.device}"
+            )
+        if not 0 <= weight < float("inf"):
+            raise ConfigurationError(f"the weight of a vector is 0 or more, not {weight}")
+
+    def _withdraw(self) -> None:
+        """The caller may write to its vector from here on."""
+        self._vector = None
+        now = trio.current_time()
+        for token, scope in list(self._scopes.items()):
+            scope.cancel()
+            self._machine.failed(token, {self.peer_id: "its vector was withdrawn"}, now)
+        self._machine.withdraw(now)
+        self._act()
+
+    def _who_is_missing(self) -> tuple[str, ...]:
+        if self._machine.waits_for:
+            return self._machine.waits_for
+        waiting: set[str] = set()
+        for token in self._scopes:
+            waiting |= self._reductions.waiting_for(token)
+        return tuple(sorted(waiting))
+
+    async def _wait_change(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # What the machine is told
+
+    def _is_of_group(self, peer_id: str) -> bool:
+        return any(member.peer == peer_id for member in self._machine.members)
+
+    def take(self, message: TensorMessage) -> None:
+        """A message of the group's protocol has come."""
+        assert isinstance(message.msg_type, TrainingMessage)
+        assert message.from_peer is not None
+        payload = KINDS[message.msg_type].decode(message.data)
+        self._machine.receive(message.from_peer, payload, trio.current_time())
+        self._act()
+
+    def _lose(self, peer_id: str, reason: NeuroGridError) -> None:
+        if self._is_of_group(peer_id):
+            logger.info("lost %s: %s", peer_id, reason)
+            self._machine.peer_lost(peer_id, trio.current_time())
+            self._act()
+
+    async def meet(self, peer_id: str) -> None:
+        """Connect to a member, if it can be dialled: it may not know where this one is."""
+        try:
+            await self._messenger.reach(peer_id)
+        except NeuroGridError as exc:
+            logger.info("%s cannot be reached yet: %s", peer_id, exc)
+
+    async def run(self) -> None:
+        """Tell the machine the time, and deliver what is decided, until the nursery ends."""
+        self._nursery.start_soon(self._deliver_all)
+        self._act()
+        while True:
+            await trio.sleep(self.settings.heartbeat / _TICKS)
+            self._machine.tick(trio.current_time())
+            self._act()
+
+    # What the machine wants
+
+    def _act(self) -> None:
+        for action in self._machine.drain():
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._messenger.post(action.to, action.message)
+        elif isinstance(action, Reduce):
+            self._nursery.start_soon(self._reduce, action.plan, self._vector)
+        elif isinstance(action, Fetch):
+            self._nursery.start_soon(self._fetch_proposed, action)
+        elif isinstance(action, Stop):
+            if (scope := self._scopes.pop(action.token, None)) is not None:
+                scope.cancel()
+        elif isinstance(action, Decided):
+            self._note_decision(action)
+        elif isinstance(action, Removed):
+            self._fail(NotAMemberError(f"this peer is no member any more: {action.reason}"))
+
+    def _fail(self, error: GroupError) -> None:
+        self._failure = self._failure or error
+        self._note_change()
+
+    async def _reduce(self, plan: ReductionPlan, vector: Tensor | None) -> None:
+        values = vector if self.peer_id in plan.members else None
+        await self._work(plan.reduction, lambda: self._carry_out(plan, values))
+
+    async def _carry_out(self, plan: ReductionPlan, values: Tensor | None) -> Result | None:
+        lost: dict[str, str] = {}
+
+        async def reach(peer_id: str) -> None:
+            try:
+                await self._messenger.reach(peer_id, patience=self.settings.grace / 2)
+            except NeuroGridError as exc:
+                lost[peer_id] = str(exc)
+
+        reducers = plan.reducers or plan.members
+        async with trio.open_nursery() as nursery:
+            for peer_id in reducers:
+                if peer_id != self.peer_id:
+                    nursery.start_soon(reach, peer_id)
+        if lost:
+            raise MembersLostError(lost, {})
+        return await self._reductions.reduce(plan, values, timeout=self.settings.attempt_timeout)
+
+    async def _fetch_proposed(self, action: Fetch) -> None:
+        await self._work(action.token, lambda: self._fetch(action.decision, action.holders))
+
+    async def _fetch(self, decision: Decision, holders: Sequence[str]) -> Result:
+        others = [peer_id for peer_id in holders if peer_id != self.peer_id]
+        for peer_id in others:
+            try:
+                await self._messenger.reach(peer_id)
+            except NeuroGridError as exc:
+                logger.debug("cannot fetch from %s: %s", peer_id, exc)
+        return await self._reductions.fetch(
+            decision.digest,
+            others,
+            decision.num_elements,
+            decision.chunk_elements,
+            decision.codec,
+            timeout=self.settings.attempt_timeout,
+        )
+
+    async def _work(self, token: int, work: Callable[[], object]) -> None:
+        """Do what the machine has begun, and tell it what came of it."""
+        scope = trio.CancelScope()
+        self._scopes[token] = scope
+        lost: Mapping[str, str] | None = None
+        result: Result | None = None
+        try:
+            with scope:
+                result = await work()  # type: ignore[misc]
+        except MembersLostError as exc:
+            lost = exc.lost
+        except ResultUnavailableError as exc:
+            lost = exc.failures
+        except NeuroGridError as exc:
+            logger.warning("a round failed here: %s", exc)
+            lost = {self.peer_id: str(exc)}
+        if scope.cancelled_caught or self._scopes.get(token) is not scope:
+            self._scopes.pop(token, None)
+            return
+        del self._scopes[token]
+        now = trio.current_time()
+        if result is not None:
+            self._hold(result)
+            self._machine.reduced(token, result.digest, now)
+        else:
+            self._machine.failed(token, lost or {self.peer_id: "it has only a part"}, now)
+        self._act()
+
+    def _hold(self, result: Result) -> None:
+        """Keep a result for those that will ask for it, and not those before."""
+        self._results[result.digest] = result
+        self._reductions.hold(result)
+        while len(self._results) > _NUM_HELD:
+            oldest = next(iter(self._results))
+            del self._results[oldest]
+            self._reductions.release(oldest)
+
+    # What was decided
+
+    def _note_decision(self, action: Decided) -> None:
+        decision = action.decision
+        if decision.is_round:
+            self._vector = None
+            self._undelivered.send_nowait(action)
+        self._messenger.keep(member.peer for member in decision.members)
+        for member, message in list(self._joining.items()):
+            if member in decision.members:
+                del self._joining[member]
+                self._nursery.start_soon(self._welcome, message)
+        self._note_change()
+
+    async def _deliver_all(self) -> None:
+        async for action in self._undelivered_end:
+            decision = action.decision
+            try:
+                result = self._results.get(decision.digest)
+                if result is None:
+                    result = await self._fetch(decision, decision.holders)
+                    self._hold(result)
+            except (TransportError, ResultUnavailableError, NeuroGridError) as exc:
+                self._fail(
+                    NotAMemberError(f"the outcome of round {decision.round} is lost here: {exc}")
+                )
+                return
+            if len(self._outcomes) >= _MAX_BACKLOG:
+                self._fail(
+                    NotAMemberError(
+                        f"{_MAX_BACKLOG} rounds were decided since this member averaged last"
+                    )
+                )
+                return
+            self._outcomes.append(
+                Outcome(
+                    decision.round,
+                    result.values,
+                    decision.contributors,
+                    decision.weights,
+                    action.has_contributed,
+                )
+            )
+            self._note_change()
+
+    # Joining
+
+    async def _take_join(self, message: TensorMessage) -> None:
+        assert message.from_peer is not None
+        join = Join.decode(message.data)
+        if join.layout != self.layout.digest:
+            raise RequestRefusedError(
+                f"the group averages other tensors: names, shapes or their order differ "
+                f"({self.layout.num_elements} elements here, {join.num_elements} there)",
+                code=ErrorCode.CONFIG_INVALID,
+            )
+        if not self._machine.is_leading:
+            await self._redirect(message)
+            return
+        member = Member(message.from_peer, join.incarnation)
+        self._messenger.note_addresses(member.peer, join.addresses)
+        if member in self._machine.members:
+            await self._welcome(message)  # the first answer was lost
+            return
+        self._joining[member] = message
+        self._machine.admit(member, trio.current_time())
+        self._act()
+
+    async def _redirect(self, message: TensorMessage) -> None:
+        leader = self._machine.leader
+        if leader is None or leader == self.peer_id:
+            raise RequestRefusedError(
+                "the group has no leader at the moment", code=ErrorCode.BUSY, retry_after=1.0
+            )
+        await self._answer_join(message, (), (leader,))
+
+    async def _welcome(self, message: TensorMessage) -> None:
+        try:
+            await self._answer_join(message, self._machine.told_to_joiner(), self.members)
+        except TransportError as exc:
+            logger.debug("%s joined, and has gone: %s", message.from_peer, exc)
+
+    async def _answer_join(
+        self, message: TensorMessage, decisions: tuple[bytes, ...], peer_ids: Sequence[str]
+    ) -> None:
+        places = [
+            (peer_id, address) for peer_id in peer_ids for address in self._addresses_of(peer_id)
+        ]
+        answer = Joined(
+            term=self._machine.term,
+            decisions=decisions,
+            settings=self.settings.encode(),
+            peers=tuple(peer_id for peer_id, _ in places),
+            addresses=tuple(address for _, address in places),
+        )
+        await self._exchange.send(
+            message.from_peer or "",
+            TensorMessage(
+                TrainingMessage.JOINED, request_id=message.request_id, data=answer.encode()
+            ),
+        )
+
+    def _addresses_of(self, peer_id: str) -> tuple[str, ...]:
+        host = self._exchange.host
+        if peer_id == host.peer_id:
+            return host.addresses
+        return self._messenger.addresses_of(peer_id)
+
+    # The end
+
+    async def leave(self) -> None:
+        """Go, and let the others know: what waits for this member goes on without it."""
+        self._machine.leave(trio.current_time(), "it has left")
+        self._act()
+        with trio.move_on_after(_GOODBYE_TIMEOUT):
+            while self._machine.removed is None:
+                await self._changed.wait()
+            await self._messenger.flush()
+
+
+def _draw() -> int:
+    return secrets.randbits(63) + 1
+
+
+@asynccontextmanager
+async def open_group(
+    host: Host,
+    layout: Layout,
+    *,
+    join: Sequence[str] = (),
+    settings: GroupSettings | None = None,
+    bandwidth: float | None = None,
+    observes: bool = False,
+    timeout: float = 60.0,
+) -> AsyncIterator[Group]:
+    """Found a group, or join one, for as long as the block lasts.
+
+    Args:
+        host: a host has one group at a time.
+        layout: the tensors that are averaged; the same for all members.
+        join: full multiaddrs of members, any of them; empty to found a group.
+        settings: of a group that is founded; those who join are told them.
+        bandwidth: bytes a second that this member can send and receive; 0 to reduce nothing, as for a peer that nobody
+            can dial. None where it was not measured.
+        observes: rounds need not wait for this member until it has contributed once.
+        timeout: seconds for joining.
+
+    Raises:
+        GroupError: nobody at these addresses leads to the group, or it was not joined in time.
+        PeerRefusedError: the group refuses this peer: it averages other tensors.
+        ConfigurationError: the settings name a codec or an aggregator that there is not.
+    """
+    exchange = Exchange(host, training_table())
+    group: Group | None = None
+
+    def take(message: TensorMessage) -> None:
+        if group is not None:  # else it will be told again
+            group.take(message)
+
+    for code in KINDS:
+        exchange.on_message(code, take)
+    incarnation = _draw()
+    me = Member(host.peer_id, incarnation)
+    if bandwidth is None:
+        bandwidth = _BANDWIDTH if host.addresses else 0.0
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            if join:
+                request = Join(
+                    incarnation, layout.digest, layout.num_elements, host.addresses[:16], bandwidth
+                )
+                with trio.move_on_after(timeout) as scope:
+                    leader, joined = await _join(exchange, join, request)
+                if scope.cancelled_caught:
+                    raise GroupError(
+                        f"no group was joined within {timeout:g} s at {', '.join(join)}"
+                    )
+                settings = GroupSettings.decode(joined.settings)
+                history = [Decision.decode(told) for told in joined.decisions]
+                term = joined.term
+                places = list(zip(joined.peers, joined.addresses, strict=True))
+            else:
+                settings = settings or GroupSettings()
+                history = [Decision(1, 0, (me.peer,), (me.incarnation,))]
+                leader, term, places = me.peer, 1, []
+            block = _block(settings)
+            machine = GroupMachine(
+                me,
+                settings,
+                Shape(layout.num_elements, block),
+                history,
+                term=term,
+                leader=leader,
+                now=trio.current_time(),
+                draw=_draw,
+                bandwidth=bandwidth,
+                observes=observes,
+            )
+            messenger = Messenger(exchange, nursery, send_timeout=settings.grace)
+            for peer_id, address in places:
+                if peer_id != me.peer:
+                    messenger.note_addresses(peer_id, (address,))
+            group = Group(exchange, nursery, machine, messenger, layout)
+            nursery.start_soon(group.run)
+            for peer_id in dict(places):
+                if peer_id != me.peer:
+                    nursery.start_soon(group.meet, peer_id)
+            try:
+                yield group
+            except trio.Cancelled:
+                raise  # the host ends, too: peers see that without a word
+            except BaseException:
+                await group.leave()
+                raise
+            else:
+                await group.leave()
+            finally:
+                nursery.cancel_scope.cancel()
+
+
+def _block(settings: GroupSettings) -> int:
+    """Elements that chunks are cut at multiples of.
+
+    Raises:
+        ConfigurationError: a codec or an aggregator of the settings is not known here.
+    """
+    parse_aggregator(settings.aggregator)
+    blocks = [parse_codec(name).block for name in (settings.codec, settings.result_codec)]
+    return max(blocks)
+
+
+async def _join(exchange: Exchange, addresses: Sequence[str], request: Join) -> tuple[str, Joined]:
+    """Ask those at the addresses, and whom they name, until the leader has answered.
+
+    Returns:
+        The leader's peer id, and its answer.
+
+    Raises:
+        PeerRefusedError: the group refuses this peer, for good.
+    """
+    failures: list[str] = []
+    while True:
+        failures.clear()
+        for address in addresses:
+            try:
+                return await _ask_to_join(exchange, [address], request)
+            except PeerRefusedError as exc:
+                if exc.code != ErrorCode.BUSY:
+                    raise
+                failures.append(f"{address}: {exc}")
+            except TransportError as exc:
+                failures.append(f"{address}: {exc}")
+        logger.info("no group yet: %s", "; ".join(failures))
+        await trio.sleep(0.5)
+
+
+async def _ask_to_join(
+    exchange: Exchange, addresses: Sequence[str], request: Join
+) -> tuple[str, Joined]:
+    for _ in range(_MAX_REDIRECTS):
+        peer_id = await exchange.host.connect_any(addresses)
+        message = TensorMessage(
+            TrainingMessage.JOIN, request_id=new_request_id(), data=request.encode()
+        )
+        answer = await exchange.request(peer_id, message, TrainingMessage.JOINED, timeout=30.0)
+        joined = Joined.decode(answer.data)
+        if joined.decisions:
+            return peer_id, joined
+        addresses = joined.addresses
+        if not addresses:
+            break
+    raise RemoteProtocolError(
+        "members name each other as the leader, or one without an address",
+        code=ErrorCode.PROTOCOL_VIOLATION,
+    )

@@ -1,0 +1,338 @@
+"""The leader's part of a member's machine: what to propose next, and when something is decided.
+
+Pure. A proposal is decided when each of its acceptors has told the same digest for it; they must be as many as
+`num_to_decide`. A leader never decides a proposal that it has gone on from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from neurogrid.training.averaging.plan import ReductionPlan
+from neurogrid.training.averaging.rounds.plans import Shape, make_plan
+from neurogrid.training.averaging.rounds.quorums import num_to_decide
+from neurogrid.training.wire import Ballot, Decision, GroupSettings, Member, Status
+
+__all__ = ["Leader", "Progress", "Proposed"]
+
+# A member that is blamed while it is there may have been unlucky: it is tried once more.
+_MAX_STRIKES: Final = 2
+# Of the grace: a member that was silent for so long is no member any more.
+_GRACES_UNTIL_REMOVED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a group is, as its leader knows it.
+
+    Attributes:
+        index: of the last decision.
+        round: rounds decided.
+        members: since that decision.
+    """
+
+    index: int
+    round: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What is proposed: a decision as it is, or a round that is to be computed (`plan`)."""
+
+    attempt: int
+    decision: Decision
+    acceptors: tuple[str, ...]
+    plan: ReductionPlan | None = None
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What is known of a member.
+
+    Attributes:
+        at: when it was heard last.
+        status: what it said; None for nothing yet.
+        gone_at: since when no stream leads to it; None while one does.
+    """
+
+    at: float
+    status: Status | None = None
+    gone_at: float | None = None
+
+
+@dataclass(slots=True)
+class Leader:
+    """A leader in one term.
+
+    Args:
+        me: this member.
+        term: its term.
+        settings: of the group.
+        shape: the vector that the group averages.
+        draw: a random u64, above zero.
+        to_adopt: a decision that may have been decided in an earlier term: it is proposed before anything else.
+
+    Attributes:
+        proposed: what is proposed; None for nothing.
+        waits_for: peer ids of the members that a round waits for.
+        is_leaving: this member would go, once the group has decided to be without it.
+    """
+
+    me: Member
+    term: int
+    settings: GroupSettings
+    shape: Shape
+    draw: Callable[[], int]
+    to_adopt: Decision | None = None
+    proposed: Proposed | None = None
+    waits_for: tuple[str, ...] = ()
+    is_leaving: bool = False
+    _attempt: int = 0
+    _heard: dict[str, _Heard] = field(default_factory=dict)
+    _joiners: dict[str, Member] = field(default_factory=dict)
+    _leavers: set[Member] = field(default_factory=set)
+    _strikes: Counter[str] = field(default_factory=Counter)
+    _struck_at: float = 0.0
+    _quorum_since: float | None = None
+    _bandwidths: dict[str, float] = field(default_factory=dict)
+
+    # What is heard
+
+    def hears(self, peer: str, status: Status | None, now: float) -> None:
+        """A member has said something."""
+        heard = self._heard.setdefault(peer, _Heard(now))
+        heard.at, heard.gone_at = now, None
+        if status is not None:
+            heard.status = status
+            self._bandwidths[peer] = status.bandwidth
+
+    def loses(self, peer: str, now: float) -> None:
+        """No stream leads to a peer any more."""
+        heard = self._heard.setdefault(peer, _Heard(now))
+        if heard.gone_at is None:
+            heard.gone_at = now
+
+    def admits(self, member: Member) -> None:
+        """A peer would join."""
+        self._joiners[member.peer] = member
+
+    def dismisses(self, member: Member) -> None:
+        """A member has said that it goes."""
+        if self._joiners.get(member.peer) == member:
+            del self._joiners[member.peer]
+        self._leavers.add(member)
+
+    def has_company(self, members: Iterable[Member], now: float) -> bool:
+        """Whether another member is there that could lead after this one."""
+        return any(m != self.me and self._is_there(m.peer, now) for m in members)
+
+    def status_of(self, peer: str) -> Status | None:
+        """What a member said last."""
+        heard = self._heard.get(peer)
+        return heard.status if heard is not None else None
+
+    # What is decided
+
+    def step(self, progress: Progress, own: Status, now: float) -> Decision | None:
+        """Go as far as what was heard allows.
+
+        Args:
+            progress: where the group is.
+            own: what this member would tell a leader.
+            now: seconds.
+
+        Returns:
+            What is decided now, if anything is. `proposed` may be another one after the call.
+        """
+        self.hears(self.me.peer, own, now)
+        for member in progress.members:
+            self._heard.setdefault(member.peer, _Heard(now))
+        if self.proposed is not None:
+            decided = self._outcome(self.proposed, progress, now)
+            if decided is not None:
+                self._forget_index()
+                return decided
+        if self.proposed is None:
+            self.proposed = self._next(progress, now)
+        return None
+
+    def _forget_index(self) -> None:
+        self.proposed = self.to_adopt = self._quorum_since = None
+        self._strikes.clear()
+
+    def _outcome(self, proposed: Proposed, progress: Progress, now: float) -> Decision | None:
+        """What has become of a proposal: a decision, or nothing yet, or it is given up."""
+        told: dict[str, bytes] = {}
+        blamed: Counter[str] = Counter()
+        for peer in proposed.acceptors:
+            status = self.status_of(peer)
+            if status is None or status.index != progress.index:
+                continue
+            if status.ballot == Ballot(self.term, proposed.attempt):
+                told[peer] = status.accepted
+            elif status.term == self.term and status.failed_attempt == proposed.attempt:
+                blamed.update(status.lost or (peer,))
+        if len(told) == len(proposed.acceptors):
+            if len(set(told.values())) == 1:
+                (digest,) = set(told.values())
+                return replace(proposed.decision, digest=digest)
+            self._propose_the_likeliest(proposed, told)
+            return None
+        lost = [peer for peer in proposed.acceptors if not self._is_there(peer, now)]
+        if not lost and blamed:
+            lost = [self._most_blamed(blamed, proposed)]
+        if lost:
+            self._strike(lost, now)
+            self.proposed = None
+        return None
+
+    def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
+        """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
+        digest = Counter(told.values()).most_common(1)[0][0]
+        holders = tuple(peer for peer, said in told.items() if said == digest)
+        self.proposed = self._proposed(
+            replace(proposed.decision, digest=digest, holders=holders), proposed.acceptors
+        )
+
+    def _most_blamed(self, blamed: Counter[str], proposed: Proposed) -> str:
+        """Whom to go on without: of those that are blamed by as many, the one that comes last."""
+        order = {peer: number for number, peer in enumerate(proposed.acceptors)}
+        return max(
+            blamed, key=lambda peer: (blamed[peer], peer != self.me.peer, order.get(peer, -1))
+        )
+
+    def _strike(self, peers: Iterable[str], now: float) -> None:
+        self._struck_at = now
+        self._strikes.update(peers)
+
+    def _is_there(self, peer: str, now: float) -> bool:
+        heard = self._heard.get(peer)
+        if peer == self.me.peer:
+            return True
+        return heard is not None and heard.gone_at is None and now - heard.at < self.settings.grace
+
+    def _next(self, progress: Progress, now: float) -> Proposed | None:
+        """What to propose, if anything can be."""
+        if self._strikes and now - self._struck_at >= self.settings.grace:
+            self._strikes.clear()  # whatever was wrong may have passed
+        there = [m for m in progress.members if self._is_there(m.peer, now)]
+        able = [m.peer for m in there if self._strikes[m.peer] < _MAX_STRIKES]
+        if self.to_adopt is not None:
+            return self._adoption(self.to_adopt, progress, able)
+        proposal = self._round(progress, there, able, now)
+        members = self._next_members(progress, now)
+        if proposal is None and members != progress.members:
+            decision = Decision(progress.index + 1, progress.round, *_split(members))
+            proposal = self._accepted_by(decision, progress, able)
+        return proposal
+
+    def _adoption(self, decision: Decision, progress: Progress, able: list[str]) -> Proposed | None:
+        holders = [
+            peer
+            for peer in able
+            if (status := self.status_of(peer)) is not None
+            and status.index == progress.index
+            and status.accepted == decision.digest
+        ]
+        held = replace(decision, holders=tuple(holders) or decision.holders)
+        return self._accepted_by(held, progress, able)
+
+    def _accepted_by(
+        self, decision: Decision, progress: Progress, able: list[str]
+    ) -> Proposed | None:
+        """A decision as it is, to be accepted by all that are there and as far as this member."""
+        acceptors = tuple(
+            peer
+            for peer in able
+            if (status := self.status_of(peer)) is not None and status.index == progress.index
+        )
+        if len(acceptors) < num_to_decide(len(progress.members)):
+            return None
+        if self.me not in decision.members and acceptors == (self.me.peer,):
+            return None  # nobody would know that this member has gone
+        return self._proposed(decision, acceptors)
+
+    def _round(
+        self, progress: Progress, there: list[Member], able: list[str], now: float
+    ) -> Proposed | None:
+        """A round, if it is time for one."""
+        weights: dict[str, float] = {}
+        late: list[str] = []
+        for member in there:
+            status = self.status_of(member.peer)
+            if status is not None and (status.index, status.ready_round) == (
+                progress.index,
+                progress.round + 1,
+            ):
+                if member.peer in able:
+                    weights[member.peer] = status.weight
+            elif status is None or not status.observes:
+                late.append(member.peer)
+        self.waits_for = tuple(late) if weights else ()
+        enough = num_to_decide(len(progress.members))
+        quorum = max(self.settings.quorum, 1)
+        if len(weights) < quorum or not any(weights.values()) or self.is_leaving:
+            self._quorum_since = None
+            return None
+        if progress.round == 0 and len(progress.members) < self.settings.min_members:
+            return None
+        if self._quorum_since is None:
+            self._quorum_since = now
+        if late and now - self._quorum_since < self.settings.grace:
+            return None
+        plan = make_plan(
+            self.settings,
+            self.shape,
+            leader=self.me.peer,
+            weights=weights,
+            bandwidths=self._bandwidths,
+            reduction=self.draw(),
+        )
+        acceptors = tuple(dict.fromkeys((*plan.members, *plan.reducers)))
+        if len(acceptors) < enough:
+            return None
+        decision = Decision(
+            progress.index + 1,
+            progress.round + 1,
+            *_split(self._next_members(progress, now)),
+            contributors=plan.members,
+            weights=plan.weights,
+            num_elements=plan.num_elements,
+            chunk_elements=plan.chunk_elements,
+            codec=plan.result_codec,
+            holders=acceptors,
+        )
+        return self._proposed(decision, acceptors, plan)
+
+    def _next_members(self, progress: Progress, now: float) -> tuple[Member, ...]:
+        """The members from the next decision on: without those that are lost or leave, with those that would join."""
+        patience = _GRACES_UNTIL_REMOVED * self.settings.grace
+        kept: dict[str, Member] = {}
+        for member in progress.members:
+            heard = self._heard[member.peer]
+            is_lost = heard.gone_at is not None and now - heard.gone_at >= self.settings.grace
+            is_silent = now - heard.at >= patience and member != self.me
+            if not (is_lost or is_silent or member in self._leavers):
+                kept[member.peer] = member
+        if self.is_leaving and len(progress.members) > 1:
+            kept.pop(self.me.peer, None)
+        for peer, member in list(self._joiners.items()):
+            if member in progress.members:
+                del self._joiners[peer]
+            else:
+                kept[peer] = member
+        return tuple(kept.values()) or progress.members
+
+    def _proposed(
+        self, decision: Decision, acceptors: tuple[str, ...], plan: ReductionPlan | None = None
+    ) -> Proposed:
+        self._attempt += 1
+        return Proposed(self._attempt, decision, acceptors, plan)
+
+
+def _split(members: tuple[Member, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    return tuple(m.peer for m in members), tuple(m.incarnation for m in members)

@@ -1,0 +1,721 @@
+"""A member of a group as a pure machine: no clock, no socket, no torch.
+
+It is told what comes and what time it is, and says what is to be done (`actions`). Its group decides one thing after
+another, a change of members or the outcome of a round, and each decision is the same for all members, whichever of them
+die, stop or cannot hear each other meanwhile:
+
+- A leader proposes, under a ballot of its own; acceptors compute, and tell the digest of what came out. When all
+  acceptors of a proposal have told the same, and they are enough (`quorums`), it is decided.
+- When the leader is lost, another member asks for promises under a greater term. Those that promise tell what they have
+  accepted; what may have been decided is proposed again, as it is, before anything else.
+- Every message says all that its sender knows, and comes again each heartbeat.
+
+Source: protocol_spec/training/groups.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.training.averaging.rounds.actions import (
+    Action,
+    Decided,
+    Fetch,
+    Reduce,
+    Removed,
+    Send,
+    Stop,
+)
+from neurogrid.training.averaging.rounds.leader import Leader, Progress, Proposed
+from neurogrid.training.averaging.rounds.plans import Shape, read_plan, write_plan
+from neurogrid.training.averaging.rounds.quorums import num_to_lead
+from neurogrid.training.wire import (
+    MAX_TOLD_DECISIONS,
+    Ballot,
+    Candidate,
+    Decision,
+    GroupSettings,
+    Lead,
+    Leave,
+    Member,
+    Plan,
+    Promise,
+    Proposal,
+    Status,
+)
+
+__all__ = ["GroupMachine", "Message"]
+
+Message = Lead | Status | Candidate | Promise | Leave
+
+_NOTHING: Final = Ballot(0, 0)
+_MAX_REASON_CHARS: Final = 256
+_MAX_TOLD_BYTES: Final = 512 * 1024
+
+
+@dataclass(slots=True)
+class _Work:
+    """A proposal that this member computes, or fetches the aggregate of."""
+
+    ballot: Ballot
+    token: int
+    decision: Decision
+
+
+@dataclass(slots=True)
+class _Candidacy:
+    """This member would lead: since when, and what it was promised."""
+
+    term: int
+    since: float
+    promises: dict[str, Promise]
+
+
+class GroupMachine:
+    """One member. Call its methods as things happen, and do what `drain` gives after each.
+
+    Args:
+        me: this member.
+        settings: of the group.
+        shape: of the vector.
+        history: the last decisions, in order; by the last of them this member is one.
+        term: the term of its leader.
+        leader: the peer id of the leader; this member's own where it founds the group.
+        now: seconds, on any clock that does not go backwards.
+        draw: a random u64, above zero.
+        bandwidth: bytes a second; 0 where nobody can dial this member.
+        observes: it contributes nothing for now.
+
+    Attributes:
+        me, settings, shape: as given.
+        index: of the last decision.
+        round: rounds decided.
+        members: since that decision.
+        term: the greatest that it has promised.
+        leader: peer id of whom it follows; None while it knows none.
+        waits_for: peer ids that the group waits for, as its leader says.
+        removed: why it is no member any more; None while it is one.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        settings: GroupSettings,
+        shape: Shape,
+        history: Sequence[Decision],
+        *,
+        term: int,
+        leader: str,
+        now: float,
+        draw: Callable[[], int],
+        bandwidth: float = 0.0,
+        observes: bool = False,
+    ) -> None:
+        self.me, self.settings, self.shape = me, settings, shape
+        last = history[-1]
+        self.index, self.round, self.members = last.index, last.round, last.members
+        self.term = term
+        self.leader: str | None = leader
+        self.waits_for: tuple[str, ...] = ()
+        self.removed: str | None = None
+        self._draw, self._bandwidth, self._observes = draw, bandwidth, observes
+        self._history = deque(history, MAX_TOLD_DECISIONS)
+        self._accepted: tuple[Ballot, Decision] | None = None
+        self._work: _Work | None = None
+        self._seen = _NOTHING  # the latest proposal that was looked at
+        self._held: set[bytes] = (
+            set()
+        )  # digests of aggregates that were computed or fetched since the last decision
+        self._failed: tuple[int, Mapping[str, str]] | None = None
+        self._weight: float | None = None
+        self._greatest_term = term
+        self._gone: set[str] = set()
+        self._heard_at = now
+        self._silent_since: float | None = None
+        self._candidacy: _Candidacy | None = None
+        self._lead: Leader | None = None
+        self._is_leaving, self._leaving_for = False, ""
+        self._is_gone = False  # a leader that is no member any more, and has yet to be heard
+        self._gone_at: float | None = None
+        self._beat_at = now
+        self._told: Proposed | None = None
+        self._actions: list[Action] = []
+        if leader == me.peer:
+            self._lead = Leader(me, term, settings, shape, draw)
+
+    # What others look at
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this member leads."""
+        return self._lead is not None
+
+    @property
+    def last(self) -> Decision:
+        """The last decision."""
+        return self._history[-1]
+
+    def told_to_joiner(self) -> tuple[bytes, ...]:
+        """The last decisions, encoded: as many as one message holds, the last of all among them."""
+        told = [decision.encode() for decision in self._history]
+        while len(told) > 1 and sum(map(len, told)) > _MAX_TOLD_BYTES:
+            del told[0]
+        return tuple(told)
+
+    def drain(self) -> list[Action]:
+        """What is to be done, in order; each is given once."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    # What this member does
+
+    def contribute(self, weight: float, now: float) -> None:
+        """There is a vector for the round after the last that was decided."""
+        self._weight = weight
+        self._observes = False
+        self._tell(now)
+
+    def withdraw(self, now: float) -> None:
+        """The vector is not to be used; a round that has it already may be decided all the same."""
+        self._weight = None
+        self._tell(now)
+
+    def observe(self, is_observer: bool, now: float) -> None:
+        """Rounds need not wait for this member, or have to again."""
+        self._observes = is_observer
+        self._tell(now)
+
+    def leave(self, now: float, reason: str = "") -> None:
+        """Go, without the others having to find out. A leader goes when the group has decided to be without it."""
+        if self.removed is not None or self._is_leaving:
+            return
+        self._weight, self._is_leaving, self._leaving_for = None, True, reason
+        self._leave_on(now)
+
+    def _leave_on(self, now: float) -> None:
+        """Go on with leaving, whoever leads by now."""
+        if self._lead is not None and self._lead.has_company(self.members, now):
+            if not self._lead.is_leaving:
+                self._lead.is_leaving = True
+                self._step(now)
+            return
+        for member in self.members:
+            if member != self.me:
+                self._send(member.peer, Leave(self.me.incarnation, self._leaving_for))
+        self._remove(self._leaving_for or "it has left")
+
+    def end(self, now: float, reason: str = "") -> None:
+        """End the group: a leader's to do."""
+        for member in self.members:
+            if member != self.me:
+                self._send(member.peer, Leave(self.me.incarnation, reason, ends_group=True))
+        self._remove(reason or "its leader has ended the group")
+
+    def admit(self, member: Member, now: float) -> None:
+        """A peer asks its leader, this one, to be a member."""
+        if self._lead is not None and member not in self.members:
+            self._lead.admits(member)
+            self._step(now)
+
+    # What came of what was to be done
+
+    def reduced(self, token: int, digest: bytes, now: float) -> None:
+        """A reduction or a fetch is done."""
+        work = self._work
+        if work is None or work.token != token:
+            return
+        self._held.add(digest)
+        if work.decision.digest not in (b"", digest):
+            self._fail({self.me.peer: "what was fetched is not what was asked for"}, now)
+            return
+        self._accept(work.ballot, replace(work.decision, digest=digest), now)
+
+    def failed(self, token: int, lost: Mapping[str, str], now: float) -> None:
+        """A reduction or a fetch failed, with the reason for each peer that is to blame."""
+        if self._work is not None and self._work.token == token:
+            self._fail(lost, now)
+
+    def peer_lost(self, peer: str, now: float) -> None:
+        """No stream leads to a peer any more."""
+        self._gone.add(peer)
+        if self._lead is not None:
+            self._lead.loses(peer, now)
+            self._step(now)
+        self.tick(now)
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Time has passed: to be called a few times each heartbeat."""
+        if self.removed is not None:
+            return
+        if self._is_gone:
+            self._gone_at = self._gone_at or now
+            if now - self._gone_at >= 2 * self.settings.grace:
+                self._remove("it has left, and nobody has confirmed it")
+        elif self._is_leaving and self._candidacy is None:
+            self._leave_on(now)
+            self._step(now)
+        elif self._lead is not None:
+            self._step(now)
+        else:
+            self._look_after_leader(now)
+        if now >= self._beat_at and self.removed is None:
+            self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        """Say again how things stand: any message before may have been lost."""
+        self._beat_at = now + self.settings.heartbeat
+        if self._lead is not None:
+            self._tell_members()
+        elif self._candidacy is not None:
+            self._ask_for_promises(self._candidacy)
+        elif self.leader is not None:
+            self._send(self.leader, self.status())
+
+    # Messages
+
+    def receive(self, sender: str, message: Message, now: float) -> None:
+        """A message of a peer of the group.
+
+        Raises:
+            RemoteProtocolError: what is in it is malformed.
+        """
+        if self.removed is not None or sender == self.me.peer:
+            return
+        self._gone.discard(sender)
+        if isinstance(message, Lead):
+            if self._is_introduced(sender, message.decisions):
+                self._follow(sender, message, now)
+            elif message.index <= self.index:
+                self._send(sender, self.status())  # it leaves when it knows that others know
+        elif isinstance(message, Status):
+            self._hear_status(sender, message, now)
+        elif isinstance(message, Candidate):
+            self._consider_candidate(sender, message, now)
+        elif isinstance(message, Promise):
+            self._count_promise(sender, message, now)
+        elif isinstance(message, Leave):
+            self._hear_leave(sender, message, now)
+
+    def status(self) -> Status:
+        """What this member tells a leader."""
+        ballot, accepted = self._accepted or (_NOTHING, None)
+        failed_attempt, lost = self._failed or (0, {})
+        is_ready = self._weight is not None and not self._is_leaving
+        return Status(
+            incarnation=self.me.incarnation,
+            term=self.term,
+            index=self.index,
+            ready_round=self.round + 1 if is_ready else 0,
+            weight=self._weight or 0.0 if is_ready else 0.0,
+            accepted_term=ballot.term,
+            accepted_attempt=ballot.attempt,
+            accepted=accepted.digest if accepted is not None else b"",
+            failed_attempt=failed_attempt,
+            lost=tuple(lost),
+            reasons=tuple(reason[:_MAX_REASON_CHARS] for reason in lost.values()),
+            bandwidth=self._bandwidth,
+            observes=self._observes,
+        )
+
+    def _tell(self, now: float) -> None:
+        """What this member knows has changed."""
+        if self.removed is not None:
+            return
+        if self._lead is not None:
+            self._step(now)
+        elif self.leader is not None and self._candidacy is None:
+            self._send(self.leader, self.status())
+
+    def _send(self, to: str, message: Message) -> None:
+        self._actions.append(Send(to, message))
+
+    # Following
+
+    def _follow(self, sender: str, message: Lead, now: float) -> None:
+        if message.term < self.term:
+            self._send(sender, self.status())  # by which it learns of the greater term
+            return
+        if message.term > self.term:
+            self._stop()
+            self._lead = None
+            self.term, self._failed = message.term, None
+        elif self.leader not in (None, sender):
+            return  # what this member has promised in a term it has promised to one
+        self._greatest_term = max(self._greatest_term, message.term)
+        self.leader, self._candidacy, self._silent_since = sender, None, None
+        self._heard_at = now
+        self.waits_for = message.waits_for
+        if not self._learn_all(message.decisions):
+            return
+        if message.index > self.index:
+            if message.decisions and Decision.decode(message.decisions[0]).index > self.index + 1:
+                missing = message.index - self.index
+                self._remove(f"{missing} decisions were made without this member")
+            else:
+                self._send(
+                    sender, self.status()
+                )  # there are more of them, or its leader thinks that it has them
+            return
+        if message.proposal and message.index == self.index:
+            self._look_at(Proposal.decode(message.proposal), now)
+
+    def _is_introduced(self, sender: str, decisions: tuple[bytes, ...]) -> bool:
+        """Whether a peer is a member, as far as this one knows or by what it tells that comes next."""
+        if any(member.peer == sender for member in self.members):
+            return True
+        if not decisions:
+            return False
+        first, last = Decision.decode(decisions[0]), Decision.decode(decisions[-1])
+        return first.index <= self.index + 1 <= last.index and sender in last.peers
+
+    def _learn_all(self, decisions: tuple[bytes, ...]) -> bool:
+        """Take over decisions; False when this member is none after them."""
+        for encoded in decisions:
+            decision = Decision.decode(encoded)
+            if decision.index == self.index + 1:
+                self._learn(decision)
+        return self.removed is None
+
+    def _learn(self, decision: Decision) -> None:
+        self._stop()
+        self.index, self.round, self.members = decision.index, decision.round, decision.members
+        self._history.append(decision)
+        self._accepted, self._failed, self._seen = None, None, _NOTHING
+        self._held.clear()
+        has_contributed = self.me.peer in decision.contributors
+        if decision.is_round:
+            self._weight = None
+        self._actions.append(Decided(decision, has_contributed))
+        if self.me in self.members:
+            if self.leader not in decision.peers:
+                self.leader = None  # it has left
+            return
+        if self._lead is not None and self._is_leaving:
+            self._is_gone = (
+                True  # when another knows: else they could not tell whether it was decided
+            )
+        else:
+            self._remove("it has left" if self._is_leaving else "the group goes on without it")
+
+    def _remove(self, reason: str) -> None:
+        self._stop()
+        self.removed, self._lead, self._candidacy = reason, None, None
+        self._actions.append(Removed(reason))
+
+    def _look_at(self, proposal: Proposal, now: float) -> None:
+        ballot = Ballot(self.term, proposal.attempt)
+        if ballot <= self._seen:
+            return
+        decision = Decision.decode(proposal.decision)
+        if decision.index != self.index + 1:
+            raise RemoteProtocolError(
+                f"decision {decision.index} is proposed after {self.index}", code=1
+            )
+        self._stop()
+        self._seen, self._failed = ballot, None
+        if self.me.peer not in proposal.acceptors:
+            return
+        if proposal.plan:
+            self._begin_round(ballot, decision, Plan.decode(proposal.plan), now)
+        elif not decision.digest or decision.digest in self._held:
+            self._accept(ballot, decision, now)
+        else:
+            self._work = _Work(ballot, self._draw(), decision)
+            self._actions.append(Fetch(self._work.token, decision, decision.holders))
+
+    def _begin_round(self, ballot: Ballot, decision: Decision, plan: Plan, now: float) -> None:
+        self._work = _Work(ballot, plan.reduction, decision)
+        if plan.num_elements != self.shape.num_elements or plan.chunk_elements % self.shape.block:
+            self._fail({self.me.peer: f"it has {self.shape.num_elements} elements"}, now)
+        elif self.me.peer in plan.members and self._weight is None:
+            self._fail({self.me.peer: "it has no vector for this round"}, now)
+        else:
+            self._actions.append(Reduce(read_plan(plan)))
+
+    def _accept(self, ballot: Ballot, decision: Decision, now: float) -> None:
+        self._work = None
+        self._accepted = ballot, decision
+        self._tell(now)
+
+    def _fail(self, lost: Mapping[str, str], now: float) -> None:
+        assert self._work is not None
+        self._failed = self._work.ballot.attempt, lost
+        self._work = None
+        self._tell(now)
+
+    def _stop(self) -> None:
+        if self._work is not None:
+            self._actions.append(Stop(self._work.token))
+            self._work = None
+
+    # Leading
+
+    def _hear_status(self, sender: str, status: Status, now: float) -> None:
+        self._greatest_term = max(self._greatest_term, status.term)
+        if self._lead is None:
+            return
+        if self._is_gone and status.index >= self.index:
+            self._remove("it has left")
+            return
+        if status.term > self.term:
+            # Most have promised another to follow it; it will be heard.
+            self._step_down(now)
+            return
+        if Member(sender, status.incarnation) in self.members:
+            self._lead.hears(sender, status, now)
+            if status.index < self.index:
+                self._tell_member(sender)
+            self._step(now)
+        else:
+            self._tell_stranger(sender, status)
+
+    def _step_down(self, now: float) -> None:
+        self._stop()
+        self._lead, self.leader = None, None
+        self._heard_at = now
+
+    def _step(self, now: float) -> None:
+        """Lead on, until there is nothing more to decide or to propose."""
+        while self._lead is not None and not self._is_gone:
+            has_adopted = self._lead.to_adopt is not None
+            decided = self._lead.step(
+                Progress(self.index, self.round, self.members), self.status(), now
+            )
+            if decided is not None:
+                before = self.members
+                self._learn(decided)
+                self._tell_all({*before, *self.members} - {self.me})
+                if has_adopted and self.members != before and not self._is_gone:
+                    # An earlier leader may have gone on with these members, and none of them has promised this one
+                    # anything.
+                    self._lead = None
+                    self._stand(now)
+                continue
+            proposed = self._lead.proposed
+            self.waits_for = self._lead.waits_for
+            if proposed == self._told:
+                return
+            self._told = proposed
+            self._tell_members()
+            if proposed is not None:
+                self._look_at(_written(proposed), now)
+
+    def _tell_members(self) -> None:
+        self._tell_all({*self.members} - {self.me})
+
+    def _tell_all(self, members: set[Member]) -> None:
+        for member in sorted(members):
+            self._tell_member(member.peer)
+
+    def _tell_member(self, peer: str) -> None:
+        status = self._lead.status_of(peer) if self._lead is not None else None
+        proposed = self._lead.proposed if self._lead is not None else None
+        known = status.index if status is not None else 0
+        self._send(
+            peer,
+            Lead(
+                term=self.term,
+                index=self.index,
+                decisions=self._decisions_after(known),
+                proposal=_written(proposed).encode() if proposed is not None else b"",
+                waits_for=self.waits_for,
+            ),
+        )
+
+    def _tell_stranger(self, peer: str, status: Status) -> None:
+        """A member that is none any more may not know it yet."""
+        self._send(
+            peer,
+            Lead(self.term, self.index, self._decisions_after(status.index)),
+        )
+
+    def _decisions_after(self, index: int) -> tuple[bytes, ...]:
+        """Encoded decisions, the first of those that are kept and as many as one message holds."""
+        told: list[bytes] = []
+        room = _MAX_TOLD_BYTES
+        for decision in self._history:
+            if decision.index > index:
+                told.append(decision.encode())
+                room -= len(told[-1])
+                if room < 0 and len(told) > 1:
+                    return tuple(told[:-1])
+        return tuple(told)
+
+    def _hear_leave(self, sender: str, message: Leave, now: float) -> None:
+        member = Member(sender, message.incarnation)
+        if member not in self.members:
+            return
+        if message.ends_group:
+            if sender == self.leader:
+                self._remove(message.reason or "its leader has ended the group")
+        elif self._lead is not None:
+            self._lead.dismisses(member)
+            self._lead.loses(sender, now)
+            self._step(now)
+        else:
+            self._gone.add(sender)
+            self.tick(now)
+
+    # Taking over
+
+    def _look_after_leader(self, now: float) -> None:
+        is_lost = self.leader is None or self.leader in self._gone
+        if not is_lost and now - self._heard_at < self.settings.grace:
+            return
+        if self._silent_since is None:
+            self._silent_since = now
+        # One after the other, so that two do not ask at once.
+        waits = [m.peer for m in self.members if m.peer not in self._gone and m.peer != self.leader]
+        rank = waits.index(self.me.peer) if self.me.peer in waits else 0
+        if self._candidacy is None:
+            is_due = now - self._silent_since >= rank * self.settings.heartbeat
+        else:
+            patience = (1 + rank) * self.settings.heartbeat + self.settings.grace / 2
+            is_due = now - self._candidacy.since >= patience
+        if is_due:
+            self._stand(now)
+
+    def _stand(self, now: float) -> None:
+        """Ask to lead, under a term greater than all that were heard of."""
+        self._stop()
+        self.term = self._greatest_term = max(self._greatest_term, self.term) + 1
+        self.leader, self._failed = None, None
+        self._candidacy = _Candidacy(self.term, now, {})
+        self._ask_for_promises(self._candidacy)
+        self._beat_at = now + self.settings.heartbeat
+        self._may_lead(now)
+
+    def _ask_for_promises(self, candidacy: _Candidacy) -> None:
+        asked = Candidate(self.me.incarnation, candidacy.term, self.index, self._decisions_after(0))
+        for member in self.members:
+            if member != self.me and member.peer not in candidacy.promises:
+                self._send(member.peer, asked)
+
+    def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
+        self._greatest_term = max(self._greatest_term, message.term)
+        if self._is_introduced(sender, message.decisions):
+            before = self.index
+            if not self._learn_all(message.decisions):
+                return
+            if self.index > before and self._lead is not None:
+                self._step_down(now)  # another has led since, and decided
+        hears_leader = (
+            self.leader not in (None, sender)
+            and self.leader not in self._gone
+            and now - self._heard_at < self.settings.grace / 2
+        )
+        is_member = Member(sender, message.incarnation) in self.members
+        promised_before = message.term == self.term and self.leader == sender
+        can_promise = not (self._lead is not None or hears_leader or not is_member)
+        if not promised_before and not (can_promise and message.term > self.term):
+            if message.index < self.index:
+                # It may be a member no more.
+                decisions = self._decisions_after(message.index)
+                news = Promise(
+                    self.me.incarnation, message.term, self.index, decisions, refuses=True
+                )
+                self._send(sender, news)
+            return
+        if not promised_before:
+            self._stop()
+            self.term, self.leader, self._failed = message.term, sender, None
+            self._candidacy, self._silent_since, self._heard_at = None, None, now
+            self._seen = _NOTHING
+        ballot, accepted = self._accepted or (_NOTHING, None)
+        self._send(
+            sender,
+            Promise(
+                incarnation=self.me.incarnation,
+                term=self.term,
+                index=self.index,
+                decisions=self._decisions_after(message.index),
+                accepted_term=ballot.term,
+                accepted_attempt=ballot.attempt,
+                accepted=accepted.encode() if accepted is not None else b"",
+            ),
+        )
+
+    def _count_promise(self, sender: str, message: Promise, now: float) -> None:
+        candidacy = self._candidacy
+        if candidacy is None or message.term != candidacy.term:
+            return
+        if Member(sender, message.incarnation) not in self.members:
+            return
+        if not self._learn_all(message.decisions):
+            return
+        if message.refuses:
+            first = Decision.decode(message.decisions[0]).index if message.decisions else 0
+            if first > self.index + 1:
+                missing = message.index - self.index
+                self._remove(f"{missing} decisions were made without this member")
+            return
+        candidacy.promises[sender] = message
+        self._may_lead(now)
+
+    def _may_lead(self, now: float) -> None:
+        """Lead, if as many have promised as it takes, and none of them knows of more decisions than this member."""
+        candidacy = self._candidacy
+        assert candidacy is not None
+        peers = {m.peer for m in self.members}
+        promises = {p: said for p, said in candidacy.promises.items() if p in peers}
+        if 1 + len(promises) < num_to_lead(len(self.members)):
+            return
+        if any(promise.index > self.index for promise in promises.values()):
+            return
+        accepted: list[tuple[Ballot, Decision]] = [
+            (promise.ballot, Decision.decode(promise.accepted))
+            for promise in promises.values()
+            if promise.accepted and promise.index == self.index
+        ]
+        if self._accepted is not None:
+            accepted.append(self._accepted)
+        self._candidacy = None
+        self.leader, self._silent_since = self.me.peer, None
+        self._lead = Leader(
+            self.me,
+            self.term,
+            self.settings,
+            self.shape,
+            self._draw,
+            to_adopt=_to_adopt(accepted),
+            is_leaving=self._is_leaving,
+        )
+        self._told = None
+        self._seen = _NOTHING
+        for peer in self._gone:
+            self._lead.loses(peer, now)
+        for peer in promises:
+            self._lead.hears(peer, None, now)
+        self._tell_members()
+        self._step(now)
+
+
+def _to_adopt(accepted: list[tuple[Ballot, Decision]]) -> Decision | None:
+    """What may have been decided: what was accepted under the latest ballot, if it is one thing.
+
+    Acceptors of one ballot that have told different things have decided nothing by it, nor was anything decided before:
+    that would have been proposed to them as it is.
+    """
+    if not accepted:
+        return None
+    latest = max(ballot for ballot, _ in accepted)
+    decisions = [decision for ballot, decision in accepted if ballot == latest]
+    first = decisions[0]
+    if all(replace(d, holders=()) == replace(first, holders=()) for d in decisions):
+        return first
+    return None
+
+
+def _written(proposed: Proposed) -> Proposal:
+    return Proposal(
+        attempt=proposed.attempt,
+        decision=proposed.decision.encode(),
+        acceptors=proposed.acceptors,
+        plan=write_plan(proposed.plan).encode() if proposed.plan is not None else b"",
+    )

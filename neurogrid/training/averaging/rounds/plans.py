@@ -1,0 +1,129 @@
+"""The plan of a round: who reduces what, and its form on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from neurogrid.training.averaging.plan import ReductionPlan, Way
+from neurogrid.training.wire import GroupSettings, Plan
+
+__all__ = ["Shape", "cut_chunks", "make_plan", "read_plan", "write_plan"]
+
+# A reducer begins to answer when it has the first of its chunks.
+_CHUNKS_OF_A_PART: Final = 4
+_MIN_CHUNK_ELEMENTS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The vector that a group averages.
+
+    Attributes:
+        num_elements: float32 elements.
+        block: elements of which a chunk has a multiple, for the codecs of the group.
+    """
+
+    num_elements: int
+    block: int = 1
+
+
+def cut_chunks(num_chunks: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Where the parts of reducers begin and end, by what each can carry.
+
+    Args:
+        num_chunks: chunks of the vector.
+        shares: of each reducer, not negative, at least one above zero.
+
+    Returns:
+        One number more than `shares`, from 0 to `num_chunks`, rising.
+    """
+    total = sum(shares)
+    cuts, sum_so_far = [0], 0.0
+    for share in shares[:-1]:
+        sum_so_far += share
+        cuts.append(min(num_chunks, round(num_chunks * sum_so_far / total)))
+    return (*cuts, num_chunks)
+
+
+def make_plan(
+    settings: GroupSettings,
+    shape: Shape,
+    *,
+    leader: str,
+    weights: Mapping[str, float],
+    bandwidths: Mapping[str, float],
+    reduction: int,
+) -> ReductionPlan:
+    """The plan of one attempt at a round.
+
+    Args:
+        leader: its peer id, which reduces all where it is a server, or where nobody else can.
+        weights: of each contributor, by peer id, in order.
+        bandwidths: bytes a second of those that could reduce; 0 for those that nobody can dial.
+        reduction: u64, by which the attempt is known.
+    """
+    if settings.way == "everybody":
+        shares: dict[str, float] = {}
+    elif settings.way == "server":
+        shares = {leader: 1.0}
+    else:
+        shares = {peer: bandwidths.get(peer, 0.0) for peer in weights}
+        shares = {peer: share for peer, share in shares.items() if share > 0} or {leader: 1.0}
+    chunk_elements = _chunk_elements(settings, shape, len(shares) or len(weights))
+    num_chunks = -(-shape.num_elements // chunk_elements)
+    return ReductionPlan(
+        reduction=reduction,
+        members=tuple(weights),
+        weights=tuple(weights.values()),
+        reducers=tuple(shares),
+        cuts=cut_chunks(num_chunks, tuple(shares.values())) if shares else (),
+        num_elements=shape.num_elements,
+        chunk_elements=chunk_elements,
+        codec=settings.codec,
+        result_codec=settings.result_codec,
+        aggregator=settings.aggregator,
+        way=Way.EVERYBODY if settings.way == "everybody" else Way.BUTTERFLY,
+    )
+
+
+def _chunk_elements(settings: GroupSettings, shape: Shape, num_parts: int) -> int:
+    """Elements of a chunk: a part has some, and none is larger than the settings say."""
+    wanted = -(-shape.num_elements // (num_parts * _CHUNKS_OF_A_PART))
+    wanted = min(max(wanted, _MIN_CHUNK_ELEMENTS), settings.chunk_elements)
+    return max(1, -(-wanted // shape.block)) * shape.block
+
+
+def write_plan(plan: ReductionPlan) -> Plan:
+    """The same, as it is announced."""
+    return Plan(
+        reduction=plan.reduction,
+        members=plan.members,
+        weights=plan.weights,
+        reducers=plan.reducers,
+        cuts=plan.cuts,
+        num_elements=plan.num_elements,
+        chunk_elements=plan.chunk_elements,
+        codec=plan.codec,
+        result_codec=plan.result_codec,
+        aggregator=plan.aggregator,
+        way=plan.way.value,
+    )
+
+
+def read_plan(plan: Plan) -> ReductionPlan:
+    """The same, as it was announced."""
+    return ReductionPlan(
+        reduction=plan.reduction,
+        members=plan.members,
+        weights=plan.weights,
+        reducers=plan.reducers,
+        cuts=plan.cuts,
+        num_elements=plan.num_elements,
+        chunk_elements=plan.chunk_elements,
+        codec=plan.codec,
+        result_codec=plan.result_codec,
+        aggregator=plan.aggregator,
+        way=Way(plan.way),
+    )

@@ -1,0 +1,524 @@
+"""The payloads that a group agrees by: decisions, proposals, and what leader and members tell each other of them.
+
+Each message tells the whole state of its sender, as far as the other needs it: one that is lost or comes twice does no
+harm, since the next says the same again. When each is sent is not known here.
+
+Source: protocol_spec/training/groups.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import (
+    BOOLEAN,
+    Form,
+    Map,
+    array,
+    binary,
+    line,
+    one_of,
+    optional,
+    text,
+    uint,
+)
+from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_ERROR_CHARS, MAX_PEER_ID_CHARS
+from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
+
+__all__ = [
+    "DIGEST_BYTES",
+    "MAX_GROUP_MEMBERS",
+    "MAX_TOLD_DECISIONS",
+    "Ballot",
+    "Candidate",
+    "Decision",
+    "Join",
+    "Joined",
+    "Lead",
+    "Leave",
+    "Member",
+    "Plan",
+    "Promise",
+    "Proposal",
+    "Status",
+]
+
+DIGEST_BYTES: Final = 32
+"""Bytes of a digest."""
+
+MAX_GROUP_MEMBERS: Final = 4096
+"""Members of a group: their table fits a control message. More are groups of groups."""
+
+MAX_TOLD_DECISIONS: Final = 8
+"""Decisions in one message: who is further behind fetches the state."""
+
+_MAX_WEIGHT: Final = 1e30
+_MAX_NESTED: Final = 768 * 1024
+_MAX_REASON: Final = 256
+
+
+def _number(smallest: float, largest: float) -> Form:
+    return Form(
+        f"a number from {smallest:g} to {largest:g}",
+        lambda value: type(value) in (int, float) and smallest <= value <= largest,
+        read=float,
+        write=float,
+        absent=0.0,
+    )
+
+
+_WEIGHT: Final = _number(0.0, _MAX_WEIGHT)
+# Not all arrays have a writer for their items: floats go as they are.
+_WEIGHTS: Final = array(
+    Form(_WEIGHT.must, lambda value: type(value) is float and 0 <= value <= _MAX_WEIGHT),
+    MAX_GROUP_MEMBERS,
+)
+_PEER: Final = text(MAX_PEER_ID_CHARS, smallest=1)
+_PEERS: Final = array(_PEER, MAX_GROUP_MEMBERS)
+_DIGEST: Final = binary(DIGEST_BYTES)
+_NAME: Final = text(32, smallest=1)
+
+
+class Member(NamedTuple):
+    """One process of a group.
+
+    Attributes:
+        peer: its peer id (base58).
+        incarnation: u64, chosen at random when the process joined: one that was started again is another member.
+    """
+
+    peer: str
+    incarnation: int
+
+
+class Ballot(NamedTuple):
+    """A number of a proposal: of two, the greater one is the later.
+
+    Attributes:
+        term: u64, of the leader, from 1; 0 for none.
+        attempt: u64, of the leader in its term, from 1.
+    """
+
+    term: int
+    attempt: int
+
+
+def _check_peers(what: str, peers: tuple[str, ...]) -> None:
+    if len(set(peers)) != len(peers):
+        raise violation(f"{what} names a peer twice")
+
+
+def _members(peers: tuple[str, ...], incarnations: tuple[int, ...]) -> tuple[Member, ...]:
+    return tuple(Member(*pair) for pair in zip(peers, incarnations, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(ControlPayload):
+    """One entry of what a group has decided: its members from here on, and the outcome of a round, if it is one.
+
+    Attributes:
+        index: u64, from 1, without gaps.
+        round: u64, the rounds decided so far, this one included.
+        peers, incarnations: the members from here on.
+        contributors, weights: whose vectors are in the aggregate, and how they count; empty where it is no round.
+        digest: of the aggregate, 32 bytes; empty where it is no round, or yet to be computed.
+        num_elements, chunk_elements, codec: of the aggregate, to fetch it by.
+        holders: peer ids of those that had the aggregate when it was decided.
+    """
+
+    index: int
+    round: int
+    peers: tuple[str, ...]
+    incarnations: tuple[int, ...]
+    contributors: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    digest: bytes = b""
+    num_elements: int = 0
+    chunk_elements: int = 0
+    codec: str = ""
+    holders: tuple[str, ...] = ()
+
+    _map = Map(
+        "a decision",
+        {
+            "index": uint(MAX_U64, smallest=1),
+            "round": uint(MAX_U64),
+            "peers": _PEERS,
+            "incarnations": array(uint(MAX_U64), MAX_GROUP_MEMBERS),
+            "contributors": optional(_PEERS),
+            "weights": optional(_WEIGHTS),
+            "digest": optional(_DIGEST),
+            "num_elements": optional(uint(MAX_U64)),
+            "chunk_elements": optional(uint(MAX_U32)),
+            "codec": optional(_NAME),
+            "holders": optional(_PEERS),
+        },
+    )
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members from here on."""
+        return _members(self.peers, self.incarnations)
+
+    @property
+    def is_round(self) -> bool:
+        """Whether it is the outcome of a round."""
+        return bool(self.contributors)
+
+    def _check(self) -> None:
+        if len(self.peers) != len(self.incarnations) or not self.peers:
+            raise violation("a decision names no member, or one without its incarnation")
+        _check_peers("a decision", self.peers)
+        _check_peers("a decision", self.contributors)
+        if len(self.weights) != len(self.contributors) or len(self.digest) not in (0, DIGEST_BYTES):
+            raise violation("a decision has no weight for a contributor, or half a digest")
+        # The digest of a round that is yet to be computed is not known.
+        has_vector = bool(self.num_elements and self.chunk_elements and self.codec)
+        if has_vector != self.is_round or (self.digest and not has_vector):
+            raise violation("contributors and an aggregate go together")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(ControlPayload):
+    """A reduction, as `averaging.plan.ReductionPlan` has it; fields by the same names."""
+
+    reduction: int
+    members: tuple[str, ...]
+    weights: tuple[float, ...]
+    reducers: tuple[str, ...]
+    cuts: tuple[int, ...]
+    num_elements: int
+    chunk_elements: int
+    codec: str
+    result_codec: str
+    aggregator: str
+    way: str
+
+    _map = Map(
+        "a plan",
+        {
+            "reduction": uint(MAX_U64, smallest=1),
+            "members": _PEERS,
+            "weights": _WEIGHTS,
+            "reducers": optional(_PEERS),
+            "cuts": optional(array(uint(MAX_U32), MAX_GROUP_MEMBERS + 1)),
+            "num_elements": uint(MAX_U64, smallest=1),
+            "chunk_elements": uint(MAX_U32, smallest=1),
+            "codec": _NAME,
+            "result_codec": _NAME,
+            "aggregator": _NAME,
+            "way": one_of({"butterfly", "everybody"}),
+        },
+    )
+
+    def _check(self) -> None:
+        _check_peers("a plan", self.members)
+        _check_peers("a plan", self.reducers)
+        if not self.members or len(self.weights) != len(self.members) or not any(self.weights):
+            raise violation("a plan has no member, or no weight for one, or none above zero")
+        num_chunks = math.ceil(self.num_elements / self.chunk_elements)
+        if num_chunks > MAX_U32:
+            raise violation(f"a plan has {num_chunks} chunks; at most {MAX_U32} can be told apart")
+        if self.way == "everybody":
+            if self.reducers or self.cuts:
+                raise violation("a plan in which everybody aggregates names reducers")
+            return
+        spans = len(self.cuts) == len(self.reducers) + 1 and bool(self.reducers)
+        rises = all(low <= high for low, high in pairwise(self.cuts))
+        if not spans or not rises or self.cuts[0] != 0 or self.cuts[-1] != num_chunks:
+            raise violation("a plan does not give each chunk to one reducer")
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal(ControlPayload):
+    """What a leader would have its group decide next.
+
+    Attributes:
+        attempt: u64, from 1: with the term of the message it is a ballot.
+        decision: an encoded `Decision`, to be accepted as it is; of a round that is yet to be computed, without its
+            digest.
+        plan: an encoded `Plan`, of a round that is yet to be computed; else empty.
+        acceptors: peer ids of the members that are to accept it, or to compute it.
+    """
+
+    attempt: int
+    decision: bytes
+    acceptors: tuple[str, ...]
+    plan: bytes = b""
+
+    _map = Map(
+        "a proposal",
+        {
+            "attempt": uint(MAX_U64, smallest=1),
+            "decision": binary(_MAX_NESTED, smallest=1),
+            "acceptors": _PEERS,
+            "plan": optional(binary(_MAX_NESTED)),
+        },
+    )
+
+    def _check(self) -> None:
+        _check_peers("a proposal", self.acceptors)
+
+
+@dataclass(frozen=True, slots=True)
+class Lead(ControlPayload):
+    """What a leader tells a member: what was decided since, and what is to be decided.
+
+    Attributes:
+        term: u64, the leader's, from 1.
+        index: u64, of the last decision.
+        decisions: encoded decisions that the member does not have, in order, as many as are kept and fit.
+        proposal: an encoded `Proposal` for the decision after `index`; empty for none.
+        waits_for: peer ids of members that the group waits for, for people.
+    """
+
+    term: int
+    index: int
+    decisions: tuple[bytes, ...] = ()
+    proposal: bytes = b""
+    waits_for: tuple[str, ...] = ()
+
+    _map = Map(
+        "Lead",
+        {
+            "term": uint(MAX_U64, smallest=1),
+            "index": uint(MAX_U64),
+            "decisions": optional(array(binary(_MAX_NESTED, smallest=1), MAX_TOLD_DECISIONS)),
+            "proposal": optional(binary(_MAX_NESTED)),
+            "waits_for": optional(_PEERS),
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Status(ControlPayload):
+    """What a member tells its leader.
+
+    Attributes:
+        incarnation: u64, the sender's.
+        term: u64, the greatest that it has promised.
+        index: u64, of the last decision that it has.
+        ready_round: u64, the round that it has a vector for; 0 for none.
+        weight: how much the vector counts.
+        accepted_term, accepted_attempt, accepted: the ballot and the digest of what it has accepted for the decision
+            after `index`; 0 and empty for nothing. The digest of a decision that is no round is empty.
+        failed_attempt: u64, the attempt of this term that it could not do its part of; 0 for none.
+        lost: peer ids of those that are to blame for that; the sender's own where it is to blame itself.
+        reasons: one line for each, for people.
+        bandwidth: bytes a second that it can send and receive; 0 for a member that reduces nothing, since nobody can
+            dial it.
+        observes: it contributes nothing for now: no round waits for it.
+    """
+
+    incarnation: int
+    term: int
+    index: int
+    ready_round: int = 0
+    weight: float = 0.0
+    accepted_term: int = 0
+    accepted_attempt: int = 0
+    accepted: bytes = b""
+    failed_attempt: int = 0
+    lost: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    bandwidth: float = 0.0
+    observes: bool = False
+
+    _map = Map(
+        "Status",
+        {
+            "incarnation": uint(MAX_U64),
+            "term": uint(MAX_U64),
+            "index": uint(MAX_U64),
+            "ready_round": optional(uint(MAX_U64)),
+            "weight": optional(_WEIGHT),
+            "accepted_term": optional(uint(MAX_U64)),
+            "accepted_attempt": optional(uint(MAX_U64)),
+            "accepted": optional(_DIGEST),
+            "failed_attempt": optional(uint(MAX_U64)),
+            "lost": optional(_PEERS),
+            "reasons": optional(array(text(_MAX_REASON), MAX_GROUP_MEMBERS)),
+            "bandwidth": optional(_number(0.0, _MAX_WEIGHT)),
+            "observes": optional(BOOLEAN),
+        },
+    )
+
+    @property
+    def ballot(self) -> Ballot:
+        """The ballot of what was accepted; (0, 0) for nothing."""
+        return Ballot(self.accepted_term, self.accepted_attempt)
+
+    def _check(self) -> None:
+        if len(self.accepted) not in (0, DIGEST_BYTES):
+            raise violation("Status has half a digest")
+        if len(self.reasons) != len(self.lost):
+            raise violation("Status names a lost peer without the reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(ControlPayload):
+    """A member would lead.
+
+    Attributes:
+        incarnation: u64, the sender's.
+        term: u64, greater than any that it knows of.
+        index: u64, of the last decision that it has.
+        decisions: the last encoded decisions that it has, in order: a member that is behind may not know it yet.
+    """
+
+    incarnation: int
+    term: int
+    index: int
+    decisions: tuple[bytes, ...] = ()
+
+    _map = Map(
+        "Candidate",
+        {
+            "incarnation": uint(MAX_U64),
+            "term": uint(MAX_U64, smallest=1),
+            "index": uint(MAX_U64),
+            "decisions": optional(array(binary(_MAX_NESTED, smallest=1), MAX_TOLD_DECISIONS)),
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Promise(ControlPayload):
+    """A member follows a candidate, and will accept nothing of a lesser term; or it refuses, and says what is news.
+
+    Attributes:
+        incarnation: u64, the sender's.
+        term: u64, the candidate's.
+        index: u64, of the last decision that the sender has.
+        decisions: encoded decisions that the candidate lacks, in order.
+        accepted_term, accepted_attempt: the ballot of what the sender has accepted after `index`; 0 for nothing.
+        accepted: the encoded `Decision` of that.
+        refuses: it promises nothing.
+    """
+
+    incarnation: int
+    term: int
+    index: int
+    decisions: tuple[bytes, ...] = ()
+    accepted_term: int = 0
+    accepted_attempt: int = 0
+    accepted: bytes = b""
+    refuses: bool = False
+
+    _map = Map(
+        "Promise",
+        {
+            "incarnation": uint(MAX_U64),
+            "term": uint(MAX_U64, smallest=1),
+            "index": uint(MAX_U64),
+            "decisions": optional(array(binary(_MAX_NESTED, smallest=1), MAX_TOLD_DECISIONS)),
+            "accepted_term": optional(uint(MAX_U64)),
+            "accepted_attempt": optional(uint(MAX_U64)),
+            "accepted": optional(binary(_MAX_NESTED)),
+            "refuses": optional(BOOLEAN),
+        },
+    )
+
+    @property
+    def ballot(self) -> Ballot:
+        """The ballot of what was accepted; (0, 0) for nothing."""
+        return Ballot(self.accepted_term, self.accepted_attempt)
+
+    def _check(self) -> None:
+        if bool(self.accepted) != (self.ballot > Ballot(0, 0)):
+            raise violation(
+                "a promise has a ballot without a decision, or a decision without its ballot"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Join(ControlPayload):
+    """A peer would be a member.
+
+    Attributes:
+        incarnation: u64, chosen at random for this.
+        layout: the digest of names, shapes and order of its tensors.
+        num_elements: of all of them together.
+        addresses: multiaddrs that it can be dialled at; empty where nobody can.
+        bandwidth: as in `Status`.
+    """
+
+    incarnation: int
+    layout: bytes
+    num_elements: int
+    addresses: tuple[str, ...] = ()
+    bandwidth: float = 0.0
+
+    _map = Map(
+        "Join",
+        {
+            "incarnation": uint(MAX_U64),
+            "layout": binary(DIGEST_BYTES, smallest=DIGEST_BYTES),
+            "num_elements": uint(MAX_U64, smallest=1),
+            "addresses": optional(array(text(MAX_ADDRESS_CHARS), 16)),
+            "bandwidth": optional(_number(0.0, _MAX_WEIGHT)),
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(ControlPayload):
+    """The answer to a `Join`, as soon as the group has decided on it; or where to ask instead.
+
+    Attributes:
+        term: u64, the leader's.
+        decisions: the last encoded decisions, in order; by the last of them the asking peer is a member. Empty where
+            another leads, which is then the one peer that is named.
+        settings: the encoded settings of the group, a map.
+        peers, addresses: multiaddrs of members, each with the peer id that it belongs to.
+    """
+
+    term: int
+    decisions: tuple[bytes, ...]
+    settings: bytes
+    peers: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    _map = Map(
+        "Joined",
+        {
+            "term": uint(MAX_U64, smallest=1),
+            "decisions": optional(array(binary(_MAX_NESTED, smallest=1), MAX_TOLD_DECISIONS)),
+            "settings": binary(64 * 1024, smallest=1),
+            "peers": optional(array(_PEER, 16 * MAX_GROUP_MEMBERS)),
+            "addresses": optional(array(text(MAX_ADDRESS_CHARS), 16 * MAX_GROUP_MEMBERS)),
+        },
+    )
+
+    def _check(self) -> None:
+        if len(self.peers) != len(self.addresses):
+            raise violation("Joined has an address of nobody")
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(ControlPayload):
+    """A member goes.
+
+    Attributes:
+        incarnation: u64, the sender's.
+        reason: one line, for people; empty for none.
+        ends_group: the leader ends the group: nobody is to take over.
+    """
+
+    incarnation: int
+    reason: str = ""
+    ends_group: bool = False
+
+    _map = Map(
+        "Leave",
+        {
+            "incarnation": uint(MAX_U64),
+            "reason": optional(line(MAX_ERROR_CHARS)),
+            "ends_group": optional(BOOLEAN),
+        },
+    )

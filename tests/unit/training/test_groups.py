@@ -1,0 +1,259 @@
+"""Groups of real members, on a network in memory: vectors in, the same bits out, whoever goes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+import trio
+from torch import Tensor
+
+from neurogrid.errors import ConfigurationError, PeerRefusedError
+from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
+from neurogrid.training.averaging.groups import (
+    Group,
+    GroupError,
+    NotAMemberError,
+    Outcome,
+    RoundTimeout,
+    open_group,
+)
+from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.wire import GroupSettings
+
+DEADLINE = 60
+TIMEOUT = 30
+SHAPES = {"a.weight": (40, 30), "b": (7,), "c": (3, 1, 5)}
+LAYOUT = Layout.of({name: torch.empty(shape) for name, shape in SHAPES.items()})
+SIZE = LAYOUT.num_elements
+
+
+def settings(**changed: object) -> GroupSettings:
+    return GroupSettings(**{"grace": 1.0, "attempt_timeout": 10.0, **changed})  # type: ignore[arg-type]
+
+
+@dataclass
+class Peer:
+    """A member, and what ends it without a word."""
+
+    host: MemoryHost
+    group: Group
+    scope: trio.CancelScope
+
+    def kill(self) -> None:
+        self.scope.cancel()
+
+
+async def _run(
+    network: MemoryNetwork,
+    join: list[str],
+    chosen: GroupSettings | None,
+    task_status: trio.TaskStatus[Peer],
+) -> None:
+    with trio.CancelScope() as scope:
+        async with (
+            network.open_host() as host,
+            open_group(host, LAYOUT, join=join, settings=chosen) as group,
+        ):
+            task_status.started(Peer(host, group, scope))
+            await trio.sleep_forever()
+
+
+class Peers:
+    """Members that are there, the founder first."""
+
+    def __init__(self, network: MemoryNetwork, nursery: trio.Nursery) -> None:
+        self.network, self.nursery = network, nursery
+        self.all: list[Peer] = []
+
+    async def add(self, chosen: GroupSettings | None = None) -> Peer:
+        join = list(self.all[0].host.addresses) if self.all else []
+        peer: Peer = await self.nursery.start(_run, self.network, join, chosen)
+        self.all.append(peer)
+        return peer
+
+    async def average(
+        self, vectors: list[Tensor], weights: list[float] | None = None
+    ) -> list[Outcome]:
+        outcomes: list[Outcome | None] = [None] * len(vectors)
+
+        async def one(number: int) -> None:
+            weight = weights[number] if weights else 1.0
+            outcomes[number] = await self.all[number].group.average(
+                vectors[number], weight=weight, timeout=TIMEOUT
+            )
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(vectors)):
+                nursery.start_soon(one, number)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+
+@asynccontextmanager
+async def a_group(number: int, **changed: object) -> AsyncIterator[Peers]:
+    chosen = settings(min_members=number, **changed)
+    with trio.fail_after(DEADLINE):
+        async with open_memory_network() as network, trio.open_nursery() as nursery:
+            peers = Peers(network, nursery)
+            for _ in range(number):
+                await peers.add(chosen)
+            await peers.all[0].group.wait_members(number, timeout=TIMEOUT)
+            yield peers
+            nursery.cancel_scope.cancel()
+
+
+def vectors(number: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(SIZE, generator=generator) for _ in range(number)]
+
+
+@pytest.mark.parametrize("way", ["butterfly", "server", "everybody"])
+@pytest.mark.parametrize("number", [1, 2, 4])
+async def test_all_get_the_same_mean(number: int, way: str) -> None:
+    async with a_group(number, way=way) as peers:
+        for round_ in (1, 2, 3):
+            given = vectors(number, round_)
+            weights = [1.0 + index for index in range(number)]
+            outcomes = await peers.average(given, weights)
+            expected = sum(w * v for w, v in zip(weights, given, strict=True)) / sum(weights)
+            for outcome in outcomes:
+                assert outcome.round == round_
+                assert outcome.has_contributed
+                assert set(outcome.contributors) == {peer.group.peer_id for peer in peers.all}
+                assert torch.equal(outcome.values, outcomes[0].values)
+                torch.testing.assert_close(outcome.values, expected)
+
+
+@pytest.mark.parametrize("codec", ["f16", "bf16", "int8", "int4"])
+async def test_what_is_applied_is_the_decoded_form_for_all(codec: str) -> None:
+    async with a_group(3, codec=codec, result_codec="f16") as peers:
+        outcomes = await peers.average(vectors(3))
+        for outcome in outcomes:
+            assert torch.equal(outcome.values, outcomes[0].values)
+            assert torch.equal(outcome.values, outcome.values.half().float())
+
+
+async def test_tensors_of_a_model_are_replaced_by_their_means() -> None:
+    async with a_group(2) as peers:
+        models = [
+            {
+                name: torch.full(shape, float(number), dtype=torch.bfloat16)
+                for name, shape in SHAPES.items()
+            }
+            for number in (1, 3)
+        ]
+        async with trio.open_nursery() as nursery:
+            for peer, model in zip(peers.all, models, strict=True):
+                nursery.start_soon(_all_reduce, peer.group, model)
+        for model in models:
+            assert all(torch.equal(t, torch.full_like(t, 2.0)) for t in model.values())
+
+
+async def _all_reduce(group: Group, tensors: dict[str, Tensor]) -> None:
+    await group.all_reduce(tensors, timeout=TIMEOUT)
+
+
+async def test_a_member_that_is_late_gets_the_outcome_without_its_vector() -> None:
+    async with a_group(3) as peers:
+        given = vectors(3)
+        first = await peers.average(given[:2])
+        assert all(len(outcome.contributors) == 2 for outcome in first)
+        late = await peers.all[2].group.average(given[2], timeout=TIMEOUT)
+        assert not late.has_contributed
+        assert late.round == 1
+        assert torch.equal(late.values, first[0].values)
+        assert all(o.has_contributed for o in await peers.average(given))
+
+
+@pytest.mark.parametrize("lost", [0, 2], ids=["leader", "member"])
+async def test_the_others_go_on_when_one_dies(lost: int) -> None:
+    async with a_group(4) as peers:
+        await peers.average(vectors(4))
+        peers.all[lost].kill()
+        del peers.all[lost]
+        for round_ in (2, 3):
+            given = vectors(3, round_)
+            outcomes = await peers.average(given)
+            for outcome in outcomes:
+                assert outcome.round == round_
+                assert torch.equal(outcome.values, outcomes[0].values)
+                torch.testing.assert_close(outcome.values, sum(given) / 3)
+
+
+async def test_a_newcomer_takes_part_in_the_next_round() -> None:
+    async with a_group(2) as peers:
+        await peers.average(vectors(2))
+        newcomer = await peers.add()
+        assert newcomer.group.round == 1
+        assert newcomer.group.settings == peers.all[0].group.settings
+        outcomes = await peers.average(vectors(3))
+        assert all(len(outcome.contributors) == 3 for outcome in outcomes)
+
+
+async def test_one_may_join_at_any_member() -> None:
+    async with a_group(3) as peers:
+        peers.all.reverse()
+        newcomer = await peers.add()
+        assert len(newcomer.group.members) == 4
+
+
+async def test_other_tensors_are_refused_by_name() -> None:
+    async with a_group(1) as peers, peers.network.open_host() as host:
+        other = Layout.of({"a.weight": torch.empty(30, 40)})
+        with pytest.raises(PeerRefusedError, match="names, shapes or their order differ"):
+            async with open_group(host, other, join=peers.all[0].host.addresses):
+                pass
+
+
+async def test_a_round_that_is_not_decided_says_for_whom_it_waits() -> None:
+    async with a_group(2, grace=20.0) as peers:
+        one, other = peers.all
+        with pytest.raises(RoundTimeout, match=other.group.peer_id):
+            await one.group.average(vectors(1)[0], timeout=1.0)
+        # The vector was withdrawn; the next is another.
+        outcomes = await peers.average(vectors(2, 5))
+        torch.testing.assert_close(outcomes[0].values, sum(vectors(2, 5)) / 2)
+
+
+async def test_a_vector_that_is_not_finite_costs_its_sender_the_round() -> None:
+    async with a_group(3) as peers:
+        given = vectors(3)
+        given[1][5] = float("nan")
+        outcomes = await peers.average(given)
+        sender = peers.all[1].group.peer_id
+        assert all(sender not in outcome.contributors for outcome in outcomes)
+        assert [outcome.has_contributed for outcome in outcomes] == [True, False, True]
+        assert all(outcome.values.isfinite().all() for outcome in outcomes)
+
+
+async def test_those_who_leave_are_not_waited_for() -> None:
+    async with a_group(3, grace=20.0) as peers:
+        await peers.average(vectors(3))
+        await peers.all[0].group.leave()  # the leader
+        with pytest.raises(NotAMemberError, match="it has left"):
+            await peers.all[0].group.average(vectors(1)[0], timeout=TIMEOUT)
+        del peers.all[0]
+        outcomes = await peers.average(vectors(2))
+        assert all(len(outcome.contributors) == 2 for outcome in outcomes)
+
+
+async def test_what_is_wrong_with_a_vector_is_said() -> None:
+    async with a_group(1) as peers:
+        group = peers.all[0].group
+        for wrong in (torch.zeros(3), torch.zeros(SIZE, dtype=torch.float64)):
+            with pytest.raises(ConfigurationError, match=f"averages float32 \\[{SIZE}\\]"):
+                await group.average(wrong, timeout=1)
+        with pytest.raises(ConfigurationError, match="weight"):
+            await group.average(torch.zeros(SIZE), weight=float("nan"), timeout=1)
+
+
+async def test_nobody_there_is_an_error_in_time() -> None:
+    async with open_memory_network() as network, network.open_host() as host:
+        async with network.open_host() as gone:
+            address = gone.addresses[0]
+        with pytest.raises(GroupError, match="no group was joined within"):
+            async with open_group(host, LAYOUT, join=[address], timeout=1.0):
+                pass
