@@ -16,8 +16,8 @@ from torch import Tensor
 from neurogrid.p2p import Identity, TensorMessage, new_request_id
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
-from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions import MembersLostError, Reductions, Result
 from neurogrid.training.wire.types import TrainingMessage, training_table

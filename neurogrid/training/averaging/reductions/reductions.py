@@ -16,9 +16,10 @@ from neurogrid.errors import LocalProtocolError, NeuroGridError, RequestRefusedE
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import Data, ErrorCode, TensorMessage
+from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.reductions.fetching import Fetching
-from neurogrid.training.averaging.reductions.forms import Aggregator, Codec
 from neurogrid.training.averaging.reductions.reduction import Reduction, ended
 from neurogrid.training.averaging.reductions.result import Result
 from neurogrid.training.wire.types import TrainingMessage
@@ -60,20 +61,16 @@ class Reductions:
         exchange: Exchange,
         *,
         admit: Callable[[str], bool],
-        parse_codec: Callable[[str], Codec],
-        parse_aggregator: Callable[[str], Aggregator],
         early_timeout: float = EARLY_TIMEOUT,
     ) -> None:
         self._exchange = exchange
         self._admit = admit
-        self._parse_codec = parse_codec
-        self._parse_aggregator = parse_aggregator
         self._early_timeout = early_timeout
         self._running: dict[int, Reduction] = {}
         self._over: dict[int, None] = {}  # in the order of their ends
         self._early: dict[int, _Early] = {}
         self._held: dict[bytes, Result] = {}
-        self._fetching = Fetching(exchange, parse_codec)
+        self._fetching = Fetching(exchange)
         exchange.on_message(TrainingMessage.CHUNK, self._take_chunk)
         exchange.on_message(TrainingMessage.FETCH_DIGESTS, self._give_digests)
         exchange.on_message(TrainingMessage.FETCH, self._give_chunk)
@@ -117,9 +114,9 @@ class Reductions:
             self._exchange,
             plan,
             values,
-            codec=self._parse_codec(plan.codec),
-            result_codec=self._parse_codec(plan.result_codec),
-            aggregator=self._parse_aggregator(plan.aggregator),
+            codec=parse_codec(plan.codec),
+            result_codec=parse_codec(plan.result_codec),
+            aggregator=parse_aggregator(plan.aggregator),
             out=out,
             on_waiting=on_waiting,
         )
