@@ -126,7 +126,7 @@ async def test_a_result_may_have_memory_that_is_there() -> None:
 # Lost peers
 
 
-@given(num_bytes=st.integers(0, 16_000), way=st.sampled_from(Way))
+@given(num_bytes=st.integers(0, 4500), way=st.sampled_from(Way))
 @settings(max_examples=30)
 def test_whoever_survives_a_lost_member_names_it(num_bytes: int, way: Way) -> None:
     async def reduce() -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import trio
-from blake3 import blake3
 from trio.testing import MockClock
 
 from neurogrid.errors import LocalProtocolError, PeerRefusedError
 from neurogrid.p2p import TensorMessage, new_request_id
-from neurogrid.p2p.wire import ErrorCode
+from neurogrid.p2p.wire import ErrorCode, chunk_digest
 from neurogrid.training.averaging.reductions import (
     MAX_HELD,
     Result,
@@ -30,23 +29,25 @@ from tests.unit.training.reducing import (
     reduce_all,
     vectors,
 )
+from tests.unit.vectors import in_turn, subject
 
 NUM = 1000
 
 
-def test_a_digest_is_that_of_the_specification() -> None:
-    digests = [bytes([index]) * 32 for index in range(3)]
-    hasher = blake3(derive_key_context="neurogrid 2026-11-25 training result digest")
-    hasher.update(struct.pack(">QQB", 700, 256, 4) + b"int8" + b"".join(digests))
-    digest = result_digest(digests, num_elements=700, chunk_elements=256, codec="int8")
-    assert digest == hasher.digest()
-    others = {
-        result_digest(digests, num_elements=701, chunk_elements=256, codec="int8"),
-        result_digest(digests, num_elements=700, chunk_elements=300, codec="int8"),
-        result_digest(digests, num_elements=700, chunk_elements=256, codec="int4"),
-        result_digest(digests[::-1], num_elements=700, chunk_elements=256, codec="int8"),
-    }
-    assert len(others | {digest}) == 5
+@in_turn("training_result_digest")
+def test_a_result_has_the_digest_of_the_vector(name: str, case: Any) -> None:
+    digest = result_digest(
+        [chunk_digest(bytes.fromhex(chunk)) for chunk in case["chunks"]],
+        num_elements=case["num_elements"],
+        chunk_elements=case["chunk_elements"],
+        codec=case["codec"],
+    )
+    assert digest.hex() == case["digest"]
+
+
+def test_no_two_of_the_vectors_have_one_digest() -> None:
+    digests = [case["digest"] for case in subject("training_result_digest")["cases"]]
+    assert len(set(digests)) == len(digests)
 
 
 async def hold_everywhere(group: Group, codec: str = "f32", *, holders: int = 3) -> Result:

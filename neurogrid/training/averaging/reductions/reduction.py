@@ -277,7 +277,8 @@ class Reduction:
         try:
             with unwrap_errors(), self._scope:
                 async with trio.open_nursery() as nursery:
-                    self._start(nursery, timeout)
+                    # Not the requests find out that the time is over, since they do not know who is waited for.
+                    self._start(nursery, timeout + GIVE_UP_GRACE)
                     self._note_change()
                     while not self._is_complete or self._untaken:
                         await self._changed.wait()
@@ -484,8 +485,8 @@ class Reduction:
                     await self._exchange.send(peer_id, message)
                 except _OF_THE_PEER as error:
                     self.lose(peer_id, str(error))
-                else:
-                    self._came(peer_id, self._untaken)
+            if peer_id not in self._gone:
+                self._came(peer_id, self._untaken)
 
     def _forget_answers(self, peer_id: str) -> None:
         """A member is gone that has done its part: the others need nothing of it."""
