@@ -33,6 +33,8 @@ from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 __all__ = [
     "DIGEST_BYTES",
     "MAX_GROUP_MEMBERS",
+    "MAX_NOTE_BYTES",
+    "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",
     "Ballot",
     "Candidate",
@@ -45,6 +47,7 @@ __all__ = [
     "Plan",
     "Promise",
     "Proposal",
+    "StateInfo",
     "Status",
 ]
 
@@ -53,6 +56,12 @@ DIGEST_BYTES: Final = 32
 
 MAX_GROUP_MEMBERS: Final = 4096
 """Members of a group: their table fits a control message. More are groups of groups."""
+
+MAX_STATE_VECTORS: Final = 16
+"""Vectors of a state: weights, and what an outer optimiser keeps for each."""
+
+MAX_NOTE_BYTES: Final = 64 * 1024
+"""Bytes of what a state has besides vectors: positions, counters."""
 
 MAX_TOLD_DECISIONS: Final = 8
 """Decisions in one message: who is further behind fetches the state."""
@@ -522,3 +531,37 @@ class Leave(ControlPayload):
             "ends_group": optional(BOOLEAN),
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfo(ControlPayload):
+    """The state that a member has, for one that has just joined: it is the same for all after the same round.
+
+    Attributes:
+        round: u64, the last round that is in it.
+        digests: of its vectors, 32 bytes each, by which they are fetched as the result of a reduction is.
+        sizes: float32 elements of each.
+        chunk_elements: u32, elements of a chunk of each.
+        note: bytes that mean something to the program; at most `MAX_NOTE_BYTES`.
+    """
+
+    round: int
+    digests: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    chunk_elements: int
+    note: bytes = b""
+
+    _map = Map(
+        "StateInfo",
+        {
+            "round": uint(MAX_U64),
+            "digests": array(binary(DIGEST_BYTES, smallest=DIGEST_BYTES), MAX_STATE_VECTORS),
+            "sizes": array(uint(MAX_U64, smallest=1), MAX_STATE_VECTORS),
+            "chunk_elements": uint(MAX_U32, smallest=1),
+            "note": optional(binary(MAX_NOTE_BYTES)),
+        },
+    )
+
+    def _check(self) -> None:
+        if len(self.digests) != len(self.sizes):
+            raise violation("StateInfo does not give each vector its size")

@@ -69,7 +69,6 @@ class Codec(ABC):
         data: Bytes = np.empty(self.num_bytes(len(values)), np.uint8)
         for start in range(0, len(values), TILE):
             tile = values[start : start + TILE]
-            check_finite(tile, start)
             first = self.num_bytes(start)
             self._encode(tile, data[first : first + self.num_bytes(len(tile))], start)
         return data.data
@@ -110,7 +109,7 @@ class Codec(ABC):
 
     @abstractmethod
     def _encode(self, values: torch.Tensor, data: Bytes, start: int) -> None:
-        """Write the form of a tile, which is finite. `start` is where it stands, for texts."""
+        """Write the form of a tile, once it is found to be finite. `start` is where it stands, for texts."""
 
     @abstractmethod
     def _decode(self, data: Bytes, values: torch.Tensor) -> None:

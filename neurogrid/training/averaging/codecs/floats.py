@@ -62,7 +62,9 @@ class _Half(_Floats):
 
     def _encode(self, values: torch.Tensor, data: Bytes, start: int) -> None:
         low, high = torch.aminmax(values)
-        if max(-low.item(), high.item()) >= self._too_large:
+        # NaN is below nothing.
+        if not (-low.item() < self._too_large and high.item() < self._too_large):
+            check_finite(values, start)
             index = int(values.abs().argmax())
             raise NotFiniteError(
                 f"element {start + index} is {float(values[index])}, and the largest of {self.name} is "

@@ -17,7 +17,13 @@ import torch
 
 from neurogrid.errors import NotFiniteError, RemoteProtocolError
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.training.averaging.codecs.codec import BlockCodec, Bytes, Floats, check_scales
+from neurogrid.training.averaging.codecs.codec import (
+    BlockCodec,
+    Bytes,
+    Floats,
+    check_finite,
+    check_scales,
+)
 
 __all__ = ["GROUP", "Int4", "Int8"]
 
@@ -35,7 +41,9 @@ class _Integers(BlockCodec):
 
     def _encode_blocks(self, values_GB: torch.Tensor, data_GW: Bytes, start: int) -> None:
         scales_G1 = values_GB.abs().amax(1, keepdim=True).numpy() / np.float32(self._largest)
-        if scales_G1.max() > self._bound:
+        # NaN, which is at most nothing, is the largest of its group, and of all.
+        if not scales_G1.max() <= self._bound:
+            check_finite(values_GB.reshape(-1), start)
             index = int(values_GB.abs().argmax())
             raise NotFiniteError(
                 f"element {start + index} is {float(values_GB.reshape(-1)[index])}, too large for {self.name}: "

@@ -43,6 +43,7 @@ from neurogrid.training.averaging.groups.errors import (
     RoundTimeout,
 )
 from neurogrid.training.averaging.groups.messenger import KINDS, Messenger
+from neurogrid.training.averaging.groups.states import State, States
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.reductions import (
@@ -134,13 +135,19 @@ class Group:
         self._scopes: dict[int, trio.CancelScope] = {}
         self._vector: Tensor | None = None
         self._results: dict[bytes, Result] = {}
-        self._decided: deque[Decision] = deque()
         self._undelivered, self._undelivered_end = trio.open_memory_channel[Decided](1024)
         self._outcomes: deque[Outcome] = deque()
         self._changed = trio.Event()
         self._joining: dict[Member, TensorMessage] = {}
         self._failure: GroupError | None = None
+        self._undecided_from = (
+            machine.round
+        )  # a state must have what was decided before this member was one
+        self._skip_to = machine.round
         self._is_busy = False
+        self._states = States(exchange, self._reductions, is_of_group=self._is_of_group)
+        self._may_deliver = trio.Event()
+        self._may_deliver.set()
         exchange.on_message(TrainingMessage.JOIN, self._take_join)
         exchange.on_peer_lost(self._lose)
 
@@ -248,6 +255,50 @@ class Group:
             for name, aggregate in self.layout.views(outcome.values).items():
                 tensors[name].copy_(aggregate)
         return outcome
+
+    def show_state(self, state: State) -> None:
+        """Give this state to those that join from now on, until `take_state_back`; the same for all members.
+
+        Raises:
+            ConfigurationError: it has too many vectors, or too long a note.
+        """
+        self._states.show(state)
+
+    def take_state_back(self) -> None:
+        """The buffers of the state are going to be written to."""
+        self._states.take_back()
+
+    async def fetch_state(self, sizes: Sequence[int], *, timeout: float) -> State | None:
+        """The state of the other members, for one that has just joined; outcomes that are in it do not come again.
+
+        Args:
+            sizes: float32 elements of its vectors, as this program has them.
+            timeout: seconds.
+
+        Returns:
+            The state; None where this member is alone, and the state is what it has.
+
+        Raises:
+            GroupError: nobody has given it in time.
+            ConfigurationError: the others' state has other vectors.
+            NotAMemberError: this peer is no member any more.
+        """
+        self._may_deliver = trio.Event()
+        try:
+            with trio.move_on_after(timeout):
+                while others := [peer for peer in self.members if peer != self.peer_id]:
+                    if self._failure is not None:
+                        raise self._failure
+                    oldest = self._undecided_from
+                    state = await self._states.fetch(others, sizes, oldest=oldest, timeout=timeout)
+                    if state is not None:
+                        self._skip_to = state.round
+                        return state
+                    await trio.sleep(self.settings.heartbeat / _TICKS)
+                return None
+            raise GroupError(f"no member has given its state within {timeout:g} s")
+        finally:
+            self._may_deliver.set()
 
     def _check_vector(self, vector: Tensor, weight: float) -> None:
         is_right = (
@@ -448,6 +499,9 @@ class Group:
     async def _deliver_all(self) -> None:
         async for action in self._undelivered_end:
             decision = action.decision
+            await self._may_deliver.wait()
+            if decision.round <= self._skip_to:
+                continue
             try:
                 result = self._results.get(decision.digest)
                 if result is None:

@@ -1,0 +1,142 @@
+"""What a caller of a collective holds until it is done.
+
+It ends in the loop's thread. What hangs on its future runs in a thread of its own (`Futures`): a callback may compute,
+or call a collective and wait for it, and the loop goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch.distributed import Work
+from torch.futures import Future
+
+from neurogrid.training.distributed.errors import RankError
+
+__all__ = ["Futures", "Pending"]
+
+# Python looks at signals between waits that are no longer than this: Ctrl-C is never lost.
+SIGNAL_INTERVAL = 1.0
+
+
+class Futures:
+    """A thread that sets futures."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="neurogrid-futures", daemon=True)
+        self._thread.start()
+
+    def set(self, job: Callable[[], None]) -> None:
+        """Call `job()` in the thread, after those before it."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread once the jobs that are there are done."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            # A callback that raises is its own future's failure.
+            with contextlib.suppress(RuntimeError):
+                job()
+
+
+class Pending(Work):
+    """One operation that is under way.
+
+    Args:
+        name: of the operation, for people.
+        tensors: what its future holds.
+        futures: the thread that sets it.
+
+    Attributes:
+        source: the rank that the tensor of a receive comes from; -1 for none, and as long as it is not known.
+    """
+
+    def __init__(self, name: str, tensors: list[torch.Tensor], futures: Futures) -> None:
+        super().__init__()
+        self._name = name
+        self._tensors = tensors
+        self._futures = futures
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Future[list[torch.Tensor]] | None = None
+        self.source = -1
+
+    # In the loop's thread
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The operation is done, or failed."""
+        with self._lock:
+            self._error = error
+            self._done.set()
+            future = self._future
+        if future is not None:
+            self._futures.set(lambda: self._settle(future))
+
+    def _settle(self, future: Future[list[torch.Tensor]]) -> None:
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]
+
+    # In the callers' threads; torch calls these by name
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Return True when the operation is done; zero waits until its own deadline.
+
+        Raises:
+            RankError: it failed, or `timeout` passed.
+        """
+        left = timeout.total_seconds()
+        if left > 0:
+            if not self._done.wait(left):
+                raise RankError(f"{self._name} did not end within {left:g} s")
+        else:
+            while not self._done.wait(SIGNAL_INTERVAL):
+                pass
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done or failed."""
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it is done."""
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Why it failed."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors of the operation."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """The rank that the tensor of a receive came from."""
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """A future that holds the tensors."""
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                if self._done.is_set():
+                    self._settle(self._future)
+            return self._future
