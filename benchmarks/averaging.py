@@ -306,7 +306,7 @@ async def _meet(host: Any, rank: int, num: int, directory: Path) -> list[str]:
 def _plan(peers: list[str], num_elements: int, number: int) -> Any:
     from neurogrid.training.averaging.plan import ReductionPlan
 
-    chunk_elements = min(CHUNK_ELEMENTS, num_elements // (2 * len(peers)))
+    chunk_elements = min(CHUNK_ELEMENTS, -(-num_elements // len(peers)))
     num_chunks = -(-num_elements // chunk_elements)
     return ReductionPlan(
         reduction=number,

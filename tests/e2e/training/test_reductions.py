@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.e2e.preloaded import DEADLINE, ENVIRONMENT, Popen
+from tests.e2e.preloaded import ENVIRONMENT, Popen
 
 MEMBER = Path(__file__).with_name("reducing_member.py")
 NUM_MEMBERS = 4
@@ -50,7 +50,7 @@ def members() -> Iterator[list[Member]]:
                 text=True,
                 env=ENVIRONMENT,
             )
-            stack.callback(process.wait, DEADLINE)
+            stack.enter_context(process)
             stack.callback(process.kill)
             found.append(Member(process))
         addresses = [member.hear()["address"] for member in found]

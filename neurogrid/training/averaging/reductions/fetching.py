@@ -66,14 +66,9 @@ class Fetching:
             raise LocalProtocolError(f"a chunk of {chunk_elements} elements is too large")
         fetch = _Fetch(self._exchange, digest, num_elements, chunk_elements, codec)
         left = list(dict.fromkeys(holders))
-        result: Result | None = None
-        with trio.move_on_after(timeout):
-            result = await fetch.run(left)
-        if result is not None:
-            return result
-        for holder in left:
-            fetch.failures.setdefault(holder, f"not done within {timeout:g} s")
-        raise fetch.unavailable()
+        with trio.CancelScope(deadline=trio.current_time() + timeout):
+            return await fetch.run(left)
+        raise fetch.late(left, timeout)
 
 
 class _Fetch:
@@ -124,6 +119,12 @@ class _Fetch:
         if self._num_missing:
             raise self.unavailable()
         return self._builder.finish()
+
+    def late(self, holders: Sequence[str], timeout: float) -> ResultUnavailableError:
+        """The error that says that the time is over."""
+        for holder in holders:
+            self.failures.setdefault(holder, f"not done within {timeout:g} s")
+        return self.unavailable()
 
     def unavailable(self) -> ResultUnavailableError:
         """The error that says what was wrong with each holder."""
