@@ -11,7 +11,6 @@ connections, and adds nothing: what is above it is the reduction's own. Memory i
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--no-hivemind", action="store_true")
     parser.add_argument("--no-file", action="store_true")
     options = parser.parse_args()
-    has_hivemind = not options.no_hivemind and importlib.util.find_spec("hivemind") is not None
+    has_hivemind = not options.no_hivemind and _can_import("hivemind")
     rows = []
     for num in options.members:
         rows += _measure(num, options.sizes, options.rounds, has_hivemind)
@@ -58,6 +57,14 @@ def main() -> None:
         print(table(header, rows))
     else:
         write_report("averaging", (__doc__ or "").partition("\n")[0], table(header, rows))
+
+
+def _can_import(name: str) -> bool:
+    """Whether a library is here with all that it needs."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], capture_output=True, check=False
+    )
+    return done.returncode == 0
 
 
 def _measure(
