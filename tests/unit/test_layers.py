@@ -175,6 +175,7 @@ HOUSE = (
     ),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
+    training(".averaging.shares", frozenset()),
     training(".averaging.codecs", frozenset({"torch", "numpy"})),
     training(".averaging.aggregators", frozenset({"torch", "numpy"})),
     training(".averaging.parts", frozenset({"torch", "numpy"})),

@@ -320,7 +320,7 @@ class Status(ControlPayload):
         lost: peer ids of those that are to blame for that; the sender's own where it is to blame itself.
         reasons: one line for each, for people.
         bandwidth: bytes a second that it can send and receive; 0 for a member that reduces nothing, since nobody can
-            dial it.
+            dial it; 1 where it is not known.
         observes: it contributes nothing for now: no round waits for it.
     """
 

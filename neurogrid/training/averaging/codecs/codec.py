@@ -66,7 +66,7 @@ class Codec(ABC):
             NotFiniteError: a value is NaN or infinite, or this form has no finite number for it.
         """
         check_vector(values)
-        data: Bytes = np.empty(self.num_bytes(len(values)), np.uint8)
+        data = self._memory_for(values)
         for start in range(0, len(values), TILE):
             tile = values[start : start + TILE]
             first = self.num_bytes(start)
@@ -106,6 +106,10 @@ class Codec(ABC):
             first = self.num_bytes(start)
             self._decode(whole[first : first + self.num_bytes(len(tile))], tile)
         return out
+
+    def _memory_for(self, values: torch.Tensor) -> Bytes:
+        """Where the bytes of `values` are written to."""
+        return np.empty(self.num_bytes(len(values)), np.uint8)
 
     @abstractmethod
     def _encode(self, values: torch.Tensor, data: Bytes, start: int) -> None:

@@ -10,6 +10,7 @@ G = groups, B = elements of a group, W = bytes of a group.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 import numpy as np
@@ -63,11 +64,11 @@ class _Integers(BlockCodec):
         self._unpack(data_GW[:, _SCALE_BYTES:], values_GB)
         values_GB *= scales_G1
 
-    def _pack(self, integers_GB: torch.Tensor, data_GW: Bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _pack(self, integers_GB: torch.Tensor, data_GW: Bytes) -> None: ...
 
-    def _unpack(self, data_GW: Bytes, integers_GB: Floats) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _unpack(self, data_GW: Bytes, integers_GB: Floats) -> None: ...
 
 
 class Int8(_Integers):

@@ -35,8 +35,9 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
-from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.aggregators import DistanceAggregator, parse_aggregator
 from neurogrid.training.averaging.codecs import parse_codec
+from neurogrid.training.averaging.groups.bandwidth import BandwidthMeter
 from neurogrid.training.averaging.groups.errors import (
     GroupError,
     NotAMemberError,
@@ -53,6 +54,7 @@ from neurogrid.training.averaging.reductions import (
     ResultUnavailableError,
 )
 from neurogrid.training.averaging.rounds import (
+    UNMEASURED,
     Action,
     Decided,
     Fetch,
@@ -84,8 +86,8 @@ _MAX_BACKLOG: Final = 4
 _NUM_HELD: Final = 3
 # Of a heartbeat: how often the machine is told what time it is.
 _TICKS: Final = 4
-# Bytes a second of a member that was not measured.
-_BANDWIDTH: Final = 100e6
+# Seconds between two looks at what has gone by, while a round is under way.
+_MOMENT: Final = 0.1
 _GOODBYE_TIMEOUT: Final = 2.0
 
 
@@ -370,6 +372,31 @@ class Group:
         except NeuroGridError as exc:
             logger.info("%s cannot be reached yet: %s", peer_id, exc)
 
+    async def measure(self) -> None:
+        """Measure the bandwidth of this member, and tell it with what it tells."""
+        meter = BandwidthMeter()
+        was_busy, round_ = False, self.round
+        while True:
+            await trio.sleep(_MOMENT)
+            is_busy = bool(self._scopes)
+            if is_busy or was_busy:
+                meter.look(trio.current_time(), self._num_bytes())
+            if self.round != round_:
+                round_ = self.round
+                meter.end_round()
+                if meter.bandwidth is not None:
+                    self._machine.measure(meter.bandwidth)
+            was_busy = is_busy
+
+    def _num_bytes(self) -> int:
+        """Bytes that have gone by since the beginning, both ways."""
+        return sum(
+            traffic.num_bytes
+            for directions in self._exchange.counters.snapshot().values()
+            for kinds in directions.values()
+            for traffic in kinds.values()
+        )
+
     async def run(self) -> None:
         """Tell the machine the time, and deliver what is decided, until the nursery ends."""
         self._nursery.start_soon(self._deliver_all)
@@ -628,7 +655,7 @@ async def open_group(
         join: full multiaddrs of members, any of them; empty to found a group.
         settings: of a group that is founded; those who join are told them.
         bandwidth: bytes a second that this member can send and receive; 0 to reduce nothing, as for a peer that nobody
-            can dial. None where it was not measured.
+            can dial. None to measure it in the rounds.
         observes: rounds need not wait for this member until it has contributed once.
         timeout: seconds for joining.
 
@@ -637,6 +664,7 @@ async def open_group(
         PeerRefusedError: the group refuses this peer: it averages other tensors.
         ConfigurationError: the settings name a codec or an aggregator that there is not.
     """
+    is_measured = bandwidth is None and bool(host.addresses)
     exchange = Exchange(host, training_table())
     group: Group | None = None
 
@@ -649,7 +677,7 @@ async def open_group(
     incarnation = _draw()
     me = Member(host.peer_id, incarnation)
     if bandwidth is None:
-        bandwidth = _BANDWIDTH if host.addresses else 0.0
+        bandwidth = UNMEASURED if host.addresses else 0.0
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
             if join:
@@ -689,6 +717,8 @@ async def open_group(
                     messenger.note_addresses(peer_id, (address,))
             group = Group(exchange, nursery, machine, messenger, layout)
             nursery.start_soon(group.run)
+            if is_measured:
+                nursery.start_soon(group.measure)
             for peer_id in dict(places):
                 if peer_id != me.peer:
                     nursery.start_soon(group.meet, peer_id)
@@ -709,9 +739,13 @@ def _block(settings: GroupSettings) -> int:
     """Elements that chunks are cut at multiples of.
 
     Raises:
-        ConfigurationError: a codec or an aggregator of the settings is not known here.
+        ConfigurationError: a codec or an aggregator of the settings is not known here, or needs whole vectors.
     """
-    parse_aggregator(settings.aggregator)
+    if isinstance(parse_aggregator(settings.aggregator), DistanceAggregator):
+        raise ConfigurationError(
+            f"{settings.aggregator} needs the distances of whole vectors, and a group aggregates chunk by chunk: "
+            "take mean, trimmed_mean or median"
+        )
     blocks = [parse_codec(name).block for name in (settings.codec, settings.result_codec)]
     return max(blocks)
 

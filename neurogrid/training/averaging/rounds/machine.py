@@ -87,7 +87,7 @@ class GroupMachine:
         leader: the peer id of the leader; this member's own where it founds the group.
         now: seconds, on any clock that does not go backwards.
         draw: a random u64, above zero.
-        bandwidth: bytes a second; 0 where nobody can dial this member.
+        bandwidth: bytes a second; 0 where nobody can dial this member, `UNMEASURED` where it is not known.
         observes: it contributes nothing for now.
 
     Attributes:
@@ -188,6 +188,10 @@ class GroupMachine:
         """Rounds need not wait for this member, or have to again."""
         self._observes = is_observer
         self._tell(now)
+
+    def measure(self, bandwidth: float) -> None:
+        """This member sends and receives so many bytes a second; it is told with what is told next."""
+        self._bandwidth = bandwidth
 
     def leave(self, now: float, reason: str = "") -> None:
         """Go, without the others having to find out. A leader goes when the group has decided to be without it."""
