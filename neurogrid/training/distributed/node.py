@@ -140,7 +140,7 @@ class NodeThread:
         is_open: whether it runs.
         node: belongs to the loop's thread.
         identity: of the host.
-        futures: the thread in which callbacks run.
+        futures: the threads in which callbacks run.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What a caller of a collective holds until it is done.
 
-It ends in the loop's thread. What hangs on its future runs in a thread of its own (`Futures`): a callback may compute,
-or call a collective and wait for it, and the loop goes on.
+It ends in the loop's thread. What hangs on its future runs in another (`Futures`): a callback may compute, or call a
+collective and wait for it, and the loop goes on.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -22,29 +23,51 @@ __all__ = ["Futures", "Pending"]
 
 # Python looks at signals between waits that are no longer than this: Ctrl-C is never lost.
 SIGNAL_INTERVAL = 1.0
+# Seconds for callbacks that run when the last process group ends.
+CLOSE_TIMEOUT = 5.0
 
 
 class Futures:
-    """A thread that sets futures."""
+    """Threads that set futures: as many as there are callbacks that wait for other futures, and one."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="neurogrid-futures", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._num_free = 0  # threads, less the jobs that none has taken yet
 
     def set(self, job: Callable[[], None]) -> None:
-        """Call `job()` in the thread, after those before it."""
+        """Call `job()` in one of the threads."""
+        with self._lock:
+            self._num_free -= 1
+            if self._num_free < 0:
+                self._num_free += 1
+                thread = threading.Thread(target=self._run, name="neurogrid-futures", daemon=True)
+                self._threads.append(thread)
+                thread.start()
         self._jobs.put(job)
 
     def close(self) -> None:
-        """End the thread once the jobs that are there are done."""
-        self._jobs.put(None)
+        """End the threads once the jobs that are there are done, and wait for that.
+
+        A thread that is in a callback of torch when the interpreter ends would take the process down.
+        """
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for _ in threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + CLOSE_TIMEOUT
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             # A callback that raises is its own future's failure.
             with contextlib.suppress(RuntimeError):
                 job()
+            with self._lock:
+                self._num_free += 1
 
 
 class Pending(Work):
@@ -53,7 +76,7 @@ class Pending(Work):
     Args:
         name: of the operation, for people.
         tensors: what its future holds.
-        futures: the thread that sets it.
+        futures: the threads that set it.
 
     Attributes:
         source: the rank that the tensor of a receive comes from; -1 for none, and as long as it is not known.
