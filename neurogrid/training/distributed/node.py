@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -25,6 +25,7 @@ from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.p2p.reach.relay_service import RelayLimits
 from neurogrid.p2p.trust import Admission
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
+from neurogrid.training.distributed.errors import RankError
 from neurogrid.training.distributed.group import Group
 from neurogrid.training.distributed.work import Futures
 from neurogrid.training.wire import TrainingMessage, training_table
@@ -134,7 +135,7 @@ class NodeThread:
         places: where it is to be reached.
         identity: of the host.
         admission: which peers it serves.
-        keep: what has to live as long as it does.
+        keep: what has to be there as long as it runs, and is left then.
 
     Attributes:
         is_open: whether it runs.
@@ -149,7 +150,7 @@ class NodeThread:
         identity: Identity,
         admission: Admission,
         *,
-        keep: object = None,
+        keep: ExitStack | None = None,
     ) -> None:
         self.identity = identity
         self.is_open = True
@@ -183,9 +184,20 @@ class NodeThread:
         """Have the loop call `function()` after those before it, and wait for nothing.
 
         Raises:
-            trio.RunFinishedError: the loop has ended.
+            RankError: the loop has ended.
         """
-        self._token.run_sync_soon(function)
+        try:
+            self._token.run_sync_soon(function)
+        except trio.RunFinishedError as exc:
+            raise RankError("the host of the process groups has ended") from exc
+
+    def check(self) -> None:
+        """Check that the loop has not ended.
+
+        Raises:
+            RankError: it has.
+        """
+        self.soon(lambda: None)
 
     def hold(self) -> None:
         """Count one more process group."""
@@ -206,4 +218,5 @@ class NodeThread:
             logger.error("the host of the process groups did not end well: %s", error)
         if self.is_here:
             self.futures.close()
-        self._keep = None
+            if self._keep is not None:
+                self._keep.close()

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -39,6 +39,7 @@ from neurogrid.p2p.trust import (
     Whereabouts,
 )
 from neurogrid.p2p.trust.private_files import read_private, write_private
+from neurogrid.temporary import temporary_directory
 from neurogrid.training.distributed.errors import RankError
 from neurogrid.training.distributed.node import Node, NodeThread, Places
 from neurogrid.training.distributed.store import ServedStore, serve_store
@@ -105,19 +106,25 @@ def _lead(address: str, places: Places, size: int, seconds: float) -> NodeThread
         raise ConfigurationError(
             "rank 0 makes the ticket: give it init_method neurogrid://, or neurogrid://@FILE to all ranks"
         )
-    # Until the process ends: the ticket stands for a cluster whose key is there.
-    directory = tempfile.TemporaryDirectory(prefix="neurogrid-ranks-")
-    cluster = Cluster.create(Path(directory.name))
-    identity = Identity.generate()
-    membership = cluster.enrol(identity.peer_id, COORDINATOR)
-    admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
-    thread = NodeThread(replace(places, is_relay=True), identity, admission, keep=directory)
-    addresses = thread.call_sync(partial(_serve, thread.node))
-    where = Whereabouts.of(identity.peer_id, addresses)
-    ticket = cluster.ticket(
-        identity.peer_id, where.addresses, relays=where.relays, lifetime=max(seconds, 1.0)
-    )
-    _show(ticket, address, Path(directory.name), size)
+    with ExitStack() as stack:
+        directory = stack.enter_context(temporary_directory("neurogrid-ranks-"))
+        cluster = Cluster.create(directory)
+        identity = Identity.generate()
+        membership = cluster.enrol(identity.peer_id, COORDINATOR)
+        admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
+        places = replace(places, is_relay=True)
+        # The ticket stands for a cluster whose key is there.
+        thread = NodeThread(places, identity, admission, keep=stack.pop_all())
+    try:
+        addresses = thread.call_sync(partial(_serve, thread.node))
+        where = Whereabouts.of(identity.peer_id, addresses)
+        ticket = cluster.ticket(
+            identity.peer_id, where.addresses, relays=where.relays, lifetime=max(seconds, 1.0)
+        )
+        _show(ticket, address, directory, size)
+    except BaseException:
+        thread.close()
+        raise
     return thread
 
 

@@ -77,19 +77,28 @@ class Pending(Work):
         name: of the operation, for people.
         tensors: what its future holds.
         futures: the threads that set it.
+        check: raises an error if the loop has ended, so that nothing ends any more.
 
     Attributes:
         source: the rank that the tensor of a receive comes from; -1 for none, and as long as it is not known.
     """
 
-    def __init__(self, name: str, tensors: list[torch.Tensor], futures: Futures) -> None:
+    def __init__(
+        self,
+        name: str,
+        tensors: list[torch.Tensor],
+        futures: Futures,
+        check: Callable[[], None],
+    ) -> None:
         super().__init__()
+        self._check = check
         self._name = name
         self._tensors = tensors
         self._futures = futures
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._error: BaseException | None = None
+        self._settled: Future[None] | None = None
         self._future: Future[list[torch.Tensor]] | None = None
         self.source = -1
 
@@ -100,15 +109,14 @@ class Pending(Work):
         with self._lock:
             self._error = error
             self._done.set()
-            future = self._future
-        if future is not None:
-            self._futures.set(lambda: self._settle(future))
+            settled = self._settled
+        if settled is not None:
+            self._futures.set(lambda: settled.set_result(None))
 
-    def _settle(self, future: Future[list[torch.Tensor]]) -> None:
-        if self._error is None:
-            future.set_result(self._tensors)
-        else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+    def _outcome(self, _: Future[None]) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._tensors
 
     # In the callers' threads; torch calls these by name
 
@@ -124,7 +132,7 @@ class Pending(Work):
                 raise RankError(f"{self._name} did not end within {left:g} s")
         else:
             while not self._done.wait(SIGNAL_INTERVAL):
-                pass
+                self._check()
         if self._error is not None:
             raise self._error
         return True
@@ -156,10 +164,13 @@ class Pending(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future that holds the tensors."""
+        """A future that holds the tensors; where the operation failed, waiting for it raises a RuntimeError that says how."""
         with self._lock:
             if self._future is None:
-                self._future = Future()
+                # What a callback raises is an error to torch's C++, too, which DDP waits in; what `set_exception` sets
+                # is a result there.
+                self._settled = Future()
+                self._future = self._settled.then(self._outcome)
                 if self._done.is_set():
-                    self._settle(self._future)
+                    self._settled.set_result(None)
             return self._future
