@@ -145,6 +145,8 @@ class GroupMachine:
         self._gone_at: float | None = None
         self._beat_at = now
         self._told: Proposed | None = None
+        self._written: tuple[Proposed, Proposal, bytes] | None = None
+        self._encoded: dict[int, bytes] = {}  # decisions of the history, by index
         self._actions: list[Action] = []
         if leader == me.peer:
             self._lead = Leader(me, term, settings, shape, draw)
@@ -474,10 +476,12 @@ class GroupMachine:
             self._step_down(now)
             return
         if Member(sender, status.incarnation) in self.members:
+            is_news = status != self._lead.status_of(sender)
             self._lead.hears(sender, status, now)
             if status.index < self.index:
                 self._tell_member(sender)
-            self._step(now)
+            if is_news:  # the clock brings the rest
+                self._step(now)
         else:
             self._tell_stranger(sender, status)
 
@@ -515,7 +519,7 @@ class GroupMachine:
             self._told = proposed
             self._tell_members()
             if proposed is not None:
-                self._look_at(_written(proposed), now)
+                self._look_at(self._write(proposed)[0], now)
 
     def _tell_members(self) -> None:
         self._tell_all({*self.members} - {self.me})
@@ -534,10 +538,25 @@ class GroupMachine:
                 term=self.term,
                 index=self.index,
                 decisions=self._decisions_after(known),
-                proposal=_written(proposed).encode() if proposed is not None else b"",
+                proposal=self._write(proposed)[1] if proposed is not None else b"",
                 waits_for=self.waits_for,
             ),
         )
+
+    def _write(self, proposed: Proposed) -> tuple[Proposal, bytes]:
+        """A proposal as it is told, and encoded: once, not for each member."""
+        if self._written is None or self._written[0] is not proposed:
+            proposal = _written(proposed)
+            self._written = proposed, proposal, proposal.encode()
+        return self._written[1:]
+
+    def _encode(self, decision: Decision) -> bytes:
+        """A decision of the history, encoded once."""
+        if decision.index not in self._encoded:
+            oldest = self._history[0].index
+            self._encoded = {i: said for i, said in self._encoded.items() if i >= oldest}
+            self._encoded[decision.index] = decision.encode()
+        return self._encoded[decision.index]
 
     def _tell_stranger(self, peer: str, status: Status) -> None:
         """A member that is none any more may not know it yet."""
@@ -552,7 +571,7 @@ class GroupMachine:
         room = _MAX_TOLD_BYTES
         for decision in self._history:
             if decision.index > index:
-                told.append(decision.encode())
+                told.append(self._encode(decision))
                 room -= len(told[-1])
                 if room < 0 and len(told) > 1:
                     return tuple(told[:-1])
