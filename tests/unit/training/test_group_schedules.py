@@ -171,6 +171,68 @@ def test_a_leader_that_cannot_adopt_asks_again() -> None:
     assert Member("J", 1) in candidate.members
 
 
+def test_a_leader_that_adopted_other_members_asks_them() -> None:
+    """A has decided on new members, and goes on with them; C hears of them from B, and not what they have accepted."""
+    group = Members("ABCX")
+    leader, candidate = group.machines["A"], group.machines["C"]
+    for name in "JK":
+        leader.admit(Member(name, 1), 0.0)
+    group.tick("A")
+    group.report("A", "B")
+    group.tell("A", "B")
+    group.report("A", "B")
+    assert leader.index == 2
+    for name in "JK":
+        group.start(Member(name, 1), [leader.last], term=1, leader="A")
+    group.report("A", "J", "K")
+    leader.admit(Member("L", 1), group.now)
+    for name in "JK":
+        group.tell("A", name)
+    group.report("A", "J", "K")
+    assert leader.index == 3
+    # C hears no more of A than B had accepted.
+    group.tick("C", after=10.0)
+    group.tick("C", after=5.0)
+    for name in "BX":
+        group.tell("C", name, Candidate)
+        group.tell(name, "C", Promise)
+    assert candidate.is_leading
+    group.report("C", "B", "X")
+    for name in "BX":
+        group.tell("C", name)
+    group.report("C", "B", "X")
+    assert candidate.index == 2
+    # With the members that it knew before it cannot decide on anything else.
+    candidate.admit(Member("Z", 1), group.now)
+    for name in "BX":
+        group.tell("C", name)
+    group.report("C", "B", "X")
+    for name in "BX":
+        group.tell("C", name)
+    group.report("C", "B", "X")
+    assert all(len(told) == 1 for told in group.decided.values())
+    assert not candidate.is_leading
+    assert candidate.index == 2
+
+
+def test_a_leader_adopts_what_was_accepted_last() -> None:
+    group = Members("ABCXY")
+    candidate = group.machines["C"]
+    first, last = (Decision(2, 0, (*"ABCXY", name), (1,) * 6) for name in ("one", "two"))
+    group.tick("C", after=10.0)
+    group.tick("C", after=5.0)
+    candidate.receive("B", Promise(1, candidate.term, 1, (), 1, 2, last.encode()), group.now)
+    candidate.receive("X", Promise(1, candidate.term, 1, (), 1, 1, first.encode()), group.now)
+    assert candidate.is_leading
+    group.report("C", "B", "X")
+    for _ in range(2):
+        for name in "BX":
+            group.machines["C"].tick(group.now)
+            group.tell("C", name)
+        group.report("C", "B", "X")
+    assert candidate.last.members == last.members
+
+
 def test_a_round_is_decided_while_most_members_observe() -> None:
     group = SimulatedGroup(5, Random(1), Faults())
     group.run(3)
