@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.training.averaging.rounds.actions import (
     Action,
     Decided,
@@ -54,6 +54,8 @@ Message = Lead | Status | Candidate | Promise | Leave
 
 _NOTHING: Final = Ballot(0, 0)
 _MAX_REASON_CHARS: Final = 256
+# A group has one a second at most: no member can use up all numbers.
+_MAX_TERMS_AHEAD: Final = 2**32
 _MAX_TOLD_BYTES: Final = 512 * 1024
 
 
@@ -143,6 +145,8 @@ class GroupMachine:
         self._gone_at: float | None = None
         self._beat_at = now
         self._told: Proposed | None = None
+        self._written: tuple[Proposed, Proposal, bytes] | None = None
+        self._encoded: dict[int, bytes] = {}  # decisions of the history, by index
         self._actions: list[Action] = []
         if leader == me.peer:
             self._lead = Leader(me, term, settings, shape, draw)
@@ -291,6 +295,10 @@ class GroupMachine:
         """
         if self.removed is not None or sender == self.me.peer:
             return
+        if not isinstance(message, Leave):
+            ahead = message.term - self._greatest_term
+            if ahead > _MAX_TERMS_AHEAD:
+                raise violation(f"term {message.term} is {ahead} above all that were heard of")
         self._gone.discard(sender)
         if isinstance(message, Lead):
             if self._is_introduced(sender, message.decisions):
@@ -418,15 +426,15 @@ class GroupMachine:
             return
         decision = Decision.decode(proposal.decision)
         if decision.index != self.index + 1:
-            raise RemoteProtocolError(
-                f"decision {decision.index} is proposed after {self.index}", code=1
-            )
+            raise violation(f"decision {decision.index} is proposed after {self.index}")
+        plan = Plan.decode(proposal.plan) if proposal.plan else None
+        _check_proposal(decision, plan)
         self._stop()
         self._seen, self._failed = ballot, None
         if self.me.peer not in proposal.acceptors:
             return
-        if proposal.plan:
-            self._begin_round(ballot, decision, Plan.decode(proposal.plan), now)
+        if plan is not None:
+            self._begin_round(ballot, decision, plan, now)
         elif not decision.digest or decision.digest in self._held:
             self._accept(ballot, decision, now)
         else:
@@ -472,10 +480,12 @@ class GroupMachine:
             self._step_down(now)
             return
         if Member(sender, status.incarnation) in self.members:
+            is_news = status != self._lead.status_of(sender)
             self._lead.hears(sender, status, now)
             if status.index < self.index:
                 self._tell_member(sender)
-            self._step(now)
+            if is_news:  # the clock brings the rest
+                self._step(now)
         else:
             self._tell_stranger(sender, status)
 
@@ -491,6 +501,11 @@ class GroupMachine:
             decided = self._lead.step(
                 Progress(self.index, self.round, self.members), self.status(), now
             )
+            if self._lead.cannot_adopt:
+                # Nobody that is left may hold the aggregate: those that promise now say whether it was accepted.
+                self._lead = None
+                self._stand(now)
+                continue
             if decided is not None:
                 before = self.members
                 self._learn(decided)
@@ -508,7 +523,7 @@ class GroupMachine:
             self._told = proposed
             self._tell_members()
             if proposed is not None:
-                self._look_at(_written(proposed), now)
+                self._look_at(self._write(proposed)[0], now)
 
     def _tell_members(self) -> None:
         self._tell_all({*self.members} - {self.me})
@@ -527,10 +542,25 @@ class GroupMachine:
                 term=self.term,
                 index=self.index,
                 decisions=self._decisions_after(known),
-                proposal=_written(proposed).encode() if proposed is not None else b"",
+                proposal=self._write(proposed)[1] if proposed is not None else b"",
                 waits_for=self.waits_for,
             ),
         )
+
+    def _write(self, proposed: Proposed) -> tuple[Proposal, bytes]:
+        """A proposal as it is told, and encoded: once, not for each member."""
+        if self._written is None or self._written[0] is not proposed:
+            proposal = _written(proposed)
+            self._written = proposed, proposal, proposal.encode()
+        return self._written[1:]
+
+    def _encode(self, decision: Decision) -> bytes:
+        """A decision of the history, encoded once."""
+        if decision.index not in self._encoded:
+            oldest = self._history[0].index
+            self._encoded = {i: said for i, said in self._encoded.items() if i >= oldest}
+            self._encoded[decision.index] = decision.encode()
+        return self._encoded[decision.index]
 
     def _tell_stranger(self, peer: str, status: Status) -> None:
         """A member that is none any more may not know it yet."""
@@ -545,7 +575,7 @@ class GroupMachine:
         room = _MAX_TOLD_BYTES
         for decision in self._history:
             if decision.index > index:
-                told.append(decision.encode())
+                told.append(self._encode(decision))
                 room -= len(told[-1])
                 if room < 0 and len(told) > 1:
                     return tuple(told[:-1])
@@ -598,7 +628,9 @@ class GroupMachine:
     def _ask_for_promises(self, candidacy: _Candidacy) -> None:
         asked = Candidate(self.me.incarnation, candidacy.term, self.index, self._decisions_after(0))
         for member in self.members:
-            if member != self.me and member.peer not in candidacy.promises:
+            promise = candidacy.promises.get(member.peer)
+            has_promised = promise is not None and promise.incarnation == member.incarnation
+            if member != self.me and not has_promised:
                 self._send(member.peer, asked)
 
     def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
@@ -666,8 +698,12 @@ class GroupMachine:
         """Lead, if as many have promised as it takes, and none of them knows of more decisions than this member."""
         candidacy = self._candidacy
         assert candidacy is not None
-        peers = {m.peer for m in self.members}
-        promises = {p: said for p, said in candidacy.promises.items() if p in peers}
+        # By a decision that came with a promise, a peer may be another incarnation, which has promised nothing.
+        promises = {
+            peer: said
+            for peer, said in candidacy.promises.items()
+            if Member(peer, said.incarnation) in self.members
+        }
         if 1 + len(promises) < num_to_lead(len(self.members)):
             return
         if any(promise.index > self.index for promise in promises.values()):
@@ -698,6 +734,26 @@ class GroupMachine:
             self._lead.hears(peer, None, now)
         self._tell_members()
         self._step(now)
+
+
+def _check_proposal(decision: Decision, plan: Plan | None) -> None:
+    """A round comes with its plan, or its digest, and both say the same of it.
+
+    Raises:
+        RemoteProtocolError: it does not.
+    """
+    if plan is None:
+        if decision.is_round and not decision.digest:
+            raise violation("a round is proposed without its plan and without its digest")
+        return
+    said = (decision.contributors, decision.weights, decision.num_elements)
+    said_of_form = (decision.chunk_elements, decision.codec)
+    if (
+        decision.digest
+        or said != (plan.members, plan.weights, plan.num_elements)
+        or said_of_form != (plan.chunk_elements, plan.result_codec)
+    ):
+        raise violation("a round is proposed with the plan of another")
 
 
 def _to_adopt(accepted: list[tuple[Ballot, Decision]]) -> Decision | None:
