@@ -3,6 +3,7 @@
 from neurogrid.training.wire.group import (
     DIGEST_BYTES,
     MAX_GROUP_MEMBERS,
+    MAX_NEW_ADDRESSES,
     MAX_NOTE_BYTES,
     MAX_STATE_VECTORS,
     MAX_TOLD_DECISIONS,
@@ -41,6 +42,7 @@ __all__ = [
     "DIGEST_BYTES",
     "MAX_CHUNK_BYTES",
     "MAX_GROUP_MEMBERS",
+    "MAX_NEW_ADDRESSES",
     "MAX_NOTE_BYTES",
     "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",

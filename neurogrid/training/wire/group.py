@@ -33,6 +33,7 @@ from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 __all__ = [
     "DIGEST_BYTES",
     "MAX_GROUP_MEMBERS",
+    "MAX_NEW_ADDRESSES",
     "MAX_NOTE_BYTES",
     "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",
@@ -56,6 +57,9 @@ DIGEST_BYTES: Final = 32
 
 MAX_GROUP_MEMBERS: Final = 4096
 """Members of a group: their table fits a control message. More are groups of groups."""
+
+MAX_NEW_ADDRESSES: Final = 256
+"""Addresses of newcomers in one decision."""
 
 MAX_STATE_VECTORS: Final = 16
 """Vectors of a state: weights, and what an outer optimiser keeps for each."""
@@ -138,6 +142,8 @@ class Decision(ControlPayload):
         digest: of the aggregate, 32 bytes; empty where it is no round, or yet to be computed.
         num_elements, chunk_elements, codec: of the aggregate, to fetch it by.
         holders: peer ids of those that had the aggregate when it was decided.
+        newcomers, addresses: multiaddrs of peers that are members from here on and were none before, each with the
+            peer id that it belongs to: so that all know them, also one that leads later.
     """
 
     index: int
@@ -151,6 +157,8 @@ class Decision(ControlPayload):
     chunk_elements: int = 0
     codec: str = ""
     holders: tuple[str, ...] = ()
+    newcomers: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
 
     _map = Map(
         "a decision",
@@ -166,6 +174,8 @@ class Decision(ControlPayload):
             "chunk_elements": optional(uint(MAX_U32)),
             "codec": optional(_NAME),
             "holders": optional(_PEERS),
+            "newcomers": optional(array(_PEER, MAX_NEW_ADDRESSES)),
+            "addresses": optional(array(text(MAX_ADDRESS_CHARS), MAX_NEW_ADDRESSES)),
         },
     )
 
@@ -186,6 +196,8 @@ class Decision(ControlPayload):
         _check_peers("a decision", self.contributors)
         if len(self.weights) != len(self.contributors) or len(self.digest) not in (0, DIGEST_BYTES):
             raise violation("a decision has no weight for a contributor, or half a digest")
+        if len(self.newcomers) != len(self.addresses):
+            raise violation("a decision has an address of nobody")
         # The digest of a round that is yet to be computed is not known.
         has_vector = bool(self.num_elements and self.chunk_elements and self.codec)
         if has_vector != self.is_round or (self.digest and not has_vector):

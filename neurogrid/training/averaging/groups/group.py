@@ -517,6 +517,9 @@ class Group:
             self._vector = None
             self._undelivered.send_nowait(action)
         self._messenger.keep(member.peer for member in decision.members)
+        for peer_id, address in zip(decision.newcomers, decision.addresses, strict=True):
+            if peer_id != self.peer_id:
+                self._messenger.note_addresses(peer_id, (address,))
         for member, message in list(self._joining.items()):
             if member in decision.members:
                 del self._joining[member]
@@ -576,8 +579,11 @@ class Group:
         if member in self._machine.members:
             await self._welcome(message)  # the first answer was lost
             return
+        if not self._machine.admit(member, trio.current_time(), join.addresses):
+            raise RequestRefusedError(
+                "others are to join before", code=ErrorCode.BUSY, retry_after=1.0
+            )
         self._joining[member] = message
-        self._machine.admit(member, trio.current_time())
         self._act()
 
     async def _redirect(self, message: TensorMessage) -> None:
