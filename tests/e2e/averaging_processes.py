@@ -196,9 +196,7 @@ class Crowd:
     def leader(self) -> AveragingPeer:
         """Who leads, by what was said last."""
         found: AveragingPeer = wait_for(
-            lambda: next(
-                (m for m in self.members if m.outcomes and m.outcomes[-1]["leads"]), None
-            ),
+            lambda: next((m for m in self.members if m.outcomes and m.outcomes[-1]["leads"]), None),
             "a leader",
         )
         return found

@@ -61,7 +61,9 @@ def test_one_that_stands_still_is_gone_on_without(tmp_path: Path, the_leader: bo
 
         def is_told() -> bool:
             return any(
-                said["at"] > went_on_at for key in ("round", "dropped") for said in still.all_said(key)
+                said["at"] > went_on_at
+                for key in ("round", "dropped")
+                for said in still.all_said(key)
             )
 
         wait_for(is_told, "what it is told")
