@@ -197,6 +197,7 @@ def movements() -> Results:
                 tried(results, f"reduce_scatter {name}", lambda t=tensor: _reduce_scattered(t))
     tensor = sample(torch.float32, SIZES[-1], seed=1)
     tried(results, "across", lambda: _across(tensor))
+    results["callbacks"] = _in_callbacks()
     objects: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(objects, {"rank": dist.get_rank()})
     results["objects"] = objects
@@ -205,6 +206,21 @@ def movements() -> Results:
     results["strided"] = strided
     results["groups"] = _in_groups()
     return results
+
+
+def _in_callbacks() -> torch.Tensor:
+    """A callback that calls a collective, and waits for another callback."""
+
+    def again(future: torch.futures.Future[Any]) -> torch.Tensor:
+        (tensor,) = future.value()
+        work = dist.all_reduce(tensor, async_op=True)
+        doubled = work.get_future().then(lambda future: 2 * future.value()[0])
+        result: torch.Tensor = doubled.wait()
+        return result
+
+    work = dist.all_reduce(sample(torch.int64, 50, seed=9), async_op=True)
+    result: torch.Tensor = work.get_future().then(again).wait()
+    return result
 
 
 def _in_groups() -> list[torch.Tensor]:
@@ -249,7 +265,7 @@ def _train(model: nn.Module, parameters: Any) -> list[float]:
 
 
 def ddp() -> Results:
-    """Data parallel training, with several buckets and a gradient of float16 on the wire in the second half."""
+    """Data parallel training with several buckets: plain, and in float16 on the wire."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     results: Results = {}
@@ -311,6 +327,26 @@ def endless() -> Results:
         tensor.fill_(1.0)
 
 
+def endless_ddp() -> Results:
+    """Data parallel training until somebody ends it."""
+    model = nn.parallel.DistributedDataParallel(_model(), bucket_cap_mb=0.25)
+    print("begun", flush=True)
+    while True:
+        model(torch.ones(16, 64)).sum().backward()
+
+
+def leaves() -> Results:
+    """Send the last thing, and end without a word."""
+    tensor = torch.full((2_000_000,), 7.0)
+    if dist.get_rank() == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor.zero_(), 0)
+    results = {"sum": tensor.sum().item()}
+    torch.save(results, Path(sys.argv[6]) / f"{sys.argv[2]}-{dist.get_rank()}.pt")
+    raise SystemExit(0)
+
+
 def hears_nothing() -> Results:
     """A receive for which nothing is sent, on rank 0; the others wait for a barrier."""
     print("begun", flush=True)
@@ -341,6 +377,8 @@ PROGRAMS = {
         fsdp,
         pipelining,
         endless,
+        endless_ddp,
+        leaves,
         hears_nothing,
         other_shapes,
         barrier,

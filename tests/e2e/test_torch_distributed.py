@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import torch
 
 from tests.e2e import preloaded
 from tests.e2e.rank_programs import FLOATS
+from tests.ports import free_port
 
 PROGRAMS = Path(__file__).with_name("rank_programs.py")
-DEADLINE = 240.0
+DEADLINE = 120.0
 PEER_ID = r"12D3KooW\w+"
 
 
@@ -68,6 +69,7 @@ def running(
     init_method: str = "",
     timeout: float = 120.0,
     present: Sequence[int] | None = None,
+    env: Mapping[str, str] = preloaded.ENVIRONMENT,
 ) -> Iterator[Ranks]:
     """Run a program on some ranks, all by default; what is left of them at the end is killed."""
     store = init_method or f"file://{directory / f'{backend}-store'}"
@@ -77,7 +79,7 @@ def running(
             + [str(directory), str(timeout)],
             stdout=subprocess.PIPE,
             text=True,
-            env=preloaded.ENVIRONMENT,
+            env=env,
         )
         for rank in (range(size) if present is None else present)
     ]
@@ -167,8 +169,8 @@ def test_data_parallel_training_on_four_ranks(tmp_path: Path) -> None:
     """All have the same bits; gloo's differ by the order of sums."""
     theirs, ours = over_both(tmp_path, "ddp", 4)
     for other in ours[1:]:
-        assert_same(other["state plain"], ours[0]["state plain"], "state")
-        assert_same(other["state fp16"], ours[0]["state fp16"], "state")
+        for name in ("plain", "fp16"):
+            assert_same(other[f"state {name}"], ours[0][f"state {name}"], name)
     for name, tensor in theirs[0]["state plain"].items():
         torch.testing.assert_close(ours[0]["state plain"][name], tensor, rtol=1e-4, atol=1e-6)
 
@@ -183,8 +185,9 @@ def test_pipelining_has_the_bits_of_gloo(tmp_path: Path) -> None:
     assert_same(ours, theirs, "pipelining")
 
 
-def test_a_rank_that_is_killed_is_named_at_once(tmp_path: Path) -> None:
-    with running(tmp_path, "endless", 4, timeout=100.0) as ranks:
+@pytest.mark.parametrize("program", ["endless", "endless_ddp"])
+def test_a_rank_that_is_killed_is_named_at_once(tmp_path: Path, program: str) -> None:
+    with running(tmp_path, program, 4, timeout=100.0) as ranks:
         ranks.wait_begun()
         time.sleep(0.5)  # somewhere in the middle of one
         ranks.processes[2].kill()
@@ -221,6 +224,20 @@ def test_another_shape_is_told_from_a_lost_rank(tmp_path: Path) -> None:
         failures = [ranks.failure(rank) for rank in (0, 1)]
     assert any("20 B where 16 B belong" in failure for failure in failures), failures
     assert all("RankError" in failure for failure in failures), failures
+
+
+@pytest.mark.parametrize("scheme", ["env", "tcp"])
+def test_the_other_rendezvous_of_torch(tmp_path: Path, scheme: str) -> None:
+    port = str(free_port())
+    env = {**preloaded.ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    address = "env://" if scheme == "env" else f"tcp://127.0.0.1:{port}"
+    with running(tmp_path, "barrier", 2, init_method=address, env=env) as ranks:
+        assert ranks.results() == [{"rank": 0}, {"rank": 1}]
+
+
+def test_what_was_sent_last_arrives_when_a_process_ends_without_a_word(tmp_path: Path) -> None:
+    with running(tmp_path, "leaves", 2) as ranks:
+        assert ranks.results() == [{"sum": 14_000_000.0}] * 2
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:

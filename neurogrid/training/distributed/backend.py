@@ -11,14 +11,17 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 if TYPE_CHECKING:
-    from neurogrid.training.distributed.node import NodeThread
+    from neurogrid.training.distributed.node import NodeThread, Places
     from neurogrid.training.distributed.process_group import NeuroGridProcessGroup
 
-__all__ = ["BACKEND", "LISTEN_VARIABLE", "register_backend"]
+__all__ = ["BACKEND", "LISTEN_VARIABLE", "RELAY_VARIABLE", "register_backend"]
 
 BACKEND: Final = "neurogrid"
 LISTEN_VARIABLE: Final = "NEUROGRID_LISTEN"
 """Multiaddrs to listen on, separated by commas; a free port of every interface by default."""
+
+RELAY_VARIABLE: Final = "NEUROGRID_RELAY"
+"""Full multiaddrs of relays to be reached through, separated by commas; for a rank 0 that nobody can dial."""
 
 LISTEN: Final = "/ip4/0.0.0.0/tcp/0"
 
@@ -45,12 +48,15 @@ def node_thread() -> NodeThread:
 
     global _thread
     if _thread is None or not _thread.is_here or not _thread.is_open:
-        _thread = NodeThread(_listen(), Identity.generate(), AllowList({}))
+        _thread = NodeThread(_places(), Identity.generate(), AllowList({}))
     return _thread
 
 
-def _listen() -> list[str]:
-    return os.environ.get(LISTEN_VARIABLE, LISTEN).split(",")
+def _places() -> Places:
+    from neurogrid.training.distributed.node import Places
+
+    listen = os.environ.get(LISTEN_VARIABLE, LISTEN).split(",")
+    return Places(listen, list(filter(None, os.environ.get(RELAY_VARIABLE, "").split(","))))
 
 
 def _rendezvous(
@@ -60,7 +66,7 @@ def _rendezvous(
     from neurogrid.training.distributed.rendezvous import find_store
 
     global _thread, _store
-    _thread, _store, rank, size = find_store(url, _listen(), timeout)
+    _thread, _store, rank, size = find_store(url, _places(), timeout)
     yield _store, rank, size
 
 

@@ -7,6 +7,8 @@ what the program of its receiver says is known at once.
 A receiver that is not there yet is sent `WINDOW_BYTES` and no more: what it has a place for it says in notices, which
 name the number of the first post that it has none for. So nobody holds more than a window of what nobody asked for,
 and a large tensor waits at its sender. Pure: no stream, task or clock.
+
+Source: protocol_spec/training/process-groups.md.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Send a tensor to one rank."""
         (flat,) = self._flats(tensors)
         operation = self._operation("send", tag, rank)
-        pending = Pending("send", tensors, self._thread.futures)
+        pending = self._pending("send", tensors)
 
         def start() -> None:
             outgoing = operation.outgoing(rank, 0, flat.num_bytes)
@@ -326,7 +326,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Take a tensor from one rank."""
         flats = self._flats(tensors)
         operation = self._operation("recv", tag, rank)
-        pending = Pending("recv", tensors, self._thread.futures)
+        pending = self._pending("recv", tensors)
 
         def start() -> None:
             async def run(operation: Operation) -> None:
@@ -341,7 +341,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Take a tensor from the first rank that sends one."""
         flats = self._flats(tensors)
         operation = self._operation("recv", tag, None)
-        pending = Pending("recv", tensors, self._thread.futures)
+        pending = self._pending("recv", tensors)
         group = self._group
 
         async def run(operation: Operation) -> None:
@@ -374,7 +374,7 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         operation = Operation(
             self._group, name, tag=COLLECTIVES, timeout=timeout if timeout > 0 else self._timeout
         )
-        pending = Pending(name, tensors, self._thread.futures)
+        pending = self._pending(name, tensors)
 
         def start() -> None:
             before, done = self._group.tail, trio.Event()
@@ -383,6 +383,9 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._soon(pending, start)
 
+    def _pending(self, name: str, tensors: Tensors) -> Pending:
+        return Pending(name, tensors, self._thread.futures, self._thread.check)
+
     def _soon(self, pending: Pending, start: Callable[[], None]) -> Pending:
         if not self._is_open or not self._thread.is_here:
             raise RankError(f"{self._group.name} was destroyed, or is another process's")
@@ -390,8 +393,9 @@ class NeuroGridProcessGroup(_ProcessGroup):  # type: ignore[misc]
         def start_or_fail() -> None:
             try:
                 start()
-            except RankError as exc:
-                self._group.fail(exc)
+            # The loop has no part in it, whatever it is.
+            except Exception as exc:  # noqa: BLE001
+                self._group.fail(RankError(str(exc), ranks=getattr(exc, "ranks", ())))
                 pending.end(exc)
 
         self._thread.soon(start_or_fail)

@@ -4,16 +4,17 @@
     neurogrid://@FILE       rank 0 writes the ticket to a file, the others read it there once it is
     neurogrid://ngt1…       the ticket itself, for the others; without `neurogrid://`, too
 
-The cluster lives as long as rank 0, its key in a temporary directory. Who has the ticket is let in, by all ranks.
+The cluster lives as long as rank 0, its key in a temporary directory. Whoever has the ticket is let in, by all ranks.
+Rank 0 relays between those that cannot reach each other.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,8 +39,9 @@ from neurogrid.p2p.trust import (
     Whereabouts,
 )
 from neurogrid.p2p.trust.private_files import read_private, write_private
+from neurogrid.temporary import temporary_directory
 from neurogrid.training.distributed.errors import RankError
-from neurogrid.training.distributed.node import Node, NodeThread
+from neurogrid.training.distributed.node import Node, NodeThread, Places
 from neurogrid.training.distributed.store import ServedStore, serve_store
 
 __all__ = ["TICKET_VARIABLE", "find_store"]
@@ -53,13 +55,13 @@ DIAL_INTERVAL: Final = 0.5
 
 
 def find_store(
-    url: str, listen: Sequence[str], timeout: timedelta
+    url: str, places: Places, timeout: timedelta
 ) -> tuple[NodeThread, ServedStore, int, int]:
     """Find rank 0 by what stands in `init_method`, or be it.
 
     Args:
         url: as above, with `rank` and `world_size` behind a question mark.
-        listen: multiaddrs to listen on.
+        places: where this process is to be reached.
         timeout: for all of it.
 
     Returns:
@@ -72,11 +74,11 @@ def find_store(
     address, rank, size = _split(url)
     seconds = timeout.total_seconds()
     if rank == 0:
-        thread = _lead(address, listen, size, seconds)
+        thread = _lead(address, places, size, seconds)
         peer_id = thread.identity.peer_id
     else:
         ticket = _ticket(address, rank, seconds)
-        thread = _join(ticket, listen, seconds)
+        thread = _join(ticket, places, seconds)
         peer_id = ticket.peer_id
     return thread, ServedStore(thread, peer_id, seconds), rank, size
 
@@ -99,24 +101,30 @@ def _split(url: str) -> tuple[str, int, int]:
 # Rank 0
 
 
-def _lead(address: str, listen: Sequence[str], size: int, seconds: float) -> NodeThread:
+def _lead(address: str, places: Places, size: int, seconds: float) -> NodeThread:
     if address and not address.startswith("@"):
         raise ConfigurationError(
             "rank 0 makes the ticket: give it init_method neurogrid://, or neurogrid://@FILE to all ranks"
         )
-    # Until the process ends: the ticket stands for a cluster whose key is there.
-    directory = tempfile.TemporaryDirectory(prefix="neurogrid-ranks-")
-    cluster = Cluster.create(Path(directory.name))
-    identity = Identity.generate()
-    membership = cluster.enrol(identity.peer_id, COORDINATOR)
-    admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
-    thread = NodeThread(listen, identity, admission, keep=directory)
-    addresses = thread.call_sync(partial(_serve, thread.node))
-    where = Whereabouts.of(identity.peer_id, addresses)
-    ticket = cluster.ticket(
-        identity.peer_id, where.addresses, relays=where.relays, lifetime=max(seconds, 1.0)
-    )
-    _show(ticket, address, Path(directory.name), size)
+    with ExitStack() as stack:
+        directory = stack.enter_context(temporary_directory("neurogrid-ranks-"))
+        cluster = Cluster.create(directory)
+        identity = Identity.generate()
+        membership = cluster.enrol(identity.peer_id, COORDINATOR)
+        admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
+        places = replace(places, is_relay=True)
+        # The ticket stands for a cluster whose key is there.
+        thread = NodeThread(places, identity, admission, keep=stack.pop_all())
+    try:
+        addresses = thread.call_sync(partial(_serve, thread.node))
+        where = Whereabouts.of(identity.peer_id, addresses)
+        ticket = cluster.ticket(
+            identity.peer_id, where.addresses, relays=where.relays, lifetime=max(seconds, 1.0)
+        )
+        _show(ticket, address, directory, size)
+    except BaseException:
+        thread.close()
+        raise
     return thread
 
 
@@ -165,10 +173,10 @@ def _read_file(path: Path, seconds: float) -> str:
     return data.decode("ascii", "replace")
 
 
-def _join(ticket: Ticket, listen: Sequence[str], seconds: float) -> NodeThread:
+def _join(ticket: Ticket, places: Places, seconds: float) -> NodeThread:
     membership = Membership(ticket.cluster_key)
     admission = ClusterAdmission(membership, admits={COORDINATOR, WORKER}, ticket=ticket)
-    thread = NodeThread(listen, Identity.generate(), admission)
+    thread = NodeThread(places, Identity.generate(), admission)
     try:
         thread.call(partial(_dial, thread.node, ticket, seconds))
     except BaseException:
@@ -189,6 +197,7 @@ async def _dial(node: Node, ticket: Ticket, seconds: float) -> None:
             except PeerUnreachableError as exc:
                 error = exc
             else:
+                await node.use_relays(ticket.addresses[:1])
                 return
             await trio.sleep(DIAL_INTERVAL)
     raise RankError(

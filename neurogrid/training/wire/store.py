@@ -1,4 +1,7 @@
-"""What ranks ask of the store in which they find each other, and what it answers."""
+"""What ranks ask of the store in which they find each other, and what it answers.
+
+Source: protocol_spec/training/process-groups.md.
+"""
 
 from __future__ import annotations
 

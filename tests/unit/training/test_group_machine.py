@@ -23,6 +23,8 @@ FAULTS = st.builds(
     joins=st.integers(0, 2),
     leaves=st.integers(0, 1),
     wrong_bits=st.sampled_from([0.0, 0.0, 0.2]),
+    restarts=st.integers(0, 2),
+    untold=st.sampled_from([0.0, 0.0, 0.1]),
 )
 
 

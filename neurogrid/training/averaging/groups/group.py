@@ -133,8 +133,6 @@ class Group:
         self._reductions = Reductions(
             exchange,
             admit=self._is_of_group,
-            parse_codec=parse_codec,
-            parse_aggregator=parse_aggregator,
         )
         self._scopes: dict[int, trio.CancelScope] = {}
         self._vector: Tensor | None = None

@@ -95,6 +95,7 @@ class Leader:
         proposed: what is proposed; None for nothing.
         waits_for: peer ids of the members that a round waits for.
         is_leaving: this member would go, once the group has decided to be without it.
+        cannot_adopt: a member failed at what is to be adopted; whether it has to be is to be asked again.
     """
 
     me: Member
@@ -106,6 +107,7 @@ class Leader:
     proposed: Proposed | None = None
     waits_for: tuple[str, ...] = ()
     is_leaving: bool = False
+    cannot_adopt: bool = False
     _attempt: int = 0
     _heard: dict[str, _Heard] = field(default_factory=dict)
     _joiners: dict[str, tuple[Member, tuple[str, ...]]] = field(default_factory=dict)
@@ -205,17 +207,32 @@ class Leader:
         if len(told) == len(proposed.acceptors):
             if len(set(told.values())) == 1:
                 (digest,) = set(told.values())
-                return replace(proposed.decision, digest=digest)
+                decision = replace(proposed.decision, digest=digest)
+                if len(told) >= num_to_decide(len(progress.members)):
+                    return decision
+                self._propose_to_more(decision, proposed, progress, now)
+                return None
             self._propose_the_likeliest(proposed, told)
             return None
         lost = [peer for peer in proposed.acceptors if not self._is_there(peer, now)]
         if not lost and blamed:
             lost = [self._most_blamed(blamed, proposed)]
             self._apart.update(dict.fromkeys(map(frozenset, blamed), now))
+            self.cannot_adopt = self.to_adopt is not None
         if lost or len(told) + failed == len(proposed.acceptors):
             self._strike(lost, now)
             self.proposed = None
         return None
+
+    def _propose_to_more(
+        self, decision: Decision, proposed: Proposed, progress: Progress, now: float
+    ) -> None:
+        """Too few have computed an aggregate to decide on it: others, that are late or observe, are to fetch it."""
+        able = [m.peer for m in progress.members if self._is_able(m.peer, now)]
+        others = [peer for peer in self._at(progress, able) if peer not in proposed.acceptors]
+        acceptors = (*proposed.acceptors, *others)
+        if len(acceptors) >= num_to_decide(len(progress.members)):
+            self.proposed = self._proposed(replace(decision, holders=proposed.acceptors), acceptors)
 
     def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
         """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
@@ -258,12 +275,23 @@ class Leader:
             return True
         return heard is not None and heard.gone_at is None and now - heard.at < self.settings.grace
 
+    def _is_able(self, peer: str, now: float) -> bool:
+        return self._is_there(peer, now) and self._strikes[peer] < _MAX_STRIKES
+
+    def _at(self, progress: Progress, peers: Iterable[str]) -> tuple[str, ...]:
+        """Those of some peers that are as far as this member."""
+        return tuple(
+            peer
+            for peer in peers
+            if (status := self.status_of(peer)) is not None and status.index == progress.index
+        )
+
     def _next(self, progress: Progress, now: float) -> Proposed | None:
         """What to propose, if anything can be."""
         if self._strikes and now - self._struck_at >= self.settings.grace:
             self._strikes.clear()  # whatever was wrong may have passed
         there = [m for m in progress.members if self._is_there(m.peer, now)]
-        able = [m.peer for m in there if self._strikes[m.peer] < _MAX_STRIKES]
+        able = [m.peer for m in there if self._is_able(m.peer, now)]
         if self.to_adopt is not None:
             return self._adoption(self.to_adopt, progress, able)
         proposal = self._round(progress, there, able, now)
@@ -295,11 +323,7 @@ class Leader:
         self, decision: Decision, progress: Progress, able: list[str]
     ) -> Proposed | None:
         """A decision as it is, to be accepted by all that are there and as far as this member."""
-        acceptors = tuple(
-            peer
-            for peer in able
-            if (status := self.status_of(peer)) is not None and status.index == progress.index
-        )
+        acceptors = self._at(progress, able)
         if len(acceptors) < num_to_decide(len(progress.members)):
             return None
         if self.me not in decision.members and acceptors == (self.me.peer,):
@@ -343,7 +367,7 @@ class Leader:
             reduction=self.draw(),
         )
         acceptors = tuple(dict.fromkeys((*plan.members, *plan.reducers)))
-        if len(acceptors) < enough:
+        if len({*acceptors, *self._at(progress, able)}) < enough:
             return None
         members = self._next_members(progress, now)
         newcomers, addresses = self._introductions(progress, members)

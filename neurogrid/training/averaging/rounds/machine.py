@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.training.averaging.rounds.actions import (
     Action,
     Decided,
@@ -59,10 +59,9 @@ Message = Lead | Status | Candidate | Promise | Leave
 
 _NOTHING: Final = Ballot(0, 0)
 
-MAX_TERM_STEP: Final = 2**32
-"""How far a term may be above all that are known: no peer can use up those that there are."""
-
 _MAX_REASON_CHARS: Final = 256
+# A group has one a second at most: no member can use up all numbers.
+_MAX_TERMS_AHEAD: Final = 2**32
 _MAX_TOLD_BYTES: Final = 512 * 1024
 
 
@@ -154,6 +153,8 @@ class GroupMachine:
         self._gone_at: float | None = None
         self._beat_at = now
         self._told: Proposed | None = None
+        self._written: tuple[Proposed, Proposal, bytes] | None = None
+        self._encoded: dict[int, bytes] = {}  # decisions of the history, by index
         self._actions: list[Action] = []
         if leader == me.peer:
             self._lead = Leader(me, term, settings, shape, draw)
@@ -313,10 +314,10 @@ class GroupMachine:
         """
         if self.removed is not None or sender == self.me.peer:
             return
-        if not isinstance(message, Leave) and message.term > self._greatest_term + MAX_TERM_STEP:
-            raise RemoteProtocolError(
-                f"term {message.term} is out of reach: {self._greatest_term} is the greatest here"
-            )
+        if not isinstance(message, Leave):
+            ahead = message.term - self._greatest_term
+            if ahead > _MAX_TERMS_AHEAD:
+                raise violation(f"term {message.term} is {ahead} above all that were heard of")
         self._gone.discard(sender)
         if isinstance(message, Lead):
             if self._is_introduced(sender, message.decisions):
@@ -444,29 +445,29 @@ class GroupMachine:
             RemoteProtocolError: it cannot; says why.
         """
         if decision.index != self.index + 1 or decision.round != self.round + decision.is_round:
-            raise RemoteProtocolError(
+            raise violation(
                 f"decision {decision.index} of round {decision.round} is no next one after "
                 f"{self.index} of round {self.round}"
             )
         if not decision.is_round:
             return
         if is_decided and not decision.digest:
-            raise RemoteProtocolError("a round was decided without an aggregate")
+            raise violation("a round was decided without an aggregate")
         if not {*decision.contributors} <= {member.peer for member in self.members}:
-            raise RemoteProtocolError("a contributor is no member")
+            raise violation("a contributor is no member")
         self._check_vector(decision.num_elements, decision.chunk_elements)
         if decision.codec != self.settings.result_codec:
-            raise RemoteProtocolError(f"the aggregate is {decision.codec} in another group")
+            raise violation(f"the aggregate is {decision.codec} in another group")
 
     def _check_vector(self, num_elements: int, chunk_elements: int) -> None:
         if num_elements != self.shape.num_elements:
-            raise RemoteProtocolError(
+            raise violation(
                 f"a round is of {num_elements} elements, and the group's vector has "
                 f"{self.shape.num_elements}"
             )
         smallest = min(num_elements, MIN_CHUNK_ELEMENTS, self.settings.chunk_elements)
         if chunk_elements < smallest or chunk_elements % self.shape.block:
-            raise RemoteProtocolError(f"chunks of {chunk_elements} elements are not as agreed")
+            raise violation(f"chunks of {chunk_elements} elements are not as agreed")
 
     def _check_plan(self, decision: Decision, plan: Plan) -> None:
         """Whether a plan is that of a decision, in this group.
@@ -477,12 +478,13 @@ class GroupMachine:
         self._check_vector(plan.num_elements, plan.chunk_elements)
         agreed = (self.settings.codec, self.settings.result_codec, self.settings.aggregator)
         is_of_it = (
-            (plan.members, plan.weights) == (decision.contributors, decision.weights)
+            not decision.digest
+            and (plan.members, plan.weights) == (decision.contributors, decision.weights)
             and plan.chunk_elements == decision.chunk_elements
             and (plan.codec, plan.result_codec, plan.aggregator) == agreed
         )
         if not is_of_it:
-            raise RemoteProtocolError("a plan is not that of the round that is proposed")
+            raise violation("a plan is not that of the round that is proposed")
 
     def _remove(self, reason: str) -> None:
         self._stop()
@@ -551,10 +553,12 @@ class GroupMachine:
             self._step_down(now)
             return
         if Member(sender, status.incarnation) in self.members:
+            is_news = status != self._lead.status_of(sender)
             self._lead.hears(sender, status, now)
             if status.index < self.index:
                 self._tell_member(sender)
-            self._step(now)
+            if is_news:  # the clock brings the rest
+                self._step(now)
         else:
             self._tell_stranger(sender, status)
 
@@ -570,6 +574,11 @@ class GroupMachine:
             decided = self._lead.step(
                 Progress(self.index, self.round, self.members), self.status(), now
             )
+            if self._lead.cannot_adopt:
+                # Nobody that is left may hold the aggregate: those that promise now say whether it was accepted.
+                self._lead = None
+                self._stand(now)
+                continue
             if decided is not None:
                 before = self.members
                 self._learn(decided)
@@ -587,7 +596,7 @@ class GroupMachine:
             self._told = proposed
             self._tell_members()
             if proposed is not None:
-                self._look_at(_written(proposed), now)
+                self._look_at(self._write(proposed)[0], now)
 
     def _tell_members(self) -> None:
         self._tell_all({*self.members} - {self.me})
@@ -606,10 +615,25 @@ class GroupMachine:
                 term=self.term,
                 index=self.index,
                 decisions=self._decisions_after(known),
-                proposal=_written(proposed).encode() if proposed is not None else b"",
+                proposal=self._write(proposed)[1] if proposed is not None else b"",
                 waits_for=self.waits_for,
             ),
         )
+
+    def _write(self, proposed: Proposed) -> tuple[Proposal, bytes]:
+        """A proposal as it is told, and encoded: once, not for each member."""
+        if self._written is None or self._written[0] is not proposed:
+            proposal = _written(proposed)
+            self._written = proposed, proposal, proposal.encode()
+        return self._written[1:]
+
+    def _encode(self, decision: Decision) -> bytes:
+        """A decision of the history, encoded once."""
+        if decision.index not in self._encoded:
+            oldest = self._history[0].index
+            self._encoded = {i: said for i, said in self._encoded.items() if i >= oldest}
+            self._encoded[decision.index] = decision.encode()
+        return self._encoded[decision.index]
 
     def _tell_stranger(self, peer: str, status: Status) -> None:
         """A member that is none any more may not know it yet."""
@@ -624,7 +648,7 @@ class GroupMachine:
         room = _MAX_TOLD_BYTES
         for decision in self._history:
             if decision.index > index:
-                told.append(decision.encode())
+                told.append(self._encode(decision))
                 room -= len(told[-1])
                 if room < 0 and len(told) > 1:
                     return tuple(told[:-1])
@@ -677,7 +701,9 @@ class GroupMachine:
     def _ask_for_promises(self, candidacy: _Candidacy) -> None:
         asked = Candidate(self.me.incarnation, candidacy.term, self.index, self._decisions_after(0))
         for member in self.members:
-            if member != self.me and member.peer not in candidacy.promises:
+            promise = candidacy.promises.get(member.peer)
+            has_promised = promise is not None and promise.incarnation == member.incarnation
+            if member != self.me and not has_promised:
                 self._send(member.peer, asked)
 
     def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
@@ -747,8 +773,12 @@ class GroupMachine:
         """Lead, if as many have promised as it takes, and none of them knows of more decisions than this member."""
         candidacy = self._candidacy
         assert candidacy is not None
-        peers = {m.peer for m in self.members}
-        promises = {p: said for p, said in candidacy.promises.items() if p in peers}
+        # By a decision that came with a promise, a peer may be another incarnation, which has promised nothing.
+        promises = {
+            peer: said
+            for peer, said in candidacy.promises.items()
+            if Member(peer, said.incarnation) in self.members
+        }
         if 1 + len(promises) < num_to_lead(len(self.members)):
             return
         if any(promise.index > self.index for promise in promises.values()):
