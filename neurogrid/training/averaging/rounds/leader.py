@@ -134,6 +134,10 @@ class Leader:
         if heard.gone_at is None:
             heard.gone_at = now
 
+    def heard_before(self, peer: str, at: float) -> None:
+        """A member was heard then, before this one led."""
+        self._heard[peer] = _Heard(at)
+
     def admits(self, member: Member, addresses: Sequence[str]) -> bool:
         """A peer would join, and can be dialled at these addresses; False where too many would."""
         if len(self._joiners) >= MAX_JOINERS and member.peer not in self._joiners:
