@@ -133,6 +133,7 @@ async def test_wrong_bytes_cost_their_sender_the_round(kind: TrainingMessage, wr
                 )
             await honest(peer_id, message, *more)
 
+        hostile.group._machine._bandwidth = 1e15  # it has a part to aggregate
         exchange._send_to = tamper  # type: ignore[method-assign]
         exchange.send_nowait = lambda *_: False  # type: ignore[method-assign]
         nursery.start_soon(contribute, hostile)
