@@ -164,7 +164,7 @@ class Pending(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future that holds the tensors; waiting for that of a failed operation raises a RuntimeError that says how."""
+        """A future that holds the tensors; that of a failed operation raises a RuntimeError that says how."""
         with self._lock:
             if self._future is None:
                 # What a callback raises is an error to torch's C++, too, which DDP waits in; what `set_exception` sets
