@@ -16,7 +16,10 @@ import neurogrid.training.distributed  # noqa: F401 - the backend
 def main(rank: int, world_size: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "neurogrid", init_method="neurogrid://", rank=rank, world_size=world_size
+        "neurogrid",
+        init_method="neurogrid://",
+        rank=rank,
+        world_size=world_size,
     )
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))

@@ -39,11 +39,19 @@ def run(name: str, *args: str, log: str = "") -> str:
 class Server:
     """An example that has printed its address, and serves."""
 
-    def __init__(self, process: preloaded.Popen, log: Path) -> None:
+    def __init__(self, process: preloaded.Popen, log: Path, *, prints_address: bool = True) -> None:
         self._process = process
-        self._log = log
-        self.address = self.read_line()
-        assert re.fullmatch(f"/ip4/127.0.0.1/tcp/[0-9]+/p2p/{PEER_ID}", self.address)
+        self.log = self._log = log
+        if prints_address:
+            self.address = self.read_line()
+            assert re.fullmatch(f"/ip4/127.0.0.1/tcp/[0-9]+/p2p/{PEER_ID}", self.address)
+
+    def ends(self) -> list[str]:
+        """What it still prints until it ends, well."""
+        assert self._process.stdout is not None
+        lines = self._process.stdout.read().splitlines()
+        assert self._process.wait(DEADLINE) == 0, self._log.read_text()
+        return lines
 
     def read_line(self) -> str:
         """The next line that it prints."""
@@ -54,6 +62,24 @@ class Server:
 
     def read_lines(self, number: int) -> list[str]:
         return [self.read_line() for _ in range(number)]
+
+
+@contextmanager
+def found_run(directory: Path, name: str) -> Iterator[Server]:
+    """Run an example that founds a run, which says on stderr how to join it, until the block is left."""
+    log = directory / f"{name}.log"
+    with log.open("w") as stderr:
+        process = preloaded.Popen(
+            [sys.executable, EXAMPLES / name], stdout=subprocess.PIPE, stderr=stderr
+        )
+    deadline = threading.Timer(DEADLINE, process.kill)
+    deadline.start()
+    with process:
+        try:
+            yield Server(process, log, prints_address=False)
+        finally:
+            deadline.cancel()
+            process.kill()
 
 
 @contextmanager
@@ -70,7 +96,7 @@ def serve(directory: Path, name: str, *args: str, complains: bool = False) -> It
     with process:
         try:
             yield Server(process, log)
-            assert process.poll() is None, log.read_text()
+            assert process.poll() in (None, 0), log.read_text()
         finally:
             deadline.cancel()
             process.kill()
@@ -323,3 +349,36 @@ def test_no_example_is_left_out() -> None:
         assert f"[{example.name}]({example.name})" in listed
         head = example.read_text(encoding="utf-8").split('"""')[1]
         assert re.search(rf"(python|pytest) examples/{example.name}", head), example.name
+
+
+def test_average(tmp_path: Path) -> None:
+    with serve(tmp_path, "average.py", "1") as first:
+        assert run("average.py", "5", first.address) == "round 3 of 2: [30.0, 30.0, 30.0]\n"
+        assert first.read_line() == "round 3 of 2: [30.0, 30.0, 30.0]"
+        first.ends()
+
+
+def invitation(log: Path) -> str:
+    """What the first member of a run prints for the others."""
+    deadline = time.monotonic() + DEADLINE
+    while not (found := re.search(r"others join this run with: (\S+)", log.read_text())):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return found[1]
+
+
+def test_train_together(tmp_path: Path) -> None:
+    with found_run(tmp_path, "train_together.py") as first:
+        rounds = run("train_together.py", invitation(first.log), log="(?s).*").splitlines()
+        assert len(rounds) == 4
+        for number, line in enumerate(rounds, 1):
+            assert re.fullmatch(rf"round {number} of 2 members, loss [0-9.]+", line)
+        assert first.read_lines(1)[0].startswith("round 1 of 2 members")
+        first.ends()
+
+
+def test_train_with_trainer(tmp_path: Path) -> None:
+    with found_run(tmp_path, "train_with_trainer.py") as first:
+        other = run("train_with_trainer.py", invitation(first.log), log="(?s).*").splitlines()[-1]
+        assert re.fullmatch(r"sum of all weights: -?[0-9.]+", other)
+        assert first.ends()[-1] == other

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 from neurogrid.p2p import wire
+from neurogrid.training.wire import (
+    DEFAULT_TRAINING_LIMITS,
+    PROTOCOL_TRAINING,
+    TrainingMessage,
+    training_table,
+)
 
 SPECIFICATION = Path(__file__).parents[2] / "protocol_spec"
 
@@ -30,6 +36,41 @@ def test_message_types() -> None:
         assert size[entry["header"]] == wire.header_bytes(msg_type)
         assert entry["credited"] == msg_type.traits.is_credited
         assert entry["max_data"] == wire.DEFAULT_LIMITS.for_type(msg_type)
+
+
+def test_message_types_of_training() -> None:
+    entries = registry("training_message_types")["message_types"]
+    assert {e["name"]: e["value"] for e in entries} == {t.name: t.value for t in TrainingMessage}
+    for entry in entries:
+        msg_type = TrainingMessage(entry["value"])
+        assert training_table().by_number[msg_type.value] is msg_type
+        assert entry["request"] == msg_type.traits.is_request
+        assert entry["credited"] == msg_type.traits.is_credited
+        assert entry["max_data"] == getattr(DEFAULT_TRAINING_LIMITS, msg_type.traits.limit)
+
+
+def test_the_table_of_training_has_the_same_numbers() -> None:
+    text = (SPECIFICATION / "training" / "messages.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| 0x")]
+    found = {
+        int(number, 16): (
+            re.split(r"\W", name.strip(" ["))[0].lower(),
+            int(size.replace(",", "")),
+            bool(asks.strip()),
+            bool(credit.strip()),
+        )
+        for number, name, _, size, asks, credit in rows
+    }
+    table = training_table()
+    assert found == {
+        t.value: (
+            t.name.lower().replace("_", ""),
+            table.max_data(t),
+            t.traits.is_request,
+            t.traits.is_credited,
+        )
+        for t in table.by_number.values()
+    }
 
 
 def test_error_codes() -> None:
@@ -77,6 +118,7 @@ def test_the_chapter_on_limits_has_the_same_numbers() -> None:
 def test_the_readme_lists_every_chapter() -> None:
     text = (SPECIFICATION / "README.md").read_text(encoding="utf-8")
     chapters = {path.name for path in SPECIFICATION.glob("*.md")} - {"README.md"}
+    chapters |= {f"training/{path.name}" for path in SPECIFICATION.glob("training/*.md")}
     assert {name for name in chapters if f"]({name})" not in text} == set()
     (revision,) = re.findall(r"^\| `/neurogrid/tensor/1.1.0` \|.*\| (r\d+) \|", text, re.MULTILINE)
     versioning = (SPECIFICATION / "versioning.md").read_text(encoding="utf-8")
@@ -101,6 +143,8 @@ def test_header_sizes() -> None:
         ("messages.md", [f"0x{t.value:02x}" for t in wire.MessageType]),
         ("errors.md", [c.name for c in wire.ErrorCode]),
         ("versioning.md", [wire.PROTOCOL_V10, wire.PROTOCOL_V11]),
+        ("training/messages.md", [PROTOCOL_TRAINING]),
+        ("README.md", [PROTOCOL_TRAINING]),
     ],
 )
 def test_chapters_name_everything(chapter: str, names: list[str]) -> None:
@@ -108,7 +152,7 @@ def test_chapters_name_everything(chapter: str, names: list[str]) -> None:
     assert [name for name in names if name not in text] == []
 
 
-@pytest.mark.parametrize("chapter", sorted(SPECIFICATION.glob("*.md")), ids=lambda p: p.name)
+@pytest.mark.parametrize("chapter", sorted(SPECIFICATION.rglob("*.md")), ids=lambda p: p.name)
 def test_links_lead_somewhere(chapter: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", chapter.read_text(encoding="utf-8")):
         name, _, anchor = target.partition("#")

@@ -3,6 +3,9 @@
 from neurogrid.training.wire.group import (
     DIGEST_BYTES,
     MAX_GROUP_MEMBERS,
+    MAX_NEW_ADDRESSES,
+    MAX_NOTE_BYTES,
+    MAX_STATE_VECTORS,
     MAX_TOLD_DECISIONS,
     Ballot,
     Candidate,
@@ -15,6 +18,7 @@ from neurogrid.training.wire.group import (
     Plan,
     Promise,
     Proposal,
+    StateInfo,
     Status,
 )
 from neurogrid.training.wire.settings import GroupSettings
@@ -38,6 +42,9 @@ __all__ = [
     "DIGEST_BYTES",
     "MAX_CHUNK_BYTES",
     "MAX_GROUP_MEMBERS",
+    "MAX_NEW_ADDRESSES",
+    "MAX_NOTE_BYTES",
+    "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",
     "PROTOCOL_TRAINING",
     "Ballot",
@@ -52,6 +59,7 @@ __all__ = [
     "Plan",
     "Promise",
     "Proposal",
+    "StateInfo",
     "Status",
     "TrainingLimits",
     "TrainingMessage",

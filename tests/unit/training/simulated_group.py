@@ -43,6 +43,9 @@ class Faults:
     joins: int = 0
     leaves: int = 0
     wrong_bits: float = 0.0
+    restarts: int = 0
+    # A leader dies when it has decided, and before it has told more than one, or any.
+    untold: float = 0.0
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Node:
     running: set[int] = field(default_factory=set)
     contributed: dict[int, int] = field(default_factory=dict)  # what of which round
     removed: str | None = None
+    observes: bool = False
 
     @property
     def counts(self) -> bool:
@@ -92,6 +96,8 @@ class SimulatedGroup:
         self.are_faulty = True
         self._plans: dict[int, tuple[ReductionPlan, int, set[str]]] = {}
         self._values: dict[tuple[str, int], int] = {}
+        self._without: dict[int, set[str]] = {}  # of reductions: who has died since they began
+        self._said: dict[bytes, tuple[object, ...]] = {}  # of digests: of what they are
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._names = itertools.count()
@@ -147,15 +153,19 @@ class SimulatedGroup:
 
     def _try_to_join(self, member: Member) -> None:
         """As a peer does that was told an address: it asks until a leader has it."""
-        if member.peer in self.nodes:
+        if self._has_started(member):
             return
         self._joining[member] = member.peer
         for node in list(self.nodes.values()):
             if node.counts and node.machine.is_leading and self._runs(node):
                 node.machine.admit(member, self.now)
                 self._do(node)
-        if member.peer not in self.nodes:
+        if not self._has_started(member):
             self.at(self.now + 0.3, lambda: self._try_to_join(member))
+
+    def _has_started(self, member: Member) -> bool:
+        node = self.nodes.get(member.peer)
+        return node is not None and node.machine.me == member
 
     def _runs(self, node: Node) -> bool:
         return node.is_alive and self.now >= node.stopped_until
@@ -180,6 +190,8 @@ class SimulatedGroup:
         """Compute for a while, and contribute to the next round."""
 
         def contribute() -> None:
+            if node.observes:
+                return
             peer, round_ = node.machine.me.peer, node.machine.round + 1
             node.contributed[round_] = self._values[peer, round_] = self.random.getrandbits(30)
             node.machine.contribute(float(self.random.choice((1, 1, 2))), self.now)
@@ -191,7 +203,18 @@ class SimulatedGroup:
     # What machines want done
 
     def _do(self, node: Node) -> None:
-        for action in node.machine.drain():
+        actions = node.machine.drain()
+        if (
+            self.are_faulty
+            and node.machine.is_leading
+            and any(isinstance(action, Decided) for action in actions)
+            and self.random.random() < self.faults.untold
+        ):
+            told = [action for action in actions if isinstance(action, Send)]
+            kept = self.random.sample(told, min(len(told), self.random.randrange(2)))
+            actions = [a for a in actions if not isinstance(a, Send) or a in kept]
+            self._end(node)
+        for action in actions:
             self._do_one(node, action)
 
     def _do_one(self, node: Node, action: Action) -> None:
@@ -218,13 +241,14 @@ class SimulatedGroup:
         assert before is None or decision.index == before + 1
         node.decided.append(decision)
         if decision.is_round:
-            assert decision.digest
+            said = (decision.round, decision.contributors, decision.weights)
+            assert self._said[decision.digest] == said, "the digest is of something else"
             assert action.has_contributed == (node.machine.me.peer in decision.contributors)
             if action.has_contributed:
                 assert decision.round in node.contributed
             self._compute(node)
-        for member, peer in list(self._joining.items()):
-            if member in decision.members and peer not in self.nodes:
+        for member in list(self._joining):
+            if member in decision.members and not self._has_started(member):
                 del self._joining[member]
                 told = [Decision.decode(told) for told in node.machine.told_to_joiner()]
                 self._start(member, told, node.machine.term, node.machine.me.peer)
@@ -271,7 +295,9 @@ class SimulatedGroup:
         lost = {
             peer: "it is lost"
             for peer in peers - {me}
-            if not self.nodes[peer].is_alive or self._is_cut(me, peer)
+            if not self.nodes[peer].is_alive
+            or self._is_cut(me, peer)
+            or peer in self._without.get(reduction, ())
         }
         late = {
             peer: "it is late"
@@ -284,6 +310,7 @@ class SimulatedGroup:
             digest = self._digest(plan, round_)
             if self.are_faulty and self.random.random() < self.faults.wrong_bits:
                 digest = hashlib.sha256(digest + me.encode()).digest()
+            self._said[digest] = (round_, plan.members, plan.weights)
             node.holds[digest] = node.machine.index + 1
             self._when_it_runs(node, lambda: node.machine.reduced(reduction, digest, self.now))
         else:
@@ -336,6 +363,8 @@ class SimulatedGroup:
             self.at(some_time(), self._ask_to_join)
         for _ in range(faults.leaves):
             self.at(some_time(), self._leave)
+        for _ in range(faults.restarts):
+            self.at(some_time(), self._restart)
 
     def _some_node(self) -> Node | None:
         nodes = [node for node in self.nodes.values() if node.counts]
@@ -346,8 +375,24 @@ class SimulatedGroup:
 
     def _kill(self) -> None:
         if (node := self._some_node()) is not None:
-            node.is_alive = False
-            self._tell_lost(node.machine.me.peer)
+            self._end(node)
+
+    def _end(self, node: Node) -> None:
+        peer = node.machine.me.peer
+        node.is_alive = False
+        for plan, _, begun in self._plans.values():
+            if peer in {*plan.members, *plan.reducers}:
+                self._without.setdefault(plan.reduction, set()).add(peer)
+            begun.discard(peer)
+        self._tell_lost(peer)
+
+    def _restart(self) -> None:
+        """A process dies, and is another member of the same name when it asks to join."""
+        if (node := self._some_node()) is not None:
+            self._end(node)
+            again = Member(node.machine.me.peer, self.random.getrandbits(32))
+            pause = self.random.uniform(0.05, 1.0)
+            self.at(self.now + pause, lambda: self._try_to_join(again))
 
     def _tell_lost(self, peer: str) -> None:
         for other in list(self.nodes.values()):

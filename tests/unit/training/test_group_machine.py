@@ -23,19 +23,23 @@ FAULTS = st.builds(
     joins=st.integers(0, 2),
     leaves=st.integers(0, 1),
     wrong_bits=st.sampled_from([0.0, 0.0, 0.2]),
+    restarts=st.integers(0, 2),
+    untold=st.sampled_from([0.0, 0.0, 0.1]),
 )
 
 
 def can_go_on(group: SimulatedGroup) -> bool:
-    """Whether enough of the members that were decided on are left, to decide and to lead."""
-    last = group.last
-    left = [
-        member
-        for member in last.members
-        if (node := group.nodes.get(member.peer)) is not None and node.counts
-    ]
-    need = max(num_to_decide(len(last.members)), num_to_lead(len(last.members)))
-    return len(left) >= max(need, group.settings.min_members if last.round == 0 else 0)
+    """Whether enough are left of the members that the survivors know of, to decide and to lead."""
+    survivors = [node for node in group.nodes.values() if node.counts]
+    if not survivors:
+        return False
+    best = max(survivors, key=lambda node: node.machine.index).machine
+    left = sum(
+        (node := group.nodes.get(member.peer)) is not None and node.counts
+        for member in best.members
+    )
+    need = max(num_to_decide(len(best.members)), num_to_lead(len(best.members)))
+    return left >= max(need, group.settings.min_members if best.round == 0 else 0)
 
 
 def check(num_members: int, faults: Faults, seed: int) -> None:

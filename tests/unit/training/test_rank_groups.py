@@ -127,7 +127,10 @@ async def send_raw(of: Group, data: bytes = b"", **fields: int) -> None:
         ([{"data": bytes(WINDOW_BYTES + 1)}], "may come unasked"),
         ([{"data": b"a", "seq_id": NOTICE | 3}], "a notice has Data"),
         ([{"layer_id": tag} for tag in range(100, 120)], "more than 16 tags"),
-        ([{"data": bytes(4 << 20), "layer_id": tag} for tag in range(3)], "B under 4 tags came unasked"),
+        (
+            [{"data": bytes(4 << 20), "layer_id": tag} for tag in range(3)],
+            "B under 4 tags came unasked",
+        ),
     ],
 )
 async def test_what_a_rank_may_not_send_costs_it_the_group(

@@ -68,6 +68,8 @@ class Messenger:
         self._exchange, self._nursery, self._send_timeout = exchange, nursery, send_timeout
         self._outboxes: dict[str, _Outbox] = {}
         self._addresses: dict[str, tuple[str, ...]] = {}
+        self._connected: dict[str, trio.Event] = {}
+        exchange.host.on_connected(self._note_connected)
 
     def note_addresses(self, peer_id: str, addresses: Iterable[str]) -> None:
         """A peer can be dialled at these."""
@@ -99,8 +101,12 @@ class Messenger:
         while any(outbox.latest for outbox in self._outboxes.values()):
             await trio.sleep(0.01)
 
-    async def reach(self, peer_id: str) -> None:
+    async def reach(self, peer_id: str, *, patience: float = 0.0) -> None:
         """Bring up the stream to a peer.
+
+        Args:
+            patience: seconds to wait for a peer to dial this one, where nobody has said where it can be dialled: one
+                that has just joined was told of the others, and they were not told of it.
 
         Raises:
             TransportError: it cannot be reached.
@@ -110,7 +116,15 @@ class Messenger:
         if not host.is_connected(peer_id) and addresses:
             with trio.move_on_after(_DIAL_TIMEOUT):
                 await host.connect_any(addresses)
+        elif not host.is_connected(peer_id):
+            connected = self._connected.setdefault(peer_id, trio.Event())
+            with trio.move_on_after(patience):
+                await connected.wait()
         await self._exchange.open(peer_id)
+
+    def _note_connected(self, peer_id: str) -> None:
+        if (connected := self._connected.pop(peer_id, None)) is not None:
+            connected.set()
 
     async def _send_all(self, peer_id: str, outbox: _Outbox) -> None:
         while True:

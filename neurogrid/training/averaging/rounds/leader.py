@@ -7,16 +7,29 @@ Pure. A proposal is decided when each of its acceptors has told the same digest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.rounds.plans import Shape, make_plan
 from neurogrid.training.averaging.rounds.quorums import num_to_decide
-from neurogrid.training.wire import Ballot, Decision, GroupSettings, Member, Status
+from neurogrid.training.wire import (
+    MAX_GROUP_MEMBERS,
+    MAX_NEW_ADDRESSES,
+    Ballot,
+    Decision,
+    GroupSettings,
+    Member,
+    Status,
+)
 
-__all__ = ["Leader", "Progress", "Proposed"]
+__all__ = ["MAX_JOINERS", "Leader", "Progress", "Proposed"]
+
+MAX_JOINERS: Final = 64
+"""Peers that are added by one decision, and that may wait for it."""
+
+_ADDRESSES_OF_A_JOINER: Final = MAX_NEW_ADDRESSES // MAX_JOINERS
 
 # A member that is blamed while it is there may have been unlucky: it is tried once more.
 _MAX_STRIKES: Final = 2
@@ -80,6 +93,7 @@ class Leader:
         proposed: what is proposed; None for nothing.
         waits_for: peer ids of the members that a round waits for.
         is_leaving: this member would go, once the group has decided to be without it.
+        cannot_adopt: a member failed at what is to be adopted; whether it has to be is to be asked again.
     """
 
     me: Member
@@ -91,9 +105,10 @@ class Leader:
     proposed: Proposed | None = None
     waits_for: tuple[str, ...] = ()
     is_leaving: bool = False
+    cannot_adopt: bool = False
     _attempt: int = 0
     _heard: dict[str, _Heard] = field(default_factory=dict)
-    _joiners: dict[str, Member] = field(default_factory=dict)
+    _joiners: dict[str, tuple[Member, tuple[str, ...]]] = field(default_factory=dict)
     _leavers: set[Member] = field(default_factory=set)
     _strikes: Counter[str] = field(default_factory=Counter)
     _struck_at: float = 0.0
@@ -116,13 +131,16 @@ class Leader:
         if heard.gone_at is None:
             heard.gone_at = now
 
-    def admits(self, member: Member) -> None:
-        """A peer would join."""
-        self._joiners[member.peer] = member
+    def admits(self, member: Member, addresses: Sequence[str]) -> bool:
+        """A peer would join, and can be dialled at these addresses; False where too many would."""
+        if len(self._joiners) >= MAX_JOINERS and member.peer not in self._joiners:
+            return False
+        self._joiners[member.peer] = member, tuple(addresses[:_ADDRESSES_OF_A_JOINER])
+        return True
 
     def dismisses(self, member: Member) -> None:
         """A member has said that it goes."""
-        if self._joiners.get(member.peer) == member:
+        if member.peer in self._joiners and self._joiners[member.peer][0] == member:
             del self._joiners[member.peer]
         self._leavers.add(member)
 
@@ -179,16 +197,31 @@ class Leader:
         if len(told) == len(proposed.acceptors):
             if len(set(told.values())) == 1:
                 (digest,) = set(told.values())
-                return replace(proposed.decision, digest=digest)
+                decision = replace(proposed.decision, digest=digest)
+                if len(told) >= num_to_decide(len(progress.members)):
+                    return decision
+                self._propose_to_more(decision, proposed, progress, now)
+                return None
             self._propose_the_likeliest(proposed, told)
             return None
         lost = [peer for peer in proposed.acceptors if not self._is_there(peer, now)]
         if not lost and blamed:
             lost = [self._most_blamed(blamed, proposed)]
+            self.cannot_adopt = self.to_adopt is not None
         if lost:
             self._strike(lost, now)
             self.proposed = None
         return None
+
+    def _propose_to_more(
+        self, decision: Decision, proposed: Proposed, progress: Progress, now: float
+    ) -> None:
+        """Too few have computed an aggregate to decide on it: others, that are late or observe, are to fetch it."""
+        able = [m.peer for m in progress.members if self._is_able(m.peer, now)]
+        others = [peer for peer in self._at(progress, able) if peer not in proposed.acceptors]
+        acceptors = (*proposed.acceptors, *others)
+        if len(acceptors) >= num_to_decide(len(progress.members)):
+            self.proposed = self._proposed(replace(decision, holders=proposed.acceptors), acceptors)
 
     def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
         """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
@@ -215,18 +248,36 @@ class Leader:
             return True
         return heard is not None and heard.gone_at is None and now - heard.at < self.settings.grace
 
+    def _is_able(self, peer: str, now: float) -> bool:
+        return self._is_there(peer, now) and self._strikes[peer] < _MAX_STRIKES
+
+    def _at(self, progress: Progress, peers: Iterable[str]) -> tuple[str, ...]:
+        """Those of some peers that are as far as this member."""
+        return tuple(
+            peer
+            for peer in peers
+            if (status := self.status_of(peer)) is not None and status.index == progress.index
+        )
+
     def _next(self, progress: Progress, now: float) -> Proposed | None:
         """What to propose, if anything can be."""
         if self._strikes and now - self._struck_at >= self.settings.grace:
             self._strikes.clear()  # whatever was wrong may have passed
         there = [m for m in progress.members if self._is_there(m.peer, now)]
-        able = [m.peer for m in there if self._strikes[m.peer] < _MAX_STRIKES]
+        able = [m.peer for m in there if self._is_able(m.peer, now)]
         if self.to_adopt is not None:
             return self._adoption(self.to_adopt, progress, able)
         proposal = self._round(progress, there, able, now)
         members = self._next_members(progress, now)
         if proposal is None and members != progress.members:
-            decision = Decision(progress.index + 1, progress.round, *_split(members))
+            newcomers, addresses = self._introductions(progress, members)
+            decision = Decision(
+                progress.index + 1,
+                progress.round,
+                *_split(members),
+                newcomers=newcomers,
+                addresses=addresses,
+            )
             proposal = self._accepted_by(decision, progress, able)
         return proposal
 
@@ -245,11 +296,7 @@ class Leader:
         self, decision: Decision, progress: Progress, able: list[str]
     ) -> Proposed | None:
         """A decision as it is, to be accepted by all that are there and as far as this member."""
-        acceptors = tuple(
-            peer
-            for peer in able
-            if (status := self.status_of(peer)) is not None and status.index == progress.index
-        )
+        acceptors = self._at(progress, able)
         if len(acceptors) < num_to_decide(len(progress.members)):
             return None
         if self.me not in decision.members and acceptors == (self.me.peer,):
@@ -293,18 +340,22 @@ class Leader:
             reduction=self.draw(),
         )
         acceptors = tuple(dict.fromkeys((*plan.members, *plan.reducers)))
-        if len(acceptors) < enough:
+        if len({*acceptors, *self._at(progress, able)}) < enough:
             return None
+        members = self._next_members(progress, now)
+        newcomers, addresses = self._introductions(progress, members)
         decision = Decision(
             progress.index + 1,
             progress.round + 1,
-            *_split(self._next_members(progress, now)),
+            *_split(members),
             contributors=plan.members,
             weights=plan.weights,
             num_elements=plan.num_elements,
             chunk_elements=plan.chunk_elements,
             codec=plan.result_codec,
             holders=acceptors,
+            newcomers=newcomers,
+            addresses=addresses,
         )
         return self._proposed(decision, acceptors, plan)
 
@@ -320,12 +371,24 @@ class Leader:
                 kept[member.peer] = member
         if self.is_leaving and len(progress.members) > 1:
             kept.pop(self.me.peer, None)
-        for peer, member in list(self._joiners.items()):
+        for peer, (member, _) in list(self._joiners.items()):
             if member in progress.members:
                 del self._joiners[peer]
-            else:
+            elif peer in kept or len(kept) < MAX_GROUP_MEMBERS:
                 kept[peer] = member
         return tuple(kept.values()) or progress.members
+
+    def _introductions(
+        self, progress: Progress, members: tuple[Member, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Where newcomers can be dialled: `Decision.newcomers`, and `addresses`."""
+        places = [
+            (member.peer, address)
+            for member in members
+            if member not in progress.members
+            for address in self._joiners[member.peer][1]
+        ]
+        return tuple(peer for peer, _ in places), tuple(address for _, address in places)
 
     def _proposed(
         self, decision: Decision, acceptors: tuple[str, ...], plan: ReductionPlan | None = None

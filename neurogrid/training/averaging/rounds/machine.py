@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.wire.faults import violation
 from neurogrid.training.averaging.rounds.actions import (
     Action,
     Decided,
@@ -54,6 +54,8 @@ Message = Lead | Status | Candidate | Promise | Leave
 
 _NOTHING: Final = Ballot(0, 0)
 _MAX_REASON_CHARS: Final = 256
+# A group has one a second at most: no member can use up all numbers.
+_MAX_TERMS_AHEAD: Final = 2**32
 _MAX_TOLD_BYTES: Final = 512 * 1024
 
 
@@ -87,7 +89,7 @@ class GroupMachine:
         leader: the peer id of the leader; this member's own where it founds the group.
         now: seconds, on any clock that does not go backwards.
         draw: a random u64, above zero.
-        bandwidth: bytes a second; 0 where nobody can dial this member.
+        bandwidth: bytes a second; 0 where nobody can dial this member, `UNMEASURED` where it is not known.
         observes: it contributes nothing for now.
 
     Attributes:
@@ -133,16 +135,20 @@ class GroupMachine:
         self._failed: tuple[int, Mapping[str, str]] | None = None
         self._weight: float | None = None
         self._greatest_term = term
+        self._followed = term, leader
         self._gone: set[str] = set()
         self._heard_at = now
         self._silent_since: float | None = None
         self._candidacy: _Candidacy | None = None
+        self._asked: tuple[str, Candidate, float] | None = None  # for a promise, and too early
         self._lead: Leader | None = None
         self._is_leaving, self._leaving_for = False, ""
         self._is_gone = False  # a leader that is no member any more, and has yet to be heard
         self._gone_at: float | None = None
         self._beat_at = now
         self._told: Proposed | None = None
+        self._written: tuple[Proposed, Proposal, bytes] | None = None
+        self._encoded: dict[int, bytes] = {}  # decisions of the history, by index
         self._actions: list[Action] = []
         if leader == me.peer:
             self._lead = Leader(me, term, settings, shape, draw)
@@ -189,6 +195,10 @@ class GroupMachine:
         self._observes = is_observer
         self._tell(now)
 
+    def measure(self, bandwidth: float) -> None:
+        """This member sends and receives so many bytes a second; it is told with what is told next."""
+        self._bandwidth = bandwidth
+
     def leave(self, now: float, reason: str = "") -> None:
         """Go, without the others having to find out. A leader goes when the group has decided to be without it."""
         if self.removed is not None or self._is_leaving:
@@ -215,11 +225,17 @@ class GroupMachine:
                 self._send(member.peer, Leave(self.me.incarnation, reason, ends_group=True))
         self._remove(reason or "its leader has ended the group")
 
-    def admit(self, member: Member, now: float) -> None:
-        """A peer asks its leader, this one, to be a member."""
-        if self._lead is not None and member not in self.members:
-            self._lead.admits(member)
-            self._step(now)
+    def admit(self, member: Member, now: float, addresses: Sequence[str] = ()) -> bool:
+        """A peer that can be dialled at these addresses asks its leader, this one, to be a member.
+
+        Returns:
+            Whether it will be; False where others are to join before, or this member does not lead.
+        """
+        if self._lead is None or member in self.members:
+            return False
+        is_admitted = self._lead.admits(member, addresses)
+        self._step(now)
+        return is_admitted
 
     # What came of what was to be done
 
@@ -245,6 +261,11 @@ class GroupMachine:
         if self._lead is not None:
             self._lead.loses(peer, now)
             self._step(now)
+        elif peer == self.leader and self._asked is not None:
+            # Another has noticed it before.
+            sender, candidate, asked_at = self._asked
+            if now - asked_at < self.settings.heartbeat and self.removed is None:
+                self._consider_candidate(sender, candidate, now)
         self.tick(now)
 
     # Time
@@ -287,10 +308,16 @@ class GroupMachine:
         """
         if self.removed is not None or sender == self.me.peer:
             return
+        if not isinstance(message, Leave):
+            ahead = message.term - self._greatest_term
+            if ahead > _MAX_TERMS_AHEAD:
+                raise violation(f"term {message.term} is {ahead} above all that were heard of")
         self._gone.discard(sender)
         if isinstance(message, Lead):
             if self._is_introduced(sender, message.decisions):
                 self._follow(sender, message, now)
+            elif message.index <= self.index:
+                self._send(sender, self.status())  # it leaves when it knows that others know
         elif isinstance(message, Status):
             self._hear_status(sender, message, now)
         elif isinstance(message, Candidate):
@@ -351,6 +378,9 @@ class GroupMachine:
         self.waits_for = message.waits_for
         if not self._learn_all(message.decisions):
             return
+        if self._followed != (message.term, sender):
+            self._followed = message.term, sender
+            self._send(sender, self.status())  # it knows nothing of this member yet
         if message.index > self.index:
             if message.decisions and Decision.decode(message.decisions[0]).index > self.index + 1:
                 missing = message.index - self.index
@@ -391,6 +421,8 @@ class GroupMachine:
             self._weight = None
         self._actions.append(Decided(decision, has_contributed))
         if self.me in self.members:
+            if self.leader not in decision.peers:
+                self.leader = None  # it has left
             return
         if self._lead is not None and self._is_leaving:
             self._is_gone = (
@@ -410,15 +442,15 @@ class GroupMachine:
             return
         decision = Decision.decode(proposal.decision)
         if decision.index != self.index + 1:
-            raise RemoteProtocolError(
-                f"decision {decision.index} is proposed after {self.index}", code=1
-            )
+            raise violation(f"decision {decision.index} is proposed after {self.index}")
+        plan = Plan.decode(proposal.plan) if proposal.plan else None
+        _check_proposal(decision, plan)
         self._stop()
         self._seen, self._failed = ballot, None
         if self.me.peer not in proposal.acceptors:
             return
-        if proposal.plan:
-            self._begin_round(ballot, decision, Plan.decode(proposal.plan), now)
+        if plan is not None:
+            self._begin_round(ballot, decision, plan, now)
         elif not decision.digest or decision.digest in self._held:
             self._accept(ballot, decision, now)
         else:
@@ -456,17 +488,20 @@ class GroupMachine:
         self._greatest_term = max(self._greatest_term, status.term)
         if self._lead is None:
             return
+        if self._is_gone and status.index >= self.index:
+            self._remove("it has left")
+            return
         if status.term > self.term:
             # Most have promised another to follow it; it will be heard.
             self._step_down(now)
             return
         if Member(sender, status.incarnation) in self.members:
+            is_news = status != self._lead.status_of(sender)
             self._lead.hears(sender, status, now)
             if status.index < self.index:
                 self._tell_member(sender)
-            if self._is_gone and status.index == self.index:
-                self._remove("it has left")
-            self._step(now)
+            if is_news:  # the clock brings the rest
+                self._step(now)
         else:
             self._tell_stranger(sender, status)
 
@@ -482,6 +517,11 @@ class GroupMachine:
             decided = self._lead.step(
                 Progress(self.index, self.round, self.members), self.status(), now
             )
+            if self._lead.cannot_adopt:
+                # Nobody that is left may hold the aggregate: those that promise now say whether it was accepted.
+                self._lead = None
+                self._stand(now)
+                continue
             if decided is not None:
                 before = self.members
                 self._learn(decided)
@@ -499,7 +539,7 @@ class GroupMachine:
             self._told = proposed
             self._tell_members()
             if proposed is not None:
-                self._look_at(_written(proposed), now)
+                self._look_at(self._write(proposed)[0], now)
 
     def _tell_members(self) -> None:
         self._tell_all({*self.members} - {self.me})
@@ -518,10 +558,25 @@ class GroupMachine:
                 term=self.term,
                 index=self.index,
                 decisions=self._decisions_after(known),
-                proposal=_written(proposed).encode() if proposed is not None else b"",
+                proposal=self._write(proposed)[1] if proposed is not None else b"",
                 waits_for=self.waits_for,
             ),
         )
+
+    def _write(self, proposed: Proposed) -> tuple[Proposal, bytes]:
+        """A proposal as it is told, and encoded: once, not for each member."""
+        if self._written is None or self._written[0] is not proposed:
+            proposal = _written(proposed)
+            self._written = proposed, proposal, proposal.encode()
+        return self._written[1:]
+
+    def _encode(self, decision: Decision) -> bytes:
+        """A decision of the history, encoded once."""
+        if decision.index not in self._encoded:
+            oldest = self._history[0].index
+            self._encoded = {i: said for i, said in self._encoded.items() if i >= oldest}
+            self._encoded[decision.index] = decision.encode()
+        return self._encoded[decision.index]
 
     def _tell_stranger(self, peer: str, status: Status) -> None:
         """A member that is none any more may not know it yet."""
@@ -536,7 +591,7 @@ class GroupMachine:
         room = _MAX_TOLD_BYTES
         for decision in self._history:
             if decision.index > index:
-                told.append(decision.encode())
+                told.append(self._encode(decision))
                 room -= len(told[-1])
                 if room < 0 and len(told) > 1:
                     return tuple(told[:-1])
@@ -589,15 +644,19 @@ class GroupMachine:
     def _ask_for_promises(self, candidacy: _Candidacy) -> None:
         asked = Candidate(self.me.incarnation, candidacy.term, self.index, self._decisions_after(0))
         for member in self.members:
-            if member != self.me and member.peer not in candidacy.promises:
+            promise = candidacy.promises.get(member.peer)
+            has_promised = promise is not None and promise.incarnation == member.incarnation
+            if member != self.me and not has_promised:
                 self._send(member.peer, asked)
 
     def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
         self._greatest_term = max(self._greatest_term, message.term)
-        if self._is_introduced(sender, message.decisions) and not self._learn_all(
-            message.decisions
-        ):
-            return
+        if self._is_introduced(sender, message.decisions):
+            before = self.index
+            if not self._learn_all(message.decisions):
+                return
+            if self.index > before and self._lead is not None:
+                self._step_down(now)  # another has led since, and decided
         hears_leader = (
             self.leader not in (None, sender)
             and self.leader not in self._gone
@@ -607,6 +666,8 @@ class GroupMachine:
         promised_before = message.term == self.term and self.leader == sender
         can_promise = not (self._lead is not None or hears_leader or not is_member)
         if not promised_before and not (can_promise and message.term > self.term):
+            if hears_leader and is_member:
+                self._asked = sender, message, now
             if message.index < self.index:
                 # It may be a member no more.
                 decisions = self._decisions_after(message.index)
@@ -655,8 +716,12 @@ class GroupMachine:
         """Lead, if as many have promised as it takes, and none of them knows of more decisions than this member."""
         candidacy = self._candidacy
         assert candidacy is not None
-        peers = {m.peer for m in self.members}
-        promises = {p: said for p, said in candidacy.promises.items() if p in peers}
+        # By a decision that came with a promise, a peer may be another incarnation, which has promised nothing.
+        promises = {
+            peer: said
+            for peer, said in candidacy.promises.items()
+            if Member(peer, said.incarnation) in self.members
+        }
         if 1 + len(promises) < num_to_lead(len(self.members)):
             return
         if any(promise.index > self.index for promise in promises.values()):
@@ -687,6 +752,26 @@ class GroupMachine:
             self._lead.hears(peer, None, now)
         self._tell_members()
         self._step(now)
+
+
+def _check_proposal(decision: Decision, plan: Plan | None) -> None:
+    """A round comes with its plan, or its digest, and both say the same of it.
+
+    Raises:
+        RemoteProtocolError: it does not.
+    """
+    if plan is None:
+        if decision.is_round and not decision.digest:
+            raise violation("a round is proposed without its plan and without its digest")
+        return
+    said = (decision.contributors, decision.weights, decision.num_elements)
+    said_of_form = (decision.chunk_elements, decision.codec)
+    if (
+        decision.digest
+        or said != (plan.members, plan.weights, plan.num_elements)
+        or said_of_form != (plan.chunk_elements, plan.result_codec)
+    ):
+        raise violation("a round is proposed with the plan of another")
 
 
 def _to_adopt(accepted: list[tuple[Ballot, Decision]]) -> Decision | None:

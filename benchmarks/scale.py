@@ -1,0 +1,295 @@
+"""How far does one group reach? Messages, bytes and seconds of a round for 4 to 4,096 members.
+
+    python benchmarks/scale.py
+
+The machines are those that run in a group; the network between them is simulated: messages wait for their sender's link
+and take their time, members are slow and die. The vector is not computed: a reduction takes as long as its bytes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from random import Random
+from statistics import median
+from typing import Any
+
+from report import table, write_report
+
+from neurogrid.training.averaging.plan import ReductionPlan
+from neurogrid.training.averaging.rounds import (
+    Decided,
+    Fetch,
+    GroupMachine,
+    Message,
+    Reduce,
+    Send,
+    Shape,
+)
+from neurogrid.training.wire import Decision, GroupSettings, Lead, Member, Plan, Proposal
+
+SIZES = (4, 16, 64, 256, 1024, 2048, 4096)
+ELEMENTS = 25_000_000
+VECTOR_BYTES = ELEMENTS * 0.516  # int4 with its scales
+HEADER_BYTES = 25
+MAX_MESSAGE_BYTES = 1024 * 1024
+
+# Seconds from a member to a backbone: two of them are one way. Round trips have a median of 76 ms and a long tail, like
+# those that King measured between 1,740 name servers (Gummadi et al., 2002: a median of about 80 ms, a mean of 180).
+LATENCY, LATENCY_SIGMA = 0.018, 0.7
+# Bytes a second: a median of 100 Mbit/s, a tenth of the members below 40; like fixed lines in public speed tests.
+BANDWIDTH, BANDWIDTH_SIGMA = 12.5e6, 0.7
+# Of messages: they come one retransmission later, as after RFC 6298 with a least timeout of 0.2 s.
+LOSS, RETRANSMISSION = 0.005, 0.2
+SLOW, SLOWER = 0.05, 10.0  # members that compute and send at a tenth
+DYING, PERIOD = 0.01, 60.0  # members that die within so many seconds
+COMPUTE, COMPUTE_SIGMA = 1.0, 0.2  # seconds until a member has its vector
+
+
+class Node:
+    """A member: its machine, its link, and what waits for it."""
+
+    def __init__(self, me: Member, random: Random) -> None:
+        self.me = me
+        self.is_slow = random.random() < SLOW
+        self.latency = random.lognormvariate(0, LATENCY_SIGMA) * LATENCY
+        bandwidth = random.lognormvariate(0, BANDWIDTH_SIGMA) * BANDWIDTH
+        self.bandwidth = max(bandwidth / (SLOWER if self.is_slow else 1), 125e3)
+        self.waiting: dict[tuple[str, type[Message]], Message] = {}
+        self.is_sending, self.is_alive = False, True
+        self.decided_at: float | None = None
+        self.running: set[int] = set()
+        self.machine: GroupMachine
+
+
+class Network:
+    """A group of so many members, and the counts of what it sends."""
+
+    def __init__(self, num_members: int, random: Random, settings: GroupSettings) -> None:
+        self.random, self.now = random, 0.0
+        self.messages = self.bytes = self.largest = self.attempts = 0
+        self.cpu = 0.0  # of the leader
+        self.contributors = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count(1)
+        self._plans: dict[int, tuple[ReductionPlan, set[str]]] = {}
+        names = [f"12D3KooW{number:044d}" for number in range(num_members)]
+        members = [Member(name, random.getrandbits(63)) for name in names]
+        self.nodes = {me.peer: Node(me, random) for me in members}
+        leader = self.nodes[names[0]]
+        leader.is_slow, leader.bandwidth = False, BANDWIDTH
+        self.leader = leader
+        first = Decision(1, 0, tuple(names), tuple(m.incarnation for m in members))
+        for node in self.nodes.values():
+            node.machine = GroupMachine(
+                node.me,
+                settings,
+                Shape(ELEMENTS, 256),
+                [first],
+                term=1,
+                leader=names[0],
+                now=0.0,
+                draw=lambda: next(self._numbers),
+                bandwidth=node.bandwidth,
+            )
+            self._begin(node)
+        for node in random.sample(list(self.nodes.values())[1:], round(DYING * num_members)):
+            self.at(random.uniform(0, PERIOD), lambda node=node: self._die(node))  # type: ignore[misc]
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), what))
+
+    def run(self, seconds: float, patience: float) -> bool:
+        """Until all that live have decided on the first round; False if they have not within either time."""
+        until = time.perf_counter() + patience
+        while self._events and self.now < seconds and time.perf_counter() < until:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+            if self.leader.decided_at is not None and all(
+                node.decided_at is not None for node in self.nodes.values() if node.is_alive
+            ):
+                return True
+        return False
+
+    def _begin(self, node: Node) -> None:
+        seconds = self.random.lognormvariate(0, COMPUTE_SIGMA) * COMPUTE
+        seconds *= SLOWER * 2 if node.is_slow else 1
+        self.at(seconds, lambda: self._do(node, lambda m: m.contribute(1.0, self.now)))
+        pause = node.machine.settings.heartbeat / 4
+        self.at(self.random.uniform(0, pause), lambda: self._tick(node, pause))
+
+    def _tick(self, node: Node, pause: float) -> None:
+        if node.is_alive:
+            self._do(node, lambda m: m.tick(self.now))
+            self.at(self.now + pause, lambda: self._tick(node, pause))
+
+    def _do(self, node: Node, what: Callable[[GroupMachine], Any]) -> None:
+        if not node.is_alive:
+            return
+        begun = time.perf_counter()
+        what(node.machine)
+        actions = node.machine.drain()
+        if node is self.leader:
+            self.cpu += time.perf_counter() - begun
+        for action in actions:
+            if isinstance(action, Send):
+                node.waiting.pop((action.to, type(action.message)), None)
+                node.waiting[action.to, type(action.message)] = action.message
+            elif isinstance(action, Reduce):
+                self._reduce(node, action.plan)
+            elif isinstance(action, Fetch):
+                seconds = VECTOR_BYTES / node.bandwidth
+                digest = action.decision.digest
+                self._later(
+                    node, seconds, lambda m, a=action, d=digest: m.reduced(a.token, d, self.now)
+                )
+            elif isinstance(action, Decided) and action.decision.is_round:
+                node.decided_at = node.decided_at or self.now
+                self.contributors = len(action.decision.contributors)
+        self._send_next(node)
+
+    def _later(self, node: Node, seconds: float, what: Callable[[GroupMachine], Any]) -> None:
+        self.at(self.now + seconds, lambda: self._do(node, what))
+
+    def _send_next(self, node: Node) -> None:
+        if node.is_sending or not node.waiting:
+            return
+        node.is_sending = True
+        key = next(iter(node.waiting))
+        message = node.waiting.pop(key)
+        size = HEADER_BYTES + num_bytes(message)
+        self.messages, self.bytes = self.messages + 1, self.bytes + size
+        self.largest = max(self.largest, size)
+        to = self.nodes[key[0]]
+        seconds = size / node.bandwidth
+        lost = RETRANSMISSION if self.random.random() < LOSS else 0.0
+        arrives = self.now + seconds + node.latency + to.latency + lost
+        self.at(self.now + seconds, lambda: self._sent(node))
+        self.at(arrives, lambda: self._do(to, lambda m: m.receive(node.me.peer, message, self.now)))
+
+    def _sent(self, node: Node) -> None:
+        node.is_sending = False
+        if node.is_alive:
+            self._send_next(node)
+
+    def _die(self, node: Node) -> None:
+        node.is_alive = False
+        peer = node.me.peer
+        for other in self.nodes.values():
+            away = node.latency + other.latency
+            self._later(other, away, lambda m: m.peer_lost(peer, self.now))
+        for number, (plan, _) in self._plans.items():
+            if peer in plan.members:
+                for name in plan.members:
+                    other = self.nodes[name]
+                    self._later(
+                        other,
+                        node.latency + other.latency,
+                        lambda m, n=number: m.failed(n, {peer: "it is gone"}, self.now),
+                    )
+
+    def _reduce(self, node: Node, plan: ReductionPlan) -> None:
+        if plan.reduction not in self._plans:
+            self.attempts += 1
+            self._plans[plan.reduction] = (plan, set())
+        _, begun = self._plans[plan.reduction]
+        begun.add(node.me.peer)
+        dead = [name for name in plan.members if not self.nodes[name].is_alive]
+        if dead:
+            self._later(
+                node, 0.1, lambda m: m.failed(plan.reduction, {dead[0]: "it is gone"}, self.now)
+            )
+        if len(begun) < len(plan.members):
+            return
+        digest = hashlib.sha256(str(plan.reduction).encode()).digest()
+        nodes = [self.nodes[name] for name in plan.members]
+        mean = sum(n.bandwidth for n in nodes) / len(nodes)
+        slowest = max(VECTOR_BYTES / n.bandwidth + 4 * n.latency for n in nodes)
+        for other in nodes:
+            # Its own vector goes out as its part of the others' comes in; then the means.
+            seconds = slowest + VECTOR_BYTES / mean
+            self._later(other, seconds, lambda m: m.reduced(plan.reduction, digest, self.now))
+
+
+def num_bytes(message: Message) -> int:
+    """Bytes of a message; of a Lead, which most are, without writing it."""
+    if isinstance(message, Lead):
+        told = sum(map(len, message.decisions)) + len(message.proposal)
+        return told + 54 * len(message.waits_for) + 60
+    return len(message.encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--patience", type=float, default=100.0, help="seconds for each size (100)")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    # All members of the simulation read the same bytes: once is enough, and none of it is the leader's work.
+    for kind in (Decision, Plan, Proposal):
+        kind.decode = lru_cache(64)(kind.decode)  # type: ignore[method-assign]
+    rows = [row(size, args.seed, args.patience) for size in args.sizes]
+    header = (
+        "members",
+        "decided",
+        "contributors",
+        "attempts",
+        "s, round",
+        "s, of it vectors",
+        "messages",
+        "MB, control",
+        "largest, KiB",
+        "leader's CPU, s",
+        "MB of vectors, a member",
+    )
+    body = (
+        f"A vector of {ELEMENTS:,} elements in int4 ({VECTOR_BYTES / 1e6:.1f} MB), butterfly, grace 10 s, one round "
+        f"from when members begin to compute (1 s) to the last decision. {SLOW:.0%} of the members are {SLOWER:g} "
+        f"times slower, {DYING:.0%} die within {PERIOD:g} s. Simulated: median one way {2000 * LATENCY:g} ms, "
+        f"{BANDWIDTH * 8 / 1e6:g} Mbit/s (log-normal), {LOSS:.1%} of messages a retransmission late; the leader's link "
+        f'is the median one. Its CPU is measured, and not part of the simulated seconds. A "+" was given up.\n\n'
+        f"{table(header, rows)}"
+    )
+    write_report("scale", "What does a round cost in a group of so many members?", body)
+
+
+def row(size: int, seed: int, patience: float) -> list[str]:
+    settings = GroupSettings(
+        min_members=size,
+        quorum=max(1, size // 2),
+        grace=10.0,
+        codec="int4",
+        result_codec="int4",
+        attempt_timeout=300.0,
+    )
+    network = Network(size, Random(seed), settings)
+    is_done = network.run(1200.0, patience)
+    nodes = [node for node in network.nodes.values() if node.is_alive]
+    vectors = max(VECTOR_BYTES / n.bandwidth for n in nodes if not n.is_slow)
+    vectors += VECTOR_BYTES / median(n.bandwidth for n in nodes)
+    decided = sum(node.decided_at is not None for node in nodes)
+    shown = [
+        f"{size:,}",
+        f"{decided:,} of {len(nodes):,}",
+        f"{network.contributors:,}",
+        f"{network.attempts}",
+        f"{network.now:.1f}" + ("" if is_done else " +"),
+        f"{vectors:.1f}",
+        f"{network.messages:,}",
+        f"{network.bytes / 1e6:,.2f}",
+        f"{network.largest / 1024:,.1f}"
+        + (" (refused)" if network.largest > MAX_MESSAGE_BYTES else ""),
+        f"{network.cpu:.2f}",
+        f"{2 * VECTOR_BYTES / 1e6:.0f}",
+    ]
+    print("  ".join(shown), flush=True)
+    return shown
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Schedules in which a group once went wrong, message by message; and what no schedule may bring it to do."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.training.averaging.rounds import Decided, Fetch, GroupMachine, Message, Send
+from neurogrid.training.wire import (
+    Candidate,
+    Decision,
+    GroupSettings,
+    Lead,
+    Member,
+    Plan,
+    Promise,
+    Proposal,
+    Status,
+)
+from tests.unit.training.simulated_group import SHAPE, Faults, SimulatedGroup
+
+SETTINGS = GroupSettings(min_members=1, grace=10.0)
+
+
+class Members:
+    """Machines whose messages arrive when, and if, a test says so."""
+
+    def __init__(self, names: str, settings: GroupSettings = SETTINGS) -> None:
+        self.now, self.settings = 0.0, settings
+        self.machines: dict[str, GroupMachine] = {}
+        self.sent: list[tuple[str, Send]] = []
+        self.fetches: dict[str, Fetch] = {}
+        self.decided: dict[int, set[tuple[Member, ...]]] = {}
+        self._numbers = itertools.count(1)
+        first = Decision(1, 0, tuple(names), (1,) * len(names))
+        for name in names:
+            self.start(Member(name, 1), [first], term=1, leader=names[0])
+
+    def start(self, me: Member, history: list[Decision], *, term: int, leader: str) -> None:
+        self.machines[me.peer] = GroupMachine(
+            me,
+            self.settings,
+            SHAPE,
+            history,
+            term=term,
+            leader=leader,
+            now=self.now,
+            draw=lambda: next(self._numbers),
+        )
+
+    def collect(self) -> None:
+        for name, machine in self.machines.items():
+            for action in machine.drain():
+                if isinstance(action, Send):
+                    self.sent.append((name, action))
+                elif isinstance(action, Fetch):
+                    self.fetches[name] = action
+                elif isinstance(action, Decided):
+                    told = self.decided.setdefault(action.decision.index, set())
+                    told.add(action.decision.members)
+
+    def tick(self, *names: str, after: float = 0.0) -> None:
+        self.now += after
+        for name in names:
+            self.machines[name].tick(self.now)
+        self.collect()
+
+    def tell(self, sender: str, to: str, kind: type[Message] = Lead) -> None:
+        """Deliver the last message of a kind from one to the other."""
+        self.collect()
+        found = [
+            send.message
+            for name, send in self.sent
+            if name == sender and send.to == to and isinstance(send.message, kind)
+        ]
+        self.machines[to].receive(sender, found[-1], self.now)
+        self.collect()
+
+    def report(self, leader: str, *names: str) -> None:
+        """Each tells how it stands."""
+        for name in names:
+            self.machines[leader].receive(name, self.machines[name].status(), self.now)
+        self.collect()
+
+
+def test_a_promise_of_an_earlier_process_is_none_of_the_next() -> None:
+    """C was promised by P, which was started again, and follows A, and decides with it and B."""
+    group = Members("ABXPC")
+    group.tick("C", after=10.0)
+    group.tick("C", after=5.0)  # C stands
+    group.tell("C", "P", Candidate)
+    # P is started again, and joins where A leads. A knows B and X only.
+    group.report("A", "B", "X")
+    group.machines["A"].admit(Member("P", 2), group.now)
+    group.tell("A", "B")
+    group.tell("A", "X")
+    group.report("A", "B", "X")
+    second = group.machines["A"].last
+    assert (second.index, Member("P", 2) in second.members) == (2, True)
+    group.tell("A", "X")
+    group.tell("A", "B")
+    promise = next(
+        send.message
+        for name, send in reversed(group.sent)
+        if (name, send.to) == ("P", "C") and isinstance(send.message, Promise)
+    )
+    group.start(Member("P", 2), [second], term=1, leader="A")
+    # C has the promises of the old P and of X, which tells what was decided.
+    candidate = group.machines["C"]
+    candidate.receive("P", promise, group.now)
+    group.now += 6.0
+    group.tick("C")
+    group.machines["X"].receive("C", Candidate(1, candidate.term, candidate.index), group.now)
+    group.collect()
+    group.tell("X", "C", Promise)
+    assert candidate.index == 2
+    # A goes on with B and the new P.
+    group.tick("A")
+    group.report("A", "B", "P")
+    group.machines["A"].admit(Member("J", 1), group.now)
+    group.tell("A", "B")
+    group.tell("A", "P")
+    group.report("A", "B", "P")
+    assert group.machines["A"].index == 3
+    # So C cannot: it has one promise of four.
+    assert not candidate.is_leading
+    assert all(len(told) == 1 for told in group.decided.values())
+
+
+def test_a_leader_that_cannot_adopt_asks_again() -> None:
+    """X told C of a round, and is lost before anybody could fetch it: C, Y and Z go on without it."""
+    group = Members("AXYZC")
+    round_ = Decision(
+        2, 1, tuple("AXYZC"), (1,) * 5, ("A", "X", "Y"), (1.0,) * 3, bytes(32), 10_000, 4096, "f32"
+    )
+    held = replace(round_, holders=("A", "X", "Y"))
+    group.tick("C", after=10.0)
+    group.tick("C", after=5.0)
+    candidate = group.machines["C"]
+    term = candidate.term
+    candidate.receive("X", Promise(1, term, 1, (), 1, 1, held.encode()), group.now)
+    for name in "YZ":
+        group.tell("C", name, Candidate)
+    group.tell("Y", "C", Promise)
+    assert candidate.is_leading
+    candidate.peer_lost("X", group.now)
+    candidate.peer_lost("A", group.now)
+    group.report("C", "Y", "Z")
+    for name in "YZ":
+        group.tell("C", name)
+    for name in "YCZ":
+        fetch = group.fetches[name]
+        lost = dict.fromkeys(fetch.holders, "it is gone")
+        group.machines[name].failed(fetch.token, lost, group.now)
+    group.report("C", "Y", "Z")
+    assert not candidate.is_leading
+    assert candidate.term > term
+    for name in "YZ":
+        group.tell("C", name, Candidate)
+        group.tell(name, "C", Promise)
+    assert candidate.is_leading
+    group.report("C", "Y", "Z")
+    candidate.admit(Member("J", 1), group.now)
+    for name in "YZ":
+        group.tell("C", name)
+    group.report("C", "Y", "Z")
+    assert Member("J", 1) in candidate.members
+
+
+def test_a_leader_that_adopted_other_members_asks_them() -> None:
+    """A has decided on new members, and goes on with them; C hears of them from B, and not what they have accepted."""
+    group = Members("ABCX")
+    leader, candidate = group.machines["A"], group.machines["C"]
+    for name in "JK":
+        leader.admit(Member(name, 1), 0.0)
+    group.tick("A")
+    group.report("A", "B")
+    group.tell("A", "B")
+    group.report("A", "B")
+    assert leader.index == 2
+    for name in "JK":
+        group.start(Member(name, 1), [leader.last], term=1, leader="A")
+    group.report("A", "J", "K")
+    leader.admit(Member("L", 1), group.now)
+    for name in "JK":
+        group.tell("A", name)
+    group.report("A", "J", "K")
+    assert leader.index == 3
+    # C hears no more of A than B had accepted.
+    group.tick("C", after=10.0)
+    group.tick("C", after=5.0)
+    for name in "BX":
+        group.tell("C", name, Candidate)
+        group.tell(name, "C", Promise)
+    assert candidate.is_leading
+    group.report("C", "B", "X")
+    for name in "BX":
+        group.tell("C", name)
+    group.report("C", "B", "X")
+    assert candidate.index == 2
+    # With the members that it knew before it cannot decide on anything else.
+    candidate.admit(Member("Z", 1), group.now)
+    for name in "BX":
+        group.tell("C", name)
+    group.report("C", "B", "X")
+    for name in "BX":
+        group.tell("C", name)
+    group.report("C", "B", "X")
+    assert all(len(told) == 1 for told in group.decided.values())
+    assert not candidate.is_leading
+    assert candidate.index == 2
+
+
+def test_a_leader_adopts_what_was_accepted_last() -> None:
+    group = Members("ABCXY")
+    candidate = group.machines["C"]
+    first, last = (Decision(2, 0, (*"ABCXY", name), (1,) * 6) for name in ("one", "two"))
+    group.tick("C", after=10.0)
+    group.tick("C", after=5.0)
+    candidate.receive("B", Promise(1, candidate.term, 1, (), 1, 2, last.encode()), group.now)
+    candidate.receive("X", Promise(1, candidate.term, 1, (), 1, 1, first.encode()), group.now)
+    assert candidate.is_leading
+    group.report("C", "B", "X")
+    for _ in range(2):
+        for name in "BX":
+            group.machines["C"].tick(group.now)
+            group.tell("C", name)
+        group.report("C", "B", "X")
+    assert candidate.last.members == last.members
+
+
+def test_a_round_is_decided_while_most_members_observe() -> None:
+    group = SimulatedGroup(5, Random(1), Faults())
+    group.run(3)
+    before = group.last.round
+    contributing = list(group.nodes)[:2]
+    for node in group.nodes.values():
+        if node.machine.me.peer not in contributing:
+            node.observes = True
+            node.machine.withdraw(group.now)
+            node.machine.observe(True, group.now)
+    group.run(10)
+    rounds = [d for d in group.by_index.values() if d.round > before + 2 and d.is_round]
+    assert len(rounds) > 3
+    assert all(set(d.contributors) <= set(contributing) for d in rounds)
+    assert all(node.machine.round >= group.last.round - 1 for node in group.nodes.values())
+
+
+ROUND = Decision(2, 1, ("A", "B"), (1, 1), ("A",), (1.0,), b"", 10_000, 4096, "f32")
+PLAN = Plan(7, ("A",), (1.0,), ("A",), (0, 3), 10_000, 4096, "f32", "f32", "mean", "butterfly")
+
+
+@pytest.mark.parametrize(
+    ("decision", "plan"),
+    [
+        (ROUND, None),
+        (replace(ROUND, digest=bytes(32)), PLAN),
+        (replace(ROUND, contributors=("B",)), PLAN),
+        (replace(ROUND, weights=(2.0,)), PLAN),
+        (replace(ROUND, codec="f16"), PLAN),
+        (replace(ROUND, index=3), PLAN),
+    ],
+)
+def test_a_round_is_proposed_with_its_own_plan(decision: Decision, plan: Plan | None) -> None:
+    machine = Members("AB").machines["B"]
+    encoded = plan.encode() if plan is not None else b""
+    proposal = Proposal(1, decision.encode(), ("A", "B"), encoded)
+    with pytest.raises(RemoteProtocolError):
+        machine.receive("A", Lead(1, 1, (), proposal.encode()), 0.0)
+    assert machine.status().accepted_attempt == 0
+
+
+@pytest.mark.parametrize(
+    "message", [Candidate(1, 2**32 + 2, 1), Lead(2**64 - 1, 1), Status(1, 2**40, 1)]
+)
+def test_one_member_cannot_use_up_all_terms(message: Message) -> None:
+    machine = Members("AB").machines["B"]
+    with pytest.raises(RemoteProtocolError, match="above all"):
+        machine.receive("A", message, 0.0)
+    assert machine.term == 1
