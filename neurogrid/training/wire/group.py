@@ -51,8 +51,9 @@ __all__ = [
 DIGEST_BYTES: Final = 32
 """Bytes of a digest."""
 
-MAX_GROUP_MEMBERS: Final = 4096
-"""Members of a group: their table fits a control message. More are groups of groups."""
+MAX_GROUP_MEMBERS: Final = 1024
+"""Members of a group: a decision and a proposal that name all of them five times fit a control message. More are groups
+of groups."""
 
 MAX_TOLD_DECISIONS: Final = 8
 """Decisions in one message: who is further behind fetches the state."""
