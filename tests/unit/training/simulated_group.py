@@ -254,7 +254,7 @@ class SimulatedGroup:
             if action.has_contributed:
                 assert decision.round in node.contributed
             self._compute(node)
-        for member, peer in list(self._joining.items()):
+        for member in list(self._joining):
             if member in decision.members and not self._has_started(member):
                 del self._joining[member]
                 told = [Decision.decode(told) for told in node.machine.told_to_joiner()]
