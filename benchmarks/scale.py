@@ -140,7 +140,6 @@ class Network:
             self.cpu += time.perf_counter() - begun
         for action in actions:
             if isinstance(action, Send):
-                node.waiting.pop((action.to, type(action.message)), None)
                 node.waiting[action.to, type(action.message)] = action.message
             elif isinstance(action, Reduce):
                 self._reduce(node, action.plan)

@@ -343,7 +343,7 @@ FOUND_FROM: dict[Mutant, int] = {
     decides_on_differing_digests: 0,
     skips_decisions: 0,
     promises_a_term_twice: 330,
-    looks_at_a_ballot_again: 0,
+    looks_at_a_ballot_again: 130,
     goes_on_without_an_acceptor: 0,
 }
 # Those that take more coincidences than chance brings about, and a schedule that was written for them.
