@@ -60,6 +60,7 @@ class Scenario:
 
     name: str
     dtype: str
+    quantize: str | None
     num_workers: int
     with_replicas: bool
     trials: int
@@ -84,15 +85,21 @@ def main() -> None:
     random.seed(options.seed)
     FORKSERVER.set_forkserver_preload(["neurogrid.assembly.worker"])
     scenarios = [
-        Scenario("replicas", "float32", 2 * NUM_STAGES, True, options.trials),
-        Scenario(
-            "replicas, calls replayed",
-            "bfloat16",
-            2 * NUM_STAGES,
-            True,
-            options.half_precision_trials,
+        Scenario("replicas", "float32", None, 2 * NUM_STAGES, True, options.trials),
+        *(
+            Scenario(
+                "replicas",
+                "bfloat16",
+                quantize,
+                2 * NUM_STAGES,
+                True,
+                options.half_precision_trials,
+            )
+            for quantize in (None, "int8")
         ),
-        Scenario("a spare, weights sent", "float32", NUM_STAGES + 1, False, options.spare_trials),
+        Scenario(
+            "a spare, weights sent", "float32", None, NUM_STAGES + 1, False, options.spare_trials
+        ),
     ]
     with tempfile.TemporaryDirectory() as directory:
         make_model(SIZES[options.size], Path(directory))
@@ -129,7 +136,7 @@ def _row(scenario: Scenario) -> list[str]:
     pauses = sorted(pause * 1000 for pause in scenario.pauses)
     return [
         scenario.name,
-        scenario.dtype,
+        scenario.dtype if scenario.quantize is None else f"{scenario.dtype}, {scenario.quantize}",
         str(scenario.trials),
         str(scenario.num_equal),
         f"{median(pauses):.0f}",
@@ -144,12 +151,13 @@ async def run(scenario: Scenario, model: Path, num_tokens: int) -> None:
     settings = CoordinatorSettings(
         model=model,
         dtype=scenario.dtype,
+        quantize=scenario.quantize,
         stages=NUM_STAGES,
         min_peers=scenario.num_workers,
         max_seq_len=256,
         with_replicas=scenario.with_replicas,
         prefix_reuse=False,
-        identity_file=model / f"{scenario.dtype}-{scenario.num_workers}.key",
+        identity_file=model / f"{scenario.dtype}-{scenario.quantize}-{scenario.num_workers}.key",
         # Known before the workers start, which dial it.
         listen=(f"/ip4/127.0.0.1/tcp/{free_port()}",),
     )

@@ -2,7 +2,8 @@
 
 `neurogrid.p2p` is the transport library and needs no torch. `Worker`, `Coordinator` and what opens them
 need the extra `neurogrid[inference]`; they are imported when first asked for. For programs that are not on
-trio, `neurogrid.blocking` has the same.
+trio, `neurogrid.blocking` has the same. What trains together in a loop of one's own, `open_run`, `join_run` and
+`open_group`, is for `with` blocks, and needs the same extra.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from neurogrid.node.cache_directory import CacheSettings
     from neurogrid.node.discovery import FindingSettings
     from neurogrid.node.reach_settings import ReachSettings
+    from neurogrid.training.averaging.groups.blocking import open_group
+    from neurogrid.training.loops.blocking import Run, join_run, open_run
+    from neurogrid.training.loops.trainer_callback import NeuroGridCallback
+    from neurogrid.training.wire import GroupSettings
 
 # Of the distribution, whose metadata takes it from here.
 __version__ = "0.1.0"
@@ -42,6 +47,12 @@ __all__ = [
     "FindingSettings",
     "ReachSettings",
     "Timeouts",
+    "open_run",
+    "join_run",
+    "Run",
+    "NeuroGridCallback",
+    "open_group",
+    "GroupSettings",
     "__version__",
 ]
 
@@ -53,6 +64,12 @@ _HOMES = {
     "open_coordinator": "neurogrid.assembly.coordinator",
     "FindingSettings": "neurogrid.node.discovery",
     "ReachSettings": "neurogrid.node.reach_settings",
+    "GroupSettings": "neurogrid.training.wire",
+    "NeuroGridCallback": "neurogrid.training.loops.trainer_callback",
+    "Run": "neurogrid.training.loops.blocking",
+    "join_run": "neurogrid.training.loops.blocking",
+    "open_group": "neurogrid.training.averaging.groups.blocking",
+    "open_run": "neurogrid.training.loops.blocking",
     "Timeouts": "neurogrid.fleet.remote_worker",
     "GeneratedToken": "neurogrid.inference.generation.sampling",
     "SamplingParams": "neurogrid.inference.generation.sampling_params",

@@ -88,6 +88,11 @@ class PlannedFleet:
         return self.fleet.plan
 
     @property
+    def planning(self) -> FleetPlanning:
+        """The demands on each of its plans."""
+        return self.fleet.planning
+
+    @property
     def infos(self) -> tuple[WorkerInfo, ...]:
         """The workers, by what each said of itself."""
         return tuple(self.fleet.infos.values())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+import trio
 
 from neurogrid.errors import PeerRefusedError, ResponseTimeout
 from neurogrid.fleet.spread import Spread
@@ -54,6 +55,7 @@ class Placement:
         max_length: tokens that a session may have.
         max_sessions: sessions open at once.
         dtype: what the stage computes in.
+        making: held while a layer is brought whose bytes are made for it.
         skip_weight_transfer: refuse to send: the worker must hold the layers already.
         spread: which other workers have which layer, and get which.
     """
@@ -63,6 +65,7 @@ class Placement:
     max_length: int
     max_sessions: int
     dtype: torch.dtype
+    making: trio.CapacityLimiter
     skip_weight_transfer: bool
     spread: Spread
 
@@ -85,12 +88,18 @@ class TransferReports:
 
 
 class RemoteWorker(ABC):
-    """One connected worker. Its methods raise TransportError or PeerRefusedError."""
+    """One connected worker. Its methods raise TransportError or PeerRefusedError.
+
+    Attributes:
+        same_bits: whether a token gets the same bits in the layers that it was given last, whatever it is computed
+            with; False also where it does not say.
+    """
 
     def __init__(self, protocol: Exchange, peer_id: str, timeouts: Timeouts) -> None:
         self.protocol = protocol
         self.peer_id = peer_id
         self.timeouts = timeouts
+        self.same_bits = False
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import ModelName
@@ -15,12 +16,15 @@ from neurogrid.hub.needed import (
     CONFIG_FILE,
     INDEX_FILE,
     MAX_INDEX_BYTES,
-    companions,
+    model_path,
+    needed_files,
     shards,
-    weights,
 )
 
 __all__ = ["cache_directory", "cached_snapshot", "read_index"]
+
+
+_TOKENIZERS: Final = ("tokenizer", "vocab", "tekken")
 
 
 def cache_directory() -> Path:
@@ -31,7 +35,7 @@ def cache_directory() -> Path:
 
 
 def cached_snapshot(name: ModelName) -> Path | None:
-    """The directory of a model that is whole in the cache; None where something of it is not there.
+    """The directory, or file in GGUF, of a model that is whole in the cache; None where something of it is not there.
 
     What is whole is told by the listing of its repository, where whoever fetched it left one, and by the index of its
     weights.
@@ -65,10 +69,10 @@ def _find(name: ModelName) -> Path | None:
         return None
     except CachedRepoTreeNotFoundError:
         sizes = _sizes(folder)
-        is_whole = any(path.startswith(("tokenizer", "vocab", "tekken")) for path in sizes)
+        is_whole = any(path.startswith(_TOKENIZERS) or path.endswith(".gguf") for path in sizes)
     else:
         sizes, is_whole = {file.path: file.size for file in listing}, True
-    return folder if is_whole and _has_all(name, folder, sizes) else None
+    return _whole(name, folder, sizes) if is_whole else None
 
 
 def read_index(model: str, file: Path) -> Mapping[str, object]:
@@ -96,15 +100,16 @@ def _sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def _has_all(name: ModelName, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Whether a snapshot has what is needed of the files of these sizes."""
+def _whole(name: ModelName, folder: Path, sizes: Mapping[str, int]) -> Path | None:
+    """The model in a snapshot that has what is needed of the files of these sizes; None where it has not."""
     try:
-        needed = [*companions(sizes), *weights(str(name), sizes)]
+        needed = needed_files(name, sizes)
         if INDEX_FILE in needed and (folder / INDEX_FILE).is_file():
             needed += shards(str(name), read_index(str(name), folder / INDEX_FILE), sizes)
     except ConfigurationError:
-        return False
+        return None
     files = {path: folder / path for path in needed}
-    return all(
+    is_there = all(
         file.is_file() and file.stat().st_size == sizes[path] for path, file in files.items()
     )
+    return model_path(folder, needed) if is_there else None

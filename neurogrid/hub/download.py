@@ -56,7 +56,7 @@ def is_switched_off() -> bool:
 
 
 async def download(name: ModelName, progress: DownloadProgress) -> Path:
-    """Have a model in the cache, whole; returns its directory.
+    """Have a model in the cache, whole; returns its directory, or its file in GGUF.
 
     What the hub has of its revision today is fetched, as far as it is not there. Cancelled, it leaves what has come,
     from where the next one goes on.
@@ -65,7 +65,14 @@ async def download(name: ModelName, progress: DownloadProgress) -> Path:
         ConfigurationError: it cannot be had: the sentence says why.
     """
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "neurogrid.hub.fetching", name.repository, name.revision],
+        [
+            sys.executable,
+            "-m",
+            "neurogrid.hub.fetching",
+            name.repository,
+            name.revision,
+            name.quant,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The process that fetches a model into the cache: `python -m neurogrid.hub.fetching REPOSITORY REVISION`.
+"""The process that fetches a model into the cache: `python -m neurogrid.hub.fetching REPOSITORY REVISION [QUANT]`.
 
 It writes one JSON object a line to stdout, each with its `event` (`Event`), and ends when its standard input does: also
 when whoever started it was killed. What has come until then stays.
@@ -35,7 +35,7 @@ from neurogrid.hub.blobs import BlobFetch, is_digest, partial_of
 from neurogrid.hub.cache import cache_directory, read_index
 from neurogrid.hub.failures import telling_errors
 from neurogrid.hub.names import ModelName
-from neurogrid.hub.needed import INDEX_FILE, MAX_INDEX_BYTES, companions, shards, weights
+from neurogrid.hub.needed import INDEX_FILE, MAX_INDEX_BYTES, model_path, needed_files, shards
 from neurogrid.planner import format_bytes
 
 __all__ = ["Event", "main"]
@@ -116,7 +116,7 @@ class _Fetch:
         self._is_over = threading.Event()
 
     def run(self) -> Path:
-        """Have all of it there; returns the directory.
+        """Have all of it there; returns the directory, or the file in GGUF.
 
         Raises:
             ConfigurationError: it cannot be had, or not whole.
@@ -125,7 +125,7 @@ class _Fetch:
         found = {file.path: file for file in listing}
         paths = set(found)
         # All that needs no byte of theirs to be known is known now.
-        needed = {*companions(paths), *weights(str(self._name), paths)}
+        needed = set(needed_files(self._name, paths))
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._alone():
             if INDEX_FILE in needed:
@@ -147,7 +147,7 @@ class _Fetch:
             self._complete(commit, large)
             self._check(snapshot, large)
             self._note_revision(commit)
-        return snapshot
+        return model_path(snapshot, needed)
 
     def _ask(self) -> tuple[str, list[RepoFile]]:
         """The commit that the revision is, and the files that it has."""

@@ -15,7 +15,9 @@ DEFAULT_REVISION: Final = "main"
 _PATH_STARTS: Final = ("/", ".", "~")
 _PART: Final = r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?"
 # A revision is a branch, a tag, a commit, or the reference of a pull request: refs/pr/4.
-_NAME: Final = re.compile(rf"({_PART}/{_PART})(?:@([\w][\w./-]*))?", re.ASCII)
+_NAME: Final = re.compile(
+    rf"({_PART}/{_PART})(?::(\w[\w.-]{{0,63}}))?(?:@([\w][\w./-]*))?", re.ASCII
+)
 # Bounds and forbidden pairs are those of the hub, which uses -- for / where it makes a directory of a name.
 _MAX_CHARS: Final = 96
 _FORBIDDEN: Final = ("--", "..")
@@ -28,28 +30,30 @@ class ModelName:
     Attributes:
         repository: owner and name, `Qwen/Qwen3-8B`.
         revision: a branch, a tag or a commit.
+        quant: which of its models in GGUF, by the end of its file's name, `Q4_K_M`; empty where that is not said.
     """
 
     repository: str
     revision: str = DEFAULT_REVISION
+    quant: str = ""
 
     def __str__(self) -> str:
-        if self.revision == DEFAULT_REVISION:
-            return self.repository
-        return f"{self.repository}@{self.revision}"
+        quant = f":{self.quant}" if self.quant else ""
+        revision = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
+        return f"{self.repository}{quant}{revision}"
 
 
 def parse_name(text: str) -> ModelName | None:
-    """The name that `text` is, OWNER/NAME or OWNER/NAME@REVISION, whatever exists on this machine; None for no name."""
+    """The name that `text` is, OWNER/NAME[:QUANT][@REVISION], whatever exists on this machine; None for no name."""
     found = None if text.startswith(_PATH_STARTS) else _NAME.fullmatch(text)
     if found is None:
         return None
-    repository, revision = found[1], found[2] or DEFAULT_REVISION
+    repository, revision = found[1], found[3] or DEFAULT_REVISION
     if len(repository) > _MAX_CHARS or repository.endswith(".git"):
         return None
     if any(pair in repository for pair in _FORBIDDEN) or ".." in revision:
         return None
-    return ModelName(repository, revision)
+    return ModelName(repository, revision, found[2] or "")
 
 
 def model_place(text: str) -> Path | ModelName:

@@ -1,4 +1,5 @@
-"""Which files of a repository a model is made of: config, safetensors, tokenizer, chat template, and no other.
+"""Which files of a repository a model is made of: config, safetensors, tokenizer, chat template, and no other; or one
+model in GGUF, which has all of that in itself.
 
 Pure. Names of files come from a stranger: only those that are known here are taken, without a directory in them, so
 that none leads out of the place where it is put. No code is among them, and no pickle.
@@ -7,12 +8,23 @@ that none leads out of the place where it is put. No code is among them, and no 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.hub.names import ModelName
 
-__all__ = ["CONFIG_FILE", "INDEX_FILE", "MAX_INDEX_BYTES", "companions", "shards", "weights"]
+__all__ = [
+    "CONFIG_FILE",
+    "INDEX_FILE",
+    "MAX_INDEX_BYTES",
+    "companions",
+    "model_path",
+    "needed_files",
+    "shards",
+    "weights",
+]
 
 CONFIG_FILE: Final = "config.json"
 SINGLE_FILE: Final = "model.safetensors"
@@ -36,11 +48,74 @@ _COMPANIONS: Final = re.compile(
     """,
     re.ASCII | re.VERBOSE,
 )
+# Models in GGUF, whole or in shards; beside them may lie what is none by itself.
+_GGUF: Final = re.compile(r"(\w[\w.-]*?)(?:-\d{5}-of-\d{5})?\.gguf", re.ASCII)
+_NO_MODEL: Final = ("mmproj", "imatrix")
+_MAX_NAMED: Final = 12
 _OTHER_WEIGHTS: Final = (
-    ("GGUF", (".gguf",)),
+    ("GGUF in folders", (".gguf",)),
     ("pickles", (".bin", ".pt", ".pth", ".ckpt")),
     ("another format", (".h5", ".msgpack", ".onnx")),
 )
+
+
+def needed_files(name: ModelName, paths: Collection[str]) -> list[str]:
+    """What is to be there of a repository: all shards of a model in GGUF; or what stands beside the weights and these,
+    or their index (`shards`).
+
+    Raises:
+        ConfigurationError: the repository has no model that can be read, or several, or not that one.
+    """
+    has_safetensors = any(path in (SINGLE_FILE, INDEX_FILE) for path in paths) or any(
+        _SAFETENSORS.fullmatch(path) for path in paths
+    )
+    models = _gguf_models(paths)
+    if name.quant or (models and not has_safetensors):
+        return _gguf(name, models)
+    return [*companions(paths), *weights(str(name), paths)]
+
+
+def model_path(folder: Path, needed: Collection[str]) -> Path:
+    """What of a snapshot with these files is opened: itself, or the first shard in GGUF."""
+    in_gguf = sorted(path for path in needed if path.endswith(".gguf"))
+    return folder / in_gguf[0] if in_gguf else folder
+
+
+def _gguf_models(paths: Collection[str]) -> dict[str, list[str]]:
+    """Shards of each model in GGUF, by its file's name without what counts them."""
+    models: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        found = _GGUF.fullmatch(path)
+        if found and not any(word in path.lower() for word in _NO_MODEL):
+            models.setdefault(found[1], []).append(path)
+    return models
+
+
+def _gguf(name: ModelName, models: Mapping[str, list[str]]) -> list[str]:
+    quant = name.quant.lower()
+    named = [
+        model for model in models if re.search(rf"(?:^|[-._]){re.escape(quant)}$", model.lower())
+    ]
+    found = named if quant else list(models)
+    told = _told(found or list(models))
+    if len(found) == 1:
+        return models[found[0]]
+    if not models:
+        raise ConfigurationError(f"{name.repository} has no model in GGUF: leave out :{name.quant}")
+    if not found:
+        raise ConfigurationError(
+            f"{name.repository} has no model in GGUF whose name ends with {name.quant}; it has {told}"
+        )
+    raise ConfigurationError(
+        f"{name} has {len(found)} models in GGUF: say which by the end of its name, as in {name.repository}:Q4_K_M; "
+        f"it has {told}"
+    )
+
+
+def _told(models: Sequence[str]) -> str:
+    more = len(models) - _MAX_NAMED
+    names = ", ".join(f"{model[:100]}.gguf" for model in models[:_MAX_NAMED])
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def companions(paths: Collection[str]) -> list[str]:

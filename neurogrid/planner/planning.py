@@ -93,7 +93,10 @@ def _does_not_fit(problem: Problem, num_peers: int) -> CapacityError:
     elif available >= needed:
         detail = "but no cut between layers gives each worker what it can hold: add a worker"
     else:
-        detail = "add workers, give them more memory, or lower --max-seq-len or --max-sessions"
+        detail = (
+            "add workers, give them more memory, lower --max-seq-len or --max-sessions, or make the layers "
+            "smaller with --quantize"
+        )
     return CapacityError(
         f"the layers do not fit: {needed:,} B needed, {available:,} B available on "
         f"{num_peers} worker{'s' if num_peers != 1 else ''} ({detail})",

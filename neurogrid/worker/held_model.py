@@ -155,6 +155,10 @@ class HeldModel:
         """D."""
         return self.stage.hidden_size
 
+    def has_same_bits(self, start: int, stop: int) -> bool:
+        """Whether a token gets the same bits in layers [start, stop), all held, whatever it is computed with."""
+        return self.traits.same_bits and self.stage.has_same_bits(start, stop)
+
     @property
     def held_bytes(self) -> int:
         """Bytes of the weights that are held."""

@@ -241,9 +241,10 @@ class WorkerState:
         def load() -> None:
             data = bytearray(blob.num_bytes)
             filled = 0
-            for chunk in blob.chunks():
-                data[filled : filled + len(chunk)] = chunk
-                filled += len(chunk)
+            with blob.held():
+                for chunk in blob.chunks():
+                    data[filled : filled + len(chunk)] = chunk
+                    filled += len(chunk)
             model.load(layer_id, memoryview(data), blob_id, is_own=True)
 
         if layer_id in model.held:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from neurogrid.errors import CheckpointError, RequestRefusedError
+from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.node.roles import require_role
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import (
@@ -232,7 +233,16 @@ class TransferService(TransferPolicy):
         if assignment.is_announced:
             return
         assignment.is_announced = True
+        await state.run_torch(give_back_memory)
+        if assignment is not state.assignment:
+            return
         assert state.coordinator is not None
+        assert state.model is not None
+        ready = Ready(
+            assignment.start,
+            assignment.stop,
+            state.model.has_same_bits(assignment.start, assignment.stop),
+        )
         logger.log(
             state.settings.says_at,
             "layers %d to %d are ready",
@@ -243,7 +253,7 @@ class TransferService(TransferPolicy):
             TensorMessage(
                 msg_type=MessageType.READY,
                 request_id=assignment.request_id,
-                data=Ready(assignment.start, assignment.stop).encode(),
+                data=ready.encode(),
             ),
         )
 

@@ -18,6 +18,7 @@ import pytest
 from neurogrid.model.embedded import embedded_model_path
 from tests.e2e import preloaded
 from tests.e2e.preloaded import DEADLINE
+from tests.gguf_models import make_gguf
 from tests.hub import Fault, Hub, Repository, loopback_hub
 
 NAME = "org/small"
@@ -105,6 +106,27 @@ def test_fetched_served_and_served_again_without_the_hub(hub: Hub, tmp_path: Pat
     done = run(hub, tmp_path, "plan", NAME, HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 0, done.stderr
     assert hub.requests == []
+
+
+def test_a_model_in_gguf_by_name_and_quantisation(hub: Hub, tmp_path: Path) -> None:
+    name = "org/small-GGUF"
+    _, file = make_gguf("llama", ("Q4_K", "Q6_K"), ends="Q6_K")
+    path = file.save(tmp_path / "small-Q4_K_M.gguf")
+    data = path.read_bytes()
+    files = {"small-Q4_K_M.gguf": data, "small-Q2_K.gguf": b"GGUF"}
+    hub.repositories[name] = Repository({"main": files})
+    here = preloaded.run([*NEUROGRID, "run", str(path), "the cat", "--max-tokens", "8"])
+    home = tmp_path / "home"
+    words = ["run", f"{name}:Q4_K_M", "the cat", "--max-tokens", "8"]
+    done = run(hub, home, *words)
+    assert (done.returncode, done.stdout) == (0, here.stdout), done.stderr
+    assert hub.gets("small-Q2_K.gguf") == []
+    done = run(hub, home, *words, "--offline")
+    assert (done.returncode, done.stdout) == (0, here.stdout), done.stderr
+    done = run(hub, home, "run", name, "the cat")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "org/small-GGUF has 2 models in GGUF: say which" in line
 
 
 @pytest.mark.parametrize(

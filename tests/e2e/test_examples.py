@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,11 +39,19 @@ def run(name: str, *args: str, log: str = "") -> str:
 class Server:
     """An example that has printed its address, and serves."""
 
-    def __init__(self, process: preloaded.Popen, log: Path) -> None:
+    def __init__(self, process: preloaded.Popen, log: Path, *, prints_address: bool = True) -> None:
         self._process = process
-        self._log = log
-        self.address = self.read_line()
-        assert re.fullmatch(f"/ip4/127.0.0.1/tcp/[0-9]+/p2p/{PEER_ID}", self.address)
+        self.log = self._log = log
+        if prints_address:
+            self.address = self.read_line()
+            assert re.fullmatch(f"/ip4/127.0.0.1/tcp/[0-9]+/p2p/{PEER_ID}", self.address)
+
+    def ends(self) -> list[str]:
+        """What it still prints until it ends, well."""
+        assert self._process.stdout is not None
+        lines = self._process.stdout.read().splitlines()
+        assert self._process.wait(DEADLINE) == 0, self._log.read_text()
+        return lines
 
     def read_line(self) -> str:
         """The next line that it prints."""
@@ -53,6 +62,24 @@ class Server:
 
     def read_lines(self, number: int) -> list[str]:
         return [self.read_line() for _ in range(number)]
+
+
+@contextmanager
+def found_run(directory: Path, name: str) -> Iterator[Server]:
+    """Run an example that founds a run, which says on stderr how to join it, until the block is left."""
+    log = directory / f"{name}.log"
+    with log.open("w") as stderr:
+        process = preloaded.Popen(
+            [sys.executable, EXAMPLES / name], stdout=subprocess.PIPE, stderr=stderr
+        )
+    deadline = threading.Timer(DEADLINE, process.kill)
+    deadline.start()
+    with process:
+        try:
+            yield Server(process, log, prints_address=False)
+        finally:
+            deadline.cancel()
+            process.kill()
 
 
 @contextmanager
@@ -69,7 +96,7 @@ def serve(directory: Path, name: str, *args: str, complains: bool = False) -> It
     with process:
         try:
             yield Server(process, log)
-            assert process.poll() is None, log.read_text()
+            assert process.poll() in (None, 0), log.read_text()
         finally:
             deadline.cancel()
             process.kill()
@@ -99,6 +126,41 @@ def test_torch_request(tmp_path: Path) -> None:
 def test_blocking_torch(tmp_path: Path) -> None:
     with serve(tmp_path, "blocking_torch.py") as second_half:
         assert run("blocking_torch.py", second_half.address) == "equal to the whole: True\n"
+
+
+def test_data_parallel(tmp_path: Path) -> None:
+    log = tmp_path / "first"
+    with (
+        log.open("w") as stderr,
+        preloaded.Popen(
+            [sys.executable, EXAMPLES / "data_parallel.py", "0", "2"],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as first,
+    ):
+        deadline = threading.Timer(DEADLINE, first.kill)
+        deadline.start()
+        try:
+            while not (file := re.search(r"NEUROGRID_TICKET=\$\(cat (\S+)\)", log.read_text())):
+                assert first.poll() is None, log.read_text()
+                time.sleep(0.05)
+            second = preloaded.run(
+                [sys.executable, EXAMPLES / "data_parallel.py", "1", "2"],
+                env={**ENVIRONMENT, "NEUROGRID_TICKET": Path(file[1]).read_text().strip()},
+            )
+            assert second.returncode == 0, second.stderr
+            assert first.wait(DEADLINE) == 0, log.read_text()
+        finally:
+            deadline.cancel()
+            first.kill()
+        assert first.stdout is not None
+        said = first.stdout.read()
+    assert said == second.stdout
+    steps = re.fullmatch(r"step 0: loss (\S+)\nstep 50: loss (\S+)\nstep 100: loss (\S+)\n", said)
+    assert steps is not None, said
+    assert float(steps[1]) > 1
+    assert float(steps[3]) < 0.01
 
 
 def test_from_asyncio() -> None:
@@ -287,3 +349,36 @@ def test_no_example_is_left_out() -> None:
         assert f"[{example.name}]({example.name})" in listed
         head = example.read_text(encoding="utf-8").split('"""')[1]
         assert re.search(rf"(python|pytest) examples/{example.name}", head), example.name
+
+
+def test_average(tmp_path: Path) -> None:
+    with serve(tmp_path, "average.py", "1") as first:
+        assert run("average.py", "5", first.address) == "round 3 of 2: [30.0, 30.0, 30.0]\n"
+        assert first.read_line() == "round 3 of 2: [30.0, 30.0, 30.0]"
+        first.ends()
+
+
+def invitation(log: Path) -> str:
+    """What the first member of a run prints for the others."""
+    deadline = time.monotonic() + DEADLINE
+    while not (found := re.search(r"others join this run with: (\S+)", log.read_text())):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return found[1]
+
+
+def test_train_together(tmp_path: Path) -> None:
+    with found_run(tmp_path, "train_together.py") as first:
+        rounds = run("train_together.py", invitation(first.log), log="(?s).*").splitlines()
+        assert len(rounds) == 4
+        for number, line in enumerate(rounds, 1):
+            assert re.fullmatch(rf"round {number} of 2 members, loss [0-9.]+", line)
+        assert first.read_lines(1)[0].startswith("round 1 of 2 members")
+        first.ends()
+
+
+def test_train_with_trainer(tmp_path: Path) -> None:
+    with found_run(tmp_path, "train_with_trainer.py") as first:
+        other = run("train_with_trainer.py", invitation(first.log), log="(?s).*").splitlines()[-1]
+        assert re.fullmatch(r"sum of all weights: -?[0-9.]+", other)
+        assert first.ends()[-1] == other

@@ -126,6 +126,24 @@ async def test_what_is_needed_comes_and_nothing_else(hub: Hub, tmp_path: Path) -
     assert not [path for method, path, _ in hub.requests if "/resolve/" in path]
 
 
+async def test_one_of_several_models_in_gguf(hub: Hub, tmp_path: Path) -> None:
+    files = {"x-Q4_0.gguf": WEIGHTS[:99], "x-Q8_0.gguf": WEIGHTS, "README.md": b"x"}
+    hub.repositories["org/model"] = Repository({MAIN: files})
+    text = await refused()
+    assert text.startswith("org/model has 2 models in GGUF: say which"), text
+    assert text.endswith("it has x-Q4_0.gguf, x-Q8_0.gguf")
+    assert "x-Q4_0.gguf, x-Q8_0.gguf" in await refused(ModelName("org/model", quant="Q5_0"))
+    assert not list(tmp_path.rglob("blobs/*"))
+    path = await fetched(ModelName("org/model", quant="q8_0"))
+    assert path.name == "x-Q8_0.gguf"
+    assert content(path.parent) == {"x-Q8_0.gguf": WEIGHTS}
+    # Beside it, the other one comes alone.
+    hub.requests.clear()
+    other = await fetched(ModelName("org/model", quant="Q4_0"))
+    assert content(other.parent) == {name: files[name] for name in ("x-Q4_0.gguf", "x-Q8_0.gguf")}
+    assert hub.gets("x-Q8_0.gguf") == []
+
+
 async def test_weights_in_shards_under_a_revision(hub: Hub) -> None:
     shards = {"model-1.safetensors": WEIGHTS[:99], "model-2.safetensors": WEIGHTS[99:]}
     files = {**FILES, **shards, "model.safetensors.index.json": INDEX}

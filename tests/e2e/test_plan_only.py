@@ -22,7 +22,7 @@ def peers(*workers: WorkerProcess) -> list[str]:
 
 def rows(ended: Ended) -> dict[str, dict[str, str]]:
     """The table on stdout, by the end of the worker's peer id."""
-    lines = ended.stdout.splitlines()
+    lines = ended.stdout.partition("\n\n")[0].splitlines()
     columns = re.split(r"\s{2,}", lines[0].strip())
     table = {}
     for line in lines[1:]:
@@ -50,6 +50,29 @@ def test_who_gets_what_who_stands_by_and_how_fast_it_would_be(tmp_path: Path) ->
     assert float(stage["tokens/s"]) > 1
     assert "stands by for stage 1" in ended.stdout
     assert re.search(r"expected speed: [\d.]+ tokens/s for one session", ended.stdout)
+    *_, rate = next(line for line in ended.stdout.splitlines() if line.startswith("int4")).split()
+    assert float(rate) > 1
+
+
+def test_what_each_form_of_the_layers_would_take(tmp_path: Path) -> None:
+    def form_rows(ended: Ended) -> dict[str, list[str]]:
+        assert ended.status == 0, ended.stderr
+        lines = ended.stdout.splitlines()
+        first = next(i for i, line in enumerate(lines) if line.strip().startswith("--quantize"))
+        cells = [re.split(r"\s{2,}", line.strip()) for line in lines[first + 1 :]]
+        return {name: rest for name, *rest in cells}
+
+    # Room for all of the layers in 8 bits, and not as they are.
+    with start_worker(tmp_path, "--memory-limit", "13MiB") as worker:
+        choices = form_rows(plan(*peers(worker), "--quantize", "int8", "--local-layers", "none"))
+        alone = plan(*peers(worker), "--local-layers", "none")
+    assert set(choices) == {"as it is", "int8 *", "int4"}
+    assert choices["as it is"][1:] == ["does not fit", "-"]
+    whole, largest, _ = choices["int4"]
+    assert whole == largest
+    sizes = [float(row[0].split()[0]) for row in choices.values()]
+    assert sizes[0] > 1.7 * sizes[1] > 1.7 * 1.7 * sizes[2]
+    expect(alone, status=1, says="smaller with --quantize")
 
 
 def test_layers_that_are_there_need_not_be_sent(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from neurogrid.inference.board.progress import Progress
 from neurogrid.inference.generation.coordinator import Coordinator
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.wire import MessageType
+from tests.e2e.preloaded import WORKER
 from tests.e2e.support import DEADLINE, WorkerProcess, start_worker
 
 PROMPT = "A function definition"
@@ -63,12 +65,22 @@ def by_stage(coordinator: Coordinator, workers: Sequence[WorkerProcess]) -> list
     return [by_peer[stage.peer_id] for stage in coordinator.stages]
 
 
-@pytest.mark.parametrize(("dtype", "number"), [("float32", 0), ("bfloat16", 1)])
-def test_a_replica_takes_over(tmp_path: Path, dtype: str, number: int) -> None:
-    """Whichever stage dies: another worker holds it, too, and no weights are sent."""
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "number"),
+    [("float32", None, 0), ("bfloat16", None, 1), ("bfloat16", "int8", 0), ("bfloat16", None, 0)],
+)
+def test_a_replica_takes_over(
+    tmp_path: Path,
+    dtype: str,
+    quantize: str | None,
+    number: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whichever stage dies: another worker holds it, too, no weights are sent, and one prefill makes what was lost."""
 
     async def main() -> None:
-        async with open_coordinator(settings(workers, dtype=dtype)) as coordinator:
+        wanted = settings(workers, dtype=dtype, quantize=quantize)
+        async with open_coordinator(wanted) as coordinator:
             expected = await generate(coordinator)
             await holders(coordinator, 3)
             sent_before = weight_bytes(coordinator)
@@ -79,10 +91,44 @@ def test_a_replica_takes_over(tmp_path: Path, dtype: str, number: int) -> None:
             assert await generate(coordinator, kill) == expected
             assert weight_bytes(coordinator) == sent_before
             assert len(coordinator.fleet.holdings) == 2
+            assert recomputed(caplog) == ["by one prefill"]
 
+    caplog.set_level(logging.DEBUG, "neurogrid.inference.generation.token_session")
     with ExitStack() as stack:
         workers = [stack.enter_context(start_worker(tmp_path, "--no-cache")) for _ in range(3)]
         trio.run(main)
+
+
+def test_steps_are_repeated_where_a_worker_does_not_say_that_bits_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In bfloat16, with torch's products."""
+
+    async def main() -> None:
+        async with open_coordinator(settings(workers, dtype="bfloat16")) as coordinator:
+            expected = await generate(coordinator)
+            await holders(coordinator, 3)
+
+            async def kill(_: Coordinator) -> None:
+                by_stage(coordinator, workers)[0].kill()
+
+            assert await generate(coordinator, kill) == expected
+            assert recomputed(caplog) == ["in the calls that they had"]
+
+    caplog.set_level(logging.DEBUG, "neurogrid.inference.generation.token_session")
+    with ExitStack() as stack:
+        command = ["env", "NEUROGRID_KERNELS=none", *WORKER]
+        workers = [
+            stack.enter_context(start_worker(tmp_path, "--no-cache", command=command))
+            for _ in range(3)
+        ]
+        trio.run(main)
+
+
+def recomputed(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """How lost caches were made anew, each time."""
+    texts = [record.getMessage() for record in caplog.records]
+    return [text.partition("again, ")[2] for text in texts if "are computed again, " in text]
 
 
 def test_a_spare_worker_gets_the_layers_that_were_lost_and_no_others(tmp_path: Path) -> None:

@@ -150,7 +150,10 @@ def some_hidden(num_tokens: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_blocks_are_proven_and_give_what_their_modules_give(name: str) -> None:
     config = config_of(*PLAIN[name])
-    assert check_splittable(config).fuses
+    traits = check_splittable(config)
+    assert traits.fuses
+    # The scores of experts are torch's.
+    assert traits.same_bits == (name != "qwen3_moe")
     twins = Twins(config, torch.float32)
     hidden = some_hidden(18)
     for sizes in ([1] * 18, [18], [7, 1, 10]):
@@ -208,6 +211,7 @@ def test_a_token_gets_the_same_bits_in_every_piece_of_a_prompt(
     sizes = [stop - start for start, stop in zip([0, *cuts], [*cuts, length], strict=True)]
     hidden = some_hidden(length)
     whole = run(stage, stage.new_cache(), hidden, [length])
+    assert stage.has_same_bits(0, NUM_LAYERS)
     assert torch.equal(run(stage, stage.new_cache(), hidden, sizes), whole)
 
 
@@ -235,6 +239,24 @@ def test_a_session_gets_the_same_bits_in_company(
                 assert torch.equal(run(stage, cache, token, [1]), result)
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_same_bits_are_promised_of_layers_that_are_compiled_alone() -> None:
+    twins = Twins(config_of("llama", {}), torch.bfloat16)
+    assert not twins.modules.has_same_bits(0, 1)
+    stage = twins.compiled
+    assert stage.has_same_bits(0, NUM_LAYERS)
+    with torch.inference_mode():
+        # With something that is not known here it goes its own way.
+        angles = (torch.ones(1, 1, 16), torch.zeros(1, 1, 16))
+        layer = stage.layer(1)
+        layer.__dict__["_fused"].run(
+            layer, some_hidden(1), {"position_embeddings": angles, "more": 1}
+        )
+    assert stage.has_same_bits(0, 1)
+    assert not stage.has_same_bits(0, NUM_LAYERS)
+    stage.drop_layer(0)
+    assert not stage.has_same_bits(0, 1)
 
 
 def test_a_layer_that_is_dropped_is_freed_at_once() -> None:

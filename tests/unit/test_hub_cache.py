@@ -77,6 +77,16 @@ def test_without_a_listing_what_a_model_must_have(cache: Path, lacking: str) -> 
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
+def test_one_of_several_models_in_gguf(cache: Path, is_listed: bool) -> None:
+    files = {"x-Q4_0.gguf": 40, "x-Q8_0.gguf": 80}
+    folder = put(cache, {"x-Q4_0.gguf": 40}, listed=files if is_listed else None)
+    assert cached_snapshot(ModelName("org/model", quant="Q4_0")) == folder / "x-Q4_0.gguf"
+    assert cached_snapshot(ModelName("org/model", quant="Q8_0")) is None
+    # Which is meant is not known where there may be another.
+    assert cached_snapshot(NAME) == (None if is_listed else folder / "x-Q4_0.gguf")
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
 @pytest.mark.parametrize("lacking", [None, "a.safetensors", "b.safetensors", INDEX_FILE])
 def test_shards(cache: Path, lacking: str | None, is_listed: bool) -> None:
     all_files = {**SHARDS, INDEX_FILE: len(INDEX)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import ModelName, model_place, parse_name
-from neurogrid.hub.needed import companions, shards, weights
+from neurogrid.hub.needed import companions, model_path, needed_files, shards, weights
 from neurogrid.model.files.checkpoint_files import model_name_of
 
 COMMIT = "b968826d9c46dd6066d109eabc6255188de91218"
@@ -24,10 +24,13 @@ COMMIT = "b968826d9c46dd6066d109eabc6255188de91218"
         ("a_1/b.c-d@v1.0", ModelName("a_1/b.c-d", "v1.0")),
         ("a/b@refs/pr/4", ModelName("a/b", "refs/pr/4")),
         (f"a/b@{COMMIT}", ModelName("a/b", COMMIT)),
+        ("a/b:Q4_K_M", ModelName("a/b", quant="Q4_K_M")),
+        ("a/b:UD-Q4_K_XL@v1", ModelName("a/b", "v1", "UD-Q4_K_XL")),
         *(
             (text, None)
             for text in (
-                *("gpt2", "a/b/c", "a/", "/a", "a/b@", "a/b@/x", "a/b@../x", "a/b:Q4", "a b/c"),
+                *("gpt2", "a/b/c", "a/", "/a", "a/b@", "a/b@/x", "a/b@../x", "a/b:", "a b/c"),
+                *("a/b@v1:Q4", "a/b:Q4:Q8", "a/b:../Q4", "a/b:Q/4", f"a/b:{'Q' * 65}"),
                 *("./a/b", "~/a", "../b", ".a/b", "a/..", "a/b--c", "a/b..c", "a/-b", "a/b.git"),
                 *("https://huggingface.co/a/b", f"a/{'b' * 95}", "ä/b", "a/b\n", ""),
             )
@@ -63,6 +66,12 @@ def test_a_snapshot_is_called_as_at_the_hub(tmp_path: Path) -> None:
     assert model_name_of(folder) == "Qwen/Qwen3-8B"
     assert model_name_of(folder / ".." / COMMIT) == "Qwen/Qwen3-8B"
     assert model_name_of(folder.parent) == "snapshots"
+    blob = folder.parents[1] / "blobs" / "0123"
+    blob.parent.mkdir()
+    blob.write_bytes(b"GGUF")
+    (folder / "x-Q4_K_M.gguf").symlink_to(blob)
+    assert model_name_of(folder / "x-Q4_K_M.gguf") == "Qwen/Qwen3-8B"
+    assert model_name_of(tmp_path / "x-Q4_K_M.gguf") == "x-Q4_K_M"
 
 
 PATHS = (
@@ -111,8 +120,8 @@ def test_which_weights(files: list[str], found: list[str]) -> None:
             ["config.json", "pytorch_model.bin"],
             r"a/b has no safetensors, but pickles \(pytorch_model.bin\): nothing else is read",
         ),
-        (["config.json", "a.gguf"], r"no safetensors, but GGUF \(a.gguf\)"),
-        (["a-Q4.gguf"], r"it has no config.json, but GGUF \(a-Q4.gguf\)"),
+        (["config.json", "Q4/a.gguf"], r"no safetensors, but GGUF in folders \(Q4/a.gguf\)"),
+        (["Q4/a.gguf"], r"it has no config.json, but GGUF in folders \(Q4/a.gguf\)"),
         (["config.json"], "a/b has no safetensors: nothing else is read"),
         (["config.json", "adapter_model.safetensors"], "is an adapter without its model"),
         (["model.safetensors"], "a/b is no model that can be served: it has no config.json"),
@@ -120,7 +129,52 @@ def test_which_weights(files: list[str], found: list[str]) -> None:
 )
 def test_what_is_no_model(files: list[str], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        weights("a/b", files)
+        needed_files(ModelName("a/b"), files)
+
+
+SEVERAL = (
+    *("x-Q4_K_M.gguf", "x-Q8_0.gguf", "x-UD-Q4_K_XL.gguf", "mmproj-x-F16.gguf", "x.imatrix.gguf"),
+    *("x.F16-00001-of-00002.gguf", "x.F16-00002-of-00002.gguf", "config.json", "README.md"),
+)
+
+
+@pytest.mark.parametrize(
+    ("quant", "found"),
+    [
+        ("Q4_K_M", ["x-Q4_K_M.gguf"]),
+        ("q8_0", ["x-Q8_0.gguf"]),
+        ("Q4_K_XL", ["x-UD-Q4_K_XL.gguf"]),
+        ("UD-Q4_K_XL", ["x-UD-Q4_K_XL.gguf"]),
+        ("F16", ["x.F16-00001-of-00002.gguf", "x.F16-00002-of-00002.gguf"]),
+    ],
+)
+def test_which_of_several_models_in_gguf(quant: str, found: list[str]) -> None:
+    needed = needed_files(ModelName("a/b", quant=quant), [*SEVERAL, "model.safetensors"])
+    assert needed == found
+    assert model_path(Path("folder"), needed) == Path("folder", found[0])
+
+
+def test_one_model_in_gguf_needs_no_name_and_safetensors_go_before_it() -> None:
+    assert needed_files(ModelName("a/b"), ["x-Q8_0.gguf", "README.md"]) == ["x-Q8_0.gguf"]
+    both = ["x-Q8_0.gguf", "config.json", "model.safetensors"]
+    needed = needed_files(ModelName("a/b"), both)
+    assert needed == both[1:]
+    assert model_path(Path("folder"), needed) == Path("folder")
+
+
+@pytest.mark.parametrize(
+    ("quant", "files", "says"),
+    [
+        ("", SEVERAL, "a/b has 4 models in GGUF: .* as in a/b:Q4_K_M; it has x-Q4_K_M.gguf, x-Q8"),
+        ("Q5_K", SEVERAL, "a/b has no model in GGUF whose name ends with Q5_K; it has x-Q4_K_M"),
+        ("Q4", ["config.json", "model.safetensors"], "a/b has no model in GGUF: leave out :Q4"),
+        ("", [f"{n}.gguf" for n in range(40)], r"it has 0.gguf, .* and 28 more"),
+        ("Q4", ["a-Q4.gguf", "b-Q4.gguf"], "a/b:Q4 has 2 models in GGUF"),
+    ],
+)
+def test_which_of_several_is_not_known(quant: str, files: list[str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        needed_files(ModelName("a/b", quant=quant), files)
 
 
 def test_the_shards_of_an_index() -> None:

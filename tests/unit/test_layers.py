@@ -137,6 +137,7 @@ HOUSE = (
     transport(""),
     transport(".blocking"),
     model(".confined"),
+    model(".unused_memory"),
     model(".kernels"),
     model(".files"),
     model(".caches"),
@@ -174,6 +175,7 @@ HOUSE = (
     ),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
+    training(".averaging.shares", frozenset()),
     training(".averaging.codecs", frozenset({"torch", "numpy"})),
     training(".averaging.aggregators", frozenset({"torch", "numpy"})),
     training(".averaging.parts", frozenset({"torch", "numpy"})),
@@ -181,7 +183,14 @@ HOUSE = (
     training(".averaging.reductions", frozenset({"trio", "torch", "blake3"})),
     # Pure: no clock, no socket, no torch.
     training(".averaging.rounds", frozenset()),
+    training(".averaging.groups", frozenset({"trio", "torch", "blake3"})),
     training(".averaging"),
+    # A loop of one's own: groups, optimisers and a model in one.
+    training(".loops", frozenset({"trio", "torch"})),
+    training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
+    training(".distributed.posts", frozenset()),
+    training(".distributed.chunks", frozenset()),
+    training(".distributed"),
     training(""),
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(

@@ -90,6 +90,7 @@ def test_families_that_split_are_served(name: str) -> None:
     assert traits.row_bounds == (None if name in ONE_AFTER_ANOTHER else ())
     assert ("off by" in traits.rows_refused) == (name in ONE_AFTER_ANOTHER)
     assert traits.takes_chunks == (name not in TAKE_NO_CHUNKS)
+    assert traits.takes_chunks or not traits.same_bits
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -8,6 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
+from neurogrid.assembly.quantize_choices import QuantizeChoice
 from neurogrid.cli.terminal.plan_table import COLUMNS, print_plan
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.planner import Explanation, PeerReport, PeerSpeed
@@ -43,11 +44,18 @@ TOLD = Explanation(
 )
 
 
+CHOICES = (
+    QuantizeChoice(None, False, 72 * GB),
+    QuantizeChoice("int8", True, 38 * GB, 20 * GB, 18.2),
+    QuantizeChoice("int4", False, 0, refused="its experts are one tensor"),
+)
+
+
 def printed(*, width: int, is_terminal: bool = True) -> list[str]:
     console = Console(
         file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None
     )
-    print_plan(console, TOLD, WORKERS, note="a note")
+    print_plan(console, TOLD, WORKERS, CHOICES, note="a note")
     return console.file.getvalue().splitlines()
 
 
@@ -62,6 +70,17 @@ def test_it_is_whole_at_any_width(width: int) -> None:
     assert text.count("NVIDIA GeForce RTX 4090, 23.0 GB free") == 3
     assert text.count("12.0 GB") == 2
     assert "two stages are enough" in text
+
+
+def test_each_form_of_the_layers_has_a_row() -> None:
+    lines = printed(width=80, is_terminal=False)
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines[-4:]]
+    assert rows[:3] == [
+        ["as it is", "72.0 GB", "does not fit", "-"],
+        ["int8 *", "38.0 GB", "20.0 GB", "18.2"],
+        ["int4", "-", "cannot be", "-"],
+    ]
+    assert lines[-1] == "--quantize int4: its experts are one tensor"
 
 
 def test_a_wide_terminal_has_every_column() -> None:

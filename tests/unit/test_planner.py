@@ -169,7 +169,7 @@ def test_a_layer_that_fits_nowhere_is_named_as_the_reason() -> None:
 
 
 def test_too_little_memory_says_what_to_do() -> None:
-    says = r"available on 2 workers \(add workers, give them more memory, or lower --max-seq-len or --max-sessions\)"
+    says = r"available on 2 workers \(add workers, give them more memory, lower --max-seq-len or --max-sessions, or "
     with pytest.raises(CapacityError, match=says):
         plan_stages(layers_of(*[5 * MIB] * 8), peers_of(10 * MIB, 10 * MIB))
 

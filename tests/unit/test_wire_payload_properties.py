@@ -104,7 +104,7 @@ PAYLOADS: dict[str, st.SearchStrategy[Any]] = {
         U64,
         U64,
     ),
-    "ready": SPAN.map(lambda span: wire.Ready(*span)),
+    "ready": st.builds(lambda span, same: wire.Ready(*span, same), SPAN, st.booleans()),
     "session_open": st.tuples(
         U64,
         SPAN,

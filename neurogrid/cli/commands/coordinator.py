@@ -425,6 +425,7 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
     with trust.held(), TerminalProgress(screen) as progress:
         progress.working("reading the model")
         from neurogrid.assembly.planned_fleet import load_model, open_plan
+        from neurogrid.assembly.quantize_choices import quantize_choices
 
         settings = _settings(options, where, trust)
         model = await load_model(settings)
@@ -433,7 +434,12 @@ async def _show_plan(options: argparse.Namespace, screen: Screen) -> int:
         ends_seconds = await trio.to_thread.run_sync(model.ends_seconds)
         async with open_plan(settings, model=model, progress=progress) as planned:
             told = planned.explain(max_sessions=settings.max_sessions, ends_seconds=ends_seconds)
-    print_plan(Stdout(), told, planned.infos, note=planned.why_local)
+            choices = await trio.to_thread.run_sync(
+                lambda: quantize_choices(
+                    planned, max_sessions=settings.max_sessions, ends_seconds=ends_seconds
+                )
+            )
+    print_plan(Stdout(), told, planned.infos, choices, note=planned.why_local)
     return ExitStatus.OK
 
 

@@ -41,8 +41,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         name = parse_name(options.name)
         if name is None:
             raise ConfigurationError(
-                f"{options.name[:200]!r} is no name of a model at a hub: those are OWNER/NAME or OWNER/NAME@REVISION, "
-                "of letters, digits, -, _ and ."
+                f"{options.name[:200]!r} is no name of a model at a hub: those are OWNER/NAME, OWNER/NAME:QUANT or "
+                "OWNER/NAME@REVISION, of letters, digits, -, _ and ."
             )
         folder = await named_model(name, screen, is_offline=options.offline, is_renewed=True)
         screen.print(str(folder))

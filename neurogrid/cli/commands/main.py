@@ -155,7 +155,8 @@ def _add_download(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="the model at a hub: OWNER/NAME, or OWNER/NAME@REVISION for a branch, a tag or a commit",
+        help="the model at a hub: OWNER/NAME; OWNER/NAME:QUANT of several in GGUF (Q4_K_M); OWNER/NAME@REVISION for a "
+        "branch, a tag or a commit",
     )
     download.add_download_options(parser)
 
@@ -289,7 +290,7 @@ COMMANDS: Final = (
         "NAME",
         "fetch a model, and print where it lies",
         "Fetch a model from a hub into the cache of this machine, as far as it is not there, and print its directory. "
-        "Config, safetensors and tokenizer are fetched, and nothing else.",
+        "Config, safetensors and tokenizer are fetched, or one model in GGUF, and nothing else.",
         (),
         (
             ("download Qwen/Qwen3-8B", "what every command takes by its name from then on"),

@@ -15,8 +15,8 @@ from neurogrid.hub.names import ModelName, model_place
 __all__ = ["HUB_NAMES", "add_offline_option", "find_model", "model_place"]
 
 HUB_NAMES: Final = (
-    "a directory with config.json, safetensors and tokenizer, a file in GGUF, or OWNER/NAME[@REVISION] at a hub, which "
-    "is fetched unless the cache has it"
+    "a directory with config.json, safetensors and tokenizer, a file in GGUF, or OWNER/NAME[:QUANT][@REVISION] at a "
+    "hub, which is fetched unless the cache has it"
 )
 
 
@@ -54,7 +54,7 @@ async def named_model(
     is_renewed: bool = False,
     judge: Callable[[], object] = lambda: None,
 ) -> Path:
-    """The directory of a model in the cache.
+    """The directory of a model in the cache, or its file in GGUF.
 
     Args:
         is_offline: look there alone.

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from neurogrid.assembly.quantize_choices import QuantizeChoice
 from neurogrid.fleet.worker_info import WorkerInfo
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.p2p.hosts.machine import named_peer
@@ -32,8 +33,10 @@ COLUMNS = (
     "device",
 )
 # The columns of numbers.
-RIGHT = frozenset({"weights", "caches", "left", "to send", "tokens/s"})
+RIGHT = frozenset({"weights", "caches", "left", "to send", "tokens/s", "largest stage"})
 GAP = "  "
+# Of the forms that layers can have.
+FORM_COLUMNS = ("--quantize", "weights", "largest stage", "tokens/s")
 # What a narrow terminal's table goes without, in this order.
 FIRST_TO_GO = ("device", "address", "caches", "left", "machine", "weights")
 
@@ -46,9 +49,15 @@ class Stdout(Console):
 
 
 def print_plan(
-    console: Console, told: Explanation, workers: Sequence[WorkerInfo], *, note: str = ""
+    console: Console,
+    told: Explanation,
+    workers: Sequence[WorkerInfo],
+    choices: Sequence[QuantizeChoice] = (),
+    *,
+    note: str = "",
 ) -> None:
-    """Print to the console: a row for each worker, why some have no stage, a note, and the expected speed."""
+    """Print to the console: a row for each worker, why some have no stage, a note, and the expected speed; then a row
+    for each form that the layers can have."""
     by_peer = {worker.peer_id: worker for worker in workers}
     rows = [_row(report, by_peer[report.peer_id]) for report in told.peers]
     if console.is_terminal:
@@ -63,7 +72,7 @@ def print_plan(
                     f"{_name(by_peer[report.peer_id])}: {', '.join([cells['device'], *rest])}",
                 )
     else:
-        for line in _plain(rows):
+        for line in _plain(COLUMNS, rows):
             _say(console, line)
     for report in told.peers:
         if report.reason:
@@ -71,6 +80,34 @@ def print_plan(
     if note:
         _say(console, note)
     _say(console, _expectation(told, by_peer))
+    if choices:
+        _print_choices(console, choices)
+
+
+def _print_choices(console: Console, choices: Sequence[QuantizeChoice]) -> None:
+    rows = [_choice_row(choice) for choice in choices]
+    _say(console, "\nwhat each form of the layers takes on these workers (*: this plan)")
+    if console.is_terminal:
+        console.print(_table(FORM_COLUMNS, rows))
+    else:
+        for line in _plain(FORM_COLUMNS, rows):
+            _say(console, line)
+    for choice in choices:
+        if choice.refused:
+            _say(console, f"--quantize {choice.method}: {choice.refused}")
+
+
+def _choice_row(choice: QuantizeChoice) -> tuple[str, ...]:
+    name = (choice.method or "as it is") + (" *" if choice.is_chosen else "")
+    if choice.refused:
+        return name, "-", "cannot be", "-"
+    largest, rate = choice.largest_bytes, choice.tokens_per_second
+    return (
+        name,
+        format_bytes(choice.weight_bytes),
+        "does not fit" if largest is None else format_bytes(largest),
+        "-" if rate is None else f"{rate:.1f}",
+    )
 
 
 def _row(report: PeerReport, worker: WorkerInfo) -> tuple[str, ...]:
@@ -119,13 +156,13 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _plain(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    table = [COLUMNS, *rows]
-    widths = [max(len(row[index]) for row in table) for index in range(len(COLUMNS))]
+def _plain(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    table = [columns, *rows]
+    widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
     return [
         GAP.join(
             cell.rjust(width) if column in RIGHT else cell.ljust(width)
-            for cell, width, column in zip(row, widths, COLUMNS, strict=True)
+            for cell, width, column in zip(row, widths, columns, strict=True)
         ).rstrip()
         for row in table
     ]

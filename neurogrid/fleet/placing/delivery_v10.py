@@ -78,9 +78,8 @@ class DeliveryV10(RemoteWorker):
     ) -> None:
         # The last chunk's stream may end only when the layer is loaded.
         stall = self.timeouts.stall + self.timeouts.layer
-        with self.protocol.expect(
-            self.peer_id, MessageType.WEIGHTS_ACK, request_id=layer_id
-        ) as acked:
+        expected = self.protocol.expect(self.peer_id, MessageType.WEIGHTS_ACK, request_id=layer_id)
+        with blob.held(), expected as acked:
             for index in range(blob.num_chunks):
                 # Here the bytes are read: they may lie on a disk.
                 data = await trio.to_thread.run_sync(_encode_chunk, blob, index)

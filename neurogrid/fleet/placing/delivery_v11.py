@@ -6,6 +6,7 @@ Source: protocol_spec/sessions.md, protocol_spec/transfers.md.
 from __future__ import annotations
 
 from collections.abc import Set
+from contextlib import nullcontext
 
 import trio
 
@@ -23,6 +24,7 @@ from neurogrid.p2p.wire import (
     ConfigAck,
     MessageType,
     ModelConfig,
+    Ready,
     TensorMessage,
     config_fingerprint,
     serialize_config,
@@ -60,6 +62,7 @@ class DeliveryV11(RemoteWorker):
     async def place(self, placement: Placement, reports: TransferReports) -> None:
         stage, spread = placement.stage, placement.spread
         layers = set(range(stage.start, stage.stop))
+        self.same_bits = False
         assign = TensorMessage(
             msg_type=MessageType.ASSIGN,
             request_id=new_request_id(),
@@ -88,7 +91,8 @@ class DeliveryV11(RemoteWorker):
             except BaseException:  # also where another worker failed, and this is cancelled
                 spread.lost(self.peer_id)
                 raise
-            await ready.wait(timeout=self.timeouts.layer)
+            answer = await ready.wait(timeout=self.timeouts.layer)
+            self.same_bits = Ready.decode(answer.data).same_bits
 
     async def _bring(
         self, wanted: set[int], held: Set[int], placement: Placement, reports: TransferReports
@@ -118,19 +122,22 @@ class DeliveryV11(RemoteWorker):
                 tell = reports.passed_on if sources else reports.held
                 tell(blob.num_bytes - missing_bytes)
 
-        reports.begun()
-        await send_blob(
-            self.protocol,
-            self.peer_id,
-            blob,
-            layer_id=layer_id,
-            sources=sources,
-            accept_timeout=self.timeouts.layer + bool(sources) * blob.num_bytes / SLOWEST_RATE,
-            stall_timeout=self.timeouts.stall,
-            ack_timeout=self.timeouts.layer,
-            on_accept=on_accept,
-            on_sent=reports.sent,
-        )
+        async with placement.making if blob.is_made else nullcontext():
+            reports.begun()
+            with blob.held():
+                await send_blob(
+                    self.protocol,
+                    self.peer_id,
+                    blob,
+                    layer_id=layer_id,
+                    sources=sources,
+                    accept_timeout=self.timeouts.layer
+                    + bool(sources) * blob.num_bytes / SLOWEST_RATE,
+                    stall_timeout=self.timeouts.stall,
+                    ack_timeout=self.timeouts.layer,
+                    on_accept=on_accept,
+                    on_sent=reports.sent,
+                )
 
     async def _request(
         self, msg_type: MessageType, data: bytes, answer: MessageType, *, timeout: float

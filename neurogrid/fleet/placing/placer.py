@@ -23,6 +23,7 @@ from neurogrid.fleet.spread import Spread
 from neurogrid.model.files.config import model_config_message
 from neurogrid.model.files.hash_cache import HashCache
 from neurogrid.model.source import ModelSource
+from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.node.cache_directory import CacheSettings, open_directory
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode
@@ -37,6 +38,8 @@ MAX_CUTS: Final = 5
 # To have it again: a worker that dials the coordinator tries every 15 s at the latest. Seconds.
 RECONNECT_TIMEOUT: Final = 30.0
 RECONNECT_DELAY: Final = 0.5
+# Layers that are made and in memory at once, on their way to however many workers: two of each of three.
+MAX_MADE_LAYERS: Final = 6
 
 
 class Placer:
@@ -55,6 +58,7 @@ class Placer:
         self._host = host
         self._hashes = hashes
         self._spread = Spread(host.addresses_of)
+        self._making = trio.CapacityLimiter(MAX_MADE_LAYERS)
         self._max_sessions = max_sessions
         self._skip_weight_transfer = skip_weight_transfer
         self._config = model_config_message(
@@ -101,6 +105,7 @@ class Placer:
             max_length=self._model.max_seq_len,
             max_sessions=self._max_sessions,
             dtype=self._model.dtype,
+            making=self._making,
             skip_weight_transfer=self._skip_weight_transfer,
             spread=self._spread,
         )
@@ -113,6 +118,7 @@ class Placer:
                 if not is_configured:
                     await self.configure(worker)
                 await worker.place(placement, attempts.next())
+                await trio.to_thread.run_sync(give_back_memory)
                 return
             except ModelError:
                 raise

@@ -87,7 +87,7 @@ class KeptSessions:
 
     Args:
         shortest_cut: the fewest tokens that caches of so many can be cut back to.
-        replays: whether the calls of a session must be repeatable as they were.
+        replays: whether the calls of a session must be repeatable as they were, on workers where that matters.
         is_enabled: False keeps none.
 
     Attributes:
@@ -178,7 +178,7 @@ class KeptSessions:
                 kept.calls,
                 token_ids,
                 shortest_cut=self._shortest_cut,
-                replays=self._replays,
+                replays=self._replays and not kept.selection.has_same_bits,
             )
             if num_tokens >= max(best[1], MIN_REUSED) and self._is_current(kept):
                 best = kept, num_tokens

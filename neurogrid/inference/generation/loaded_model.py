@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from neurogrid.model.proof.proof import OWN_SECONDS, Proving
 from neurogrid.model.source import ModelSource
 from neurogrid.model.stages.cost import LayerCost, layer_cost, workspace_bytes
 from neurogrid.model.stages.stage import Ends
+from neurogrid.model.unused_memory import give_back_memory
 from neurogrid.p2p.wire.limits import DEFAULT_LIMITS, MAX_MAP_BYTES
 from neurogrid.planner import LayerSize, ModelSize
 
@@ -95,13 +96,14 @@ class LoadedModel(ModelSource):
         traits, compute_dtype = proof.traits, proof.dtype
         config = build_config(checkpoint.config)
         ends = Ends(config, dtype=compute_dtype, device=torch.device("cpu"))
-        ends.load(checkpoint.end_tensors())
+        ends.load(checkpoint.end_tensors(compute_dtype))
         ends.speed_up()
         quantization = checkpoint.quantization(quantize, ends)
         costs = proof.costs
         if quantization is not None:
             check_experts(config, quantization)
             costs = layer_cost(config, compute_dtype, quantization)
+        give_back_memory()
         bound = getattr(config, "max_position_embeddings", None) or max_seq_len
         max_seq_len = min(max_seq_len, bound)
         whole = MAX_WHOLE_BYTES // (ends.hidden_size * compute_dtype.itemsize)
@@ -125,6 +127,22 @@ class LoadedModel(ModelSource):
             eos_token_ids=eos_token_ids(checkpoint.config, checkpoint.generation_config),
         )
 
+    def with_quantization(self, method: str | None) -> LoadedModel:
+        """The same with its layers in another form. Blocks for a while.
+
+        Args:
+            method: a key of `METHODS`; None for as they are.
+
+        Raises:
+            ConfigurationError: they are codes already.
+            ModelError: they cannot have that form.
+        """
+        quantization = self.checkpoint.quantization(method, self.ends)
+        if quantization is not None:
+            check_experts(self.config, quantization)
+        costs = layer_cost(self.config, self.dtype, quantization)
+        return replace(self, quantization=quantization, costs=costs)
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer, read when first asked for.
@@ -143,7 +161,8 @@ class LoadedModel(ModelSource):
 
     @property
     def replays(self) -> bool:
-        """Whether sums depend on the shapes of the calls so much that lost caches need the same calls again."""
+        """Whether sums depend on the shapes of the calls so much that lost caches need the same calls again, on workers
+        that do not say otherwise (`Selection.has_same_bits`)."""
         return self.dtype is not torch.float32
 
     def size(self, *, num_sessions: int, ends_seconds: float = 0.0) -> ModelSize:

@@ -1,8 +1,10 @@
 """A sequence of tokens that goes through the model, over whichever workers are ready.
 
 When one of them fails, others are chosen and the caches there are built anew from the tokens, so that a reader of
-the tokens sees a pause. In float32 that is one prefill of all of them, and what comes after is equal to the
-undisturbed run. In half precision sums depend on the shapes of the calls: there the calls are replayed as they were.
+the tokens sees a pause. That is one prefill of all tokens before the step that failed, and what comes after is equal to
+the undisturbed run: in float32, and on workers where a token gets the same bits whatever it is computed with, as they
+do where our kernels compute whole layers. Elsewhere sums in half precision depend on the shapes of the calls, which
+are replayed as they were.
 
 T = tokens, D = hidden size, V = vocabulary.
 """
@@ -55,7 +57,7 @@ class TokenSession:
         number: its own among those of `ends`.
         max_length: tokens that it may come to hold.
         patience: seconds that one step may take to find its way around failures.
-        replays: repeat the calls as they were, instead of one for all tokens.
+        replays: repeat the calls as they were, instead of one for all tokens, on workers where that makes a difference.
         max_piece: the most tokens that are sent in one piece; None where a session that has begun takes no several, as
             the model's check found, so that they cannot be cut.
         on_failed: told of each step that a member failed.
@@ -98,6 +100,7 @@ class TokenSession:
         self._patience = patience
         self._tokens: list[int] = []
         self._calls: list[int] = []  # tokens of each forward pass, in order
+        self._num_done = 0  # tokens of the steps before this one
         self._is_cut = True  # the last of them is not to be cut into chunks any more
         self._avoid: set[str] = set()  # peers whose answers were no good
         self._selection: Selection | None = None
@@ -133,6 +136,7 @@ class TokenSession:
             Exception: what `choose` raises.
             NoRouteError: a member failed, and no other way was found in time; names its layers.
         """
+        self._num_done = len(self._tokens)
         self._tokens += token_ids
         self._calls.append(len(token_ids))
         self._is_cut = len(token_ids) == 1
@@ -287,7 +291,7 @@ class TokenSession:
             self._calls[-1:] = self._chunks(self._calls[-1], pipeline)
             self._is_cut = True
         length, stop = pipeline.length, len(self._tokens)
-        calls = self._calls if self._replays else self._chunks(stop - length, pipeline)
+        calls = self._calls if length >= self._num_done else self._calls_again(pipeline)
         missing: list[Bounds] = []
         # From the end: a session that decodes has many behind it, and lacks the last one.
         for num_tokens in reversed(calls):
@@ -296,6 +300,19 @@ class TokenSession:
             missing.append((stop - num_tokens, stop))
             stop -= num_tokens
         return missing[::-1]
+
+    def _calls_again(self, pipeline: PipelineSession) -> list[int]:
+        """The calls for all tokens of a pipeline that lacks some of steps before this one."""
+        assert self._selection is not None
+        before = first_calls(self._calls, self._num_done)
+        num_lost, step = self._num_done - pipeline.length, self._calls[len(before) :]
+        if self._replays and not self._selection.has_same_bits:
+            logger.debug("%d tokens are computed again, in the calls that they had", num_lost)
+            return self._calls
+        again = self._chunks(num_lost, pipeline)
+        logger.debug("%d tokens are computed again, by one prefill", num_lost)
+        # This step as it was: what is chosen next is chosen from the same logits.
+        return [*again, *step]
 
     def _chunks(self, num_tokens: int, pipeline: PipelineSession) -> list[int]:
         if self._max_piece is None or not pipeline.takes_chunks:

@@ -50,6 +50,11 @@ class Selection:
             for member, stage in chosen
         )
 
+    @property
+    def has_same_bits(self) -> bool:
+        """Whether a token gets the same bits on all of them, whatever it is computed with."""
+        return all(stage.worker.same_bits for stage in self.stages)
+
     def __enter__(self) -> Selection:
         for member, _ in self.hops:
             member.num_sessions += 1

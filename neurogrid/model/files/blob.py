@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import warnings
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,8 +56,8 @@ __all__ = [
 MAX_BLOB_TENSORS = 16_384
 # Bytes of a blob's header: 250 a tensor. JSON grows tenfold and more as Python objects.
 MAX_BLOB_HEADER_BYTES = 4 * 1024 * 1024
-# Layers whose codes are in memory: of two that are on their way to workers, and the next that is hashed.
-_MAX_RECENT = 3
+# Layers whose codes stay in memory though nobody holds them: one that is read again at once.
+_MAX_RECENT = 1
 
 
 class LayerBlob:
@@ -66,9 +66,15 @@ class LayerBlob:
     Args:
         tensors: for each name the entry it has in its file (dtype and shape are used) and the bytes
             of the tensor, usually a slice of a memory-mapped file.
+        let_go: lets the pages of the files go.
     """
 
-    def __init__(self, tensors: Mapping[str, tuple[TensorEntry, memoryview]]) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, tuple[TensorEntry, memoryview]],
+        let_go: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._let_go = let_go
         self._data: tuple[memoryview, ...] = tuple(data for _, (_, data) in sorted(tensors.items()))
         self._lay_out({name: entry for name, (entry, _) in tensors.items()})
 
@@ -89,6 +95,19 @@ class LayerBlob:
     def _tensors(self) -> tuple[memoryview, ...]:
         """The bytes of each tensor, in the order of their names."""
         return self._data
+
+    @property
+    def is_made(self) -> bool:
+        """Whether its bytes are made, and take memory while it is held."""
+        return False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Read it within the block: what is in memory for that stays as long, and goes then."""
+        try:
+            yield
+        finally:
+            self._let_go()
 
     @property
     def num_chunks(self) -> int:
@@ -209,9 +228,16 @@ class CodedBlob(LayerBlob):
     Args:
         parts: of the layer.
         recent: holds what was made.
+        let_go: lets the pages of the files go.
     """
 
-    def __init__(self, parts: LayerContents, recent: RecentLayers) -> None:
+    def __init__(
+        self,
+        parts: LayerContents,
+        recent: RecentLayers,
+        let_go: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._let_go = let_go
         self._parts = parts
         self._recent = recent
         entries = {name: entry for name, (entry, _) in parts.tensors.items()}
@@ -220,6 +246,15 @@ class CodedBlob(LayerBlob):
             for suffix, (dtype, shape) in matrix.form.entries(matrix.shape).items():
                 entries[name + suffix] = _entry(dtype, shape)
         self._lay_out(entries)
+
+    @property
+    def is_made(self) -> bool:
+        return True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with super().held(), self._recent.held(self):
+            yield
 
     def _tensors(self) -> tuple[memoryview, ...]:
         return self._recent.of(self, self._make)
@@ -320,23 +355,53 @@ def tensor_of(entry: TensorEntry, data: memoryview) -> torch.Tensor:
 
 
 class RecentLayers:
-    """The codes of the layers that were read last: those that are under way, and no whole model."""
+    """The codes of the layers that are held, and of that which was read last; no whole model."""
 
     def __init__(self) -> None:
         self._made: OrderedDict[CodedBlob, tuple[memoryview, ...]] = OrderedDict()
+        self._num_holders: Counter[CodedBlob] = Counter()
+        # Of both, and never for long: also whoever must not wait takes it.
+        self._table = threading.Lock()
         self._making = threading.Lock()
+
+    @contextmanager
+    def held(self, blob: CodedBlob) -> Iterator[None]:
+        """Keep what is made for `blob` within the block, and let it go with the last that holds it."""
+        with self._table:
+            self._num_holders[blob] += 1
+        try:
+            yield
+        finally:
+            with self._table:
+                self._num_holders[blob] -= 1
+                if not self._num_holders[blob]:
+                    del self._num_holders[blob]
+                    self._made.pop(blob, None)
 
     def of(
         self, blob: CodedBlob, make: Callable[[], tuple[memoryview, ...]]
     ) -> tuple[memoryview, ...]:
-        """What was made for `blob`, or is made now."""
+        """What was made for `blob`, or is made now, one after another."""
+        if (found := self._find(blob)) is not None:
+            return found
         with self._making:
-            if blob not in self._made:
-                while len(self._made) >= _MAX_RECENT:
-                    self._made.popitem(last=False)
-                self._made[blob] = make()
-            self._made.move_to_end(blob)
-            return self._made[blob]
+            if (found := self._find(blob)) is not None:
+                return found
+            with self._table:
+                others = [each for each in self._made if each not in self._num_holders]
+                for each in others[: len(others) - _MAX_RECENT + 1]:
+                    del self._made[each]
+            made = make()
+            with self._table:
+                self._made[blob] = made
+            return made
+
+    def _find(self, blob: CodedBlob) -> tuple[memoryview, ...] | None:
+        with self._table:
+            found = self._made.get(blob)
+            if found is not None:
+                self._made.move_to_end(blob)
+            return found
 
 
 def parse_blob(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:

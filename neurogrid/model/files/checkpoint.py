@@ -7,6 +7,7 @@ Weights stay in the files, which are mapped into memory; nothing here makes a mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -141,13 +142,16 @@ class Checkpoint:
         """Return the files of one layer."""
         return self._files.layer_files(layer_id)
 
-    def end_tensors(self) -> dict[str, torch.Tensor]:
+    def end_tensors(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
         """All tensors outside the layers (embedding, final norm, head), on the CPU, mapped where they lie so in a file.
+
+        Args:
+            dtype: of matrices that are made of codes: what they are computed in, so that none is made wider first.
 
         Raises:
             CheckpointError: the file of one of them is not here, or it is not what its format says.
         """
-        return self._files.end_tensors()
+        return self._files.end_tensors(dtype)
 
     def open_tokenizer(self) -> Tokenizer:
         """Read the tokenizer.
@@ -187,8 +191,11 @@ class Checkpoint:
             if quantization is not None and not quantization.is_stored:
                 parts = _quantized(parts, quantization)
             is_mapped = not parts.made and not parts.matrices
+            let_go = partial(self._files.let_go, layer_id)
             blobs[layer_id] = (
-                LayerBlob(parts.tensors) if is_mapped else CodedBlob(parts, self._recent)
+                LayerBlob(parts.tensors, let_go)
+                if is_mapped
+                else CodedBlob(parts, self._recent, let_go)
             )
         return blobs[layer_id]
 

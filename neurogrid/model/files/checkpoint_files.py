@@ -58,11 +58,13 @@ def judge_checkpoint(path: Path) -> int | None:
 
 def model_name_of(path: Path) -> str:
     """What a checkpoint is called: as its directory is, or as at the hub where it lies in the cache of that."""
-    folder = path.resolve()
+    is_file = path.suffix == ".gguf"
+    # Not of the file itself, which the cache has by its digest elsewhere.
+    folder = path.parent.resolve() if is_file else path.resolve()
     snapshot = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
     if snapshot:
         return f"{snapshot[1]}/{snapshot[2]}"
-    return folder.stem if folder.suffix == ".gguf" else folder.name
+    return path.stem if is_file else folder.name
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from neurogrid.model.files.safetensors_header import (
 )
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
 from neurogrid.model.kernels import E4M3
+from neurogrid.model.unused_memory import let_go_pages
 
 __all__ = ["SafetensorsFiles"]
 
@@ -151,15 +152,18 @@ class SafetensorsFiles:
         _check_scaled({name: self._places[name] for name in tensors})
         return LayerContents(tensors, matrices=matrices)
 
+    def let_go(self, layer_id: int) -> None:
+        """See `TensorFiles`."""
+        for file in self.layer_files(layer_id):
+            if file in self._mapped:
+                let_go_pages(self._mapped[file].data)
+
     def layer_files(self, layer_id: int) -> frozenset[Path]:
         """Return the files of one layer."""
         return frozenset(self._places[name].file for name in self._layer_names.get(layer_id, ()))
 
-    def end_tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors outside the layers (embedding, final norm, head), mapped, on the CPU.
-
-        Raises CheckpointError if the file of one of them is not here.
-        """
+    def end_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """See `TensorFiles`; mapped, where they are not made."""
         for name, shard in self._absent.items():
             if is_end_tensor(name):
                 raise CheckpointError(f"{self._folder / shard}: missing, and it holds {name}")
@@ -175,7 +179,7 @@ class SafetensorsFiles:
             except (SafetensorError, OSError) as exc:
                 raise CheckpointError(f"{file}: cannot be read: {exc}") from exc
         for name, parts in self._stored_parts(tensors).items():
-            dense = self._stored_matrix(name, parts).codes().dense(torch.float32)
+            dense = self._stored_matrix(name, parts).codes().dense(dtype)
             for part in parts.names.values():
                 tensors.pop(part, None)
             tensors[name] = dense

@@ -38,11 +38,17 @@ class TensorFiles(Protocol):
             CheckpointError, UnsupportedModelError: a matrix is not what its format says.
         """
 
+    def let_go(self, layer_id: int) -> None:
+        """Let the pages of a layer's files go, as far as they are mapped: they are read again when they are needed."""
+
     def layer_files(self, layer_id: int) -> frozenset[Path]:
         """The files of one layer."""
 
-    def end_tensors(self) -> dict[str, torch.Tensor]:
+    def end_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """All tensors outside the layers (embedding, final norm, head), on the CPU.
+
+        Args:
+            dtype: of matrices that are made of codes.
 
         Raises:
             CheckpointError: the file of one of them is not here, or it is not what its format says.

@@ -65,6 +65,8 @@ class SplitTraits:
             gives what one prefill of all its tokens gives, up to rounding. Some families then begin their
             recurrent states anew.
         fuses: whether its layers may be compiled.
+        same_bits: whether a token then gets the same bits, whatever it is computed with; only where the model takes
+            chunks of any prompt.
     """
 
     recompute_at: int | None = None
@@ -72,6 +74,7 @@ class SplitTraits:
     rows_refused: str = ""
     takes_chunks: bool = False
     fuses: bool = False
+    same_bits: bool = False
 
 
 def check_splittable(config: PreTrainedConfig) -> SplitTraits:
@@ -175,8 +178,9 @@ class _Check:
             # Where lengths matter to rows, they matter to chunks.
             takes_chunks = not bounds and self._chunks_give_the_same()
             traits = replace(traits, row_bounds=bounds, takes_chunks=takes_chunks)
-        fuses = layers_fuse(self._config, tensors, self._tokens, self._limits, traits.row_bounds)
-        return replace(traits, fuses=fuses)
+        fused = layers_fuse(self._config, tensors, self._tokens, self._limits, traits.row_bounds)
+        same_bits = fused.same_bits and traits.takes_chunks
+        return replace(traits, fuses=fused.fuses, same_bits=same_bits)
 
     def _plans(self) -> list[list[int]]:
         """How many tokens to feed at each step: decoding, chunks and one prefill past all limits."""

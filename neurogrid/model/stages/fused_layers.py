@@ -36,7 +36,7 @@ from neurogrid.model.kernels import (
     matrix_of,
 )
 
-__all__ = ["fuse_layer", "is_fused"]
+__all__ = ["fuse_layer", "has_same_bits", "is_fused"]
 
 # In which places a layer has its norms, by their names.
 _NORMS: Final[Mapping[frozenset[str], Mapping[str, Norm]]] = {
@@ -106,6 +106,13 @@ def is_fused(layer: nn.Module) -> bool:
     return "_fused" in vars(layer)
 
 
+def has_same_bits(layer: nn.Module) -> bool:
+    """Whether a token gets the same bits in it, whatever it is computed with, as far as it has run: it is compiled
+    from end to end, and no pass went the family's own way."""
+    fused = vars(layer).get("_fused")
+    return isinstance(fused, _Fused) and fused.is_whole and not fused.went_own_way
+
+
 @cache
 def _fused_class(cls: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +126,11 @@ def _fused_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Fused:
-    """The compiled halves of one layer. Refers to its parts, and not to the layer."""
+    """The compiled halves of one layer. Refers to its parts, and not to the layer.
+
+    Attributes:
+        went_own_way: whether a pass was not to be computed here.
+    """
 
     def __init__(
         self, found: Library, parts: LayerParts, layer_id: int, experts: str | None
@@ -128,6 +139,12 @@ class _Fused:
         self._layer_id = layer_id
         self._experts = experts
         self._compiled: CompiledLayer | None = None
+        self.went_own_way = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are no experts between the halves, whose scores are torch's."""
+        return self._experts is None
 
     @classmethod
     def of(cls, found: Library, layer: nn.Module, dtype: torch.dtype) -> _Fused | None:
@@ -202,7 +219,7 @@ class _Fused:
     ) -> torch.Tensor | None:
         """The layer's result; None where it is to go its own way."""
         states, angles = kwargs.get("past_key_values"), kwargs.get("position_embeddings")
-        mask = kwargs.get("attention_mask")
+        mask = _seen(kwargs.get("attention_mask"))
         if (
             states is None
             or not isinstance(angles, tuple)
@@ -212,6 +229,7 @@ class _Fused:
             or (mask is None and hidden_RTD.shape[1] > 1 and states.get_seq_length(self._layer_id))
             or not torch.is_inference_mode_enabled()
         ):
+            self.went_own_way = True
             return None
         cosines, sines = angles
         compiled = self._compiled
@@ -224,6 +242,15 @@ class _Fused:
         if normed_RTD is None:
             return result_RTD
         return result_RTD + _hidden_of(getattr(layer, str(self._experts))(normed_RTD))
+
+
+def _seen(mask: Any) -> Any:
+    """A mask as what a token sees; one that is added to scores, and leaves those alone that it does not rule out, is
+    that, too."""
+    if not isinstance(mask, torch.Tensor) or not mask.is_floating_point():
+        return mask
+    seen = mask == 0
+    return seen if bool((seen | (mask <= torch.finfo(mask.dtype).min)).all()) else mask
 
 
 def _hidden_of(result: Any) -> torch.Tensor:

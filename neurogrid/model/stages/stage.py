@@ -33,7 +33,7 @@ from neurogrid.model.files.quantization import Quantization, gather_codes
 from neurogrid.model.files.tensor_names import numbers_hidden
 from neurogrid.model.stages.end_passes import EndPasses
 from neurogrid.model.stages.few_rows import speed_up_few_rows
-from neurogrid.model.stages.fused_layers import fuse_layer, is_fused
+from neurogrid.model.stages.fused_layers import fuse_layer, has_same_bits, is_fused
 from neurogrid.model.stages.skeleton import Skeleton
 
 __all__ = ["MAX_ROWS", "Ends", "Row", "Stage"]
@@ -178,6 +178,14 @@ class Stage:
     def has_fused(self) -> bool:
         """Whether a held layer is compiled."""
         return any(is_fused(self.layer(layer_id)) for layer_id in self._held)
+
+    def has_same_bits(self, start: int, stop: int) -> bool:
+        """Whether a token gets the same bits in layers [start, stop), whatever it is computed with: of its own
+        sequence, as in a prompt, or of others. Only where `SplitTraits.same_bits` says that it may be."""
+        return all(
+            layer_id in self._held and has_same_bits(self.layer(layer_id))
+            for layer_id in range(start, stop)
+        )
 
     def drop_layer(self, layer_id: int) -> None:
         """Free one layer. Caches made for it are of no use any more."""

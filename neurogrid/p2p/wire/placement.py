@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
-from neurogrid.p2p.wire.forms import Map, array, fixed, one_of, uint
+from neurogrid.p2p.wire.forms import BOOLEAN, Map, array, fixed, one_of, optional, uint
 from neurogrid.p2p.wire.limits import MAX_LAYERS, MAX_SESSIONS
 from neurogrid.p2p.wire.maps import MAX_U32, check_span
 from neurogrid.p2p.wire.messages import Data
@@ -95,12 +95,25 @@ class AssignAck(ControlPayload):
 
 @dataclass(frozen=True, slots=True)
 class Ready(ControlPayload):
-    """All layers of the assignment are loaded. The header repeats the request id of its Assign."""
+    """All layers of the assignment are loaded. The header repeats the request id of its Assign.
+
+    Attributes:
+        start_layer, stop_layer: those of the Assign.
+        same_bits: whether a token gets the same bits in these layers, whatever it is computed with.
+    """
 
     start_layer: int
     stop_layer: int
+    same_bits: bool = False
 
-    _map = Map("Ready", {"start": uint(MAX_LAYERS), "stop": uint(MAX_LAYERS)})
+    _map = Map(
+        "Ready",
+        {
+            "start": uint(MAX_LAYERS),
+            "stop": uint(MAX_LAYERS),
+            "same_bits": optional(BOOLEAN),
+        },
+    )
 
     def _check(self) -> None:
         check_span("Ready", self.start_layer, self.stop_layer)

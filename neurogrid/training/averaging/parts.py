@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.training.averaging.shares import fair_shares
 
 __all__ = [
     "AllOfIt",
@@ -59,7 +60,7 @@ def split(num_elements: int, bandwidths: Sequence[int], block: int) -> list[Span
     """
     if num_elements < 0 or block < 1 or any(bandwidth < 0 for bandwidth in bandwidths):
         raise ValueError(f"{num_elements} elements in blocks of {block} by {list(bandwidths)[:8]}")
-    shares = _shares(bandwidths)
+    shares = fair_shares(bandwidths)
     total = sum(shares)
     if not total:
         raise ConfigurationError("no member can be reached by all others: nobody reduces")
@@ -71,26 +72,6 @@ def split(num_elements: int, bandwidths: Sequence[int], block: int) -> list[Span
         spans.append((start, stop))
         start = stop
     return spans
-
-
-def _shares(bandwidths: Sequence[int]) -> list[int]:
-    """Parts of the members, up to a common factor.
-
-    With T = N (1 + (n - 2) p) / b for all k that reduce, and their p adding up to 1, p is in proportion to
-    (n - 2 + k) b - sum(b): more members reduce as long as that is above zero for the slowest of them.
-    """
-    others = len(bandwidths) - 2
-    if others <= 0:
-        return list(bandwidths)
-    total, slowest = 0, 0
-    for number, bandwidth in enumerate(sorted(bandwidths, reverse=True), 1):
-        if (others + number) * bandwidth <= total + bandwidth:
-            break
-        total, slowest = total + bandwidth, bandwidth
-        factor = others + number
-    if not total:
-        return list(bandwidths)
-    return [factor * each - total if each >= slowest else 0 for each in bandwidths]
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class StreamingOuter:
             self._flights.remove(flight)
             for place, _ in pieces(spans):
                 agreed = self.outer.theta0[place]
-                # lerp is a + (b - a) x mix: with 1 it would not give b to the bit.
+                # Without overlap a copy, so that members have the same bits whatever lerp does.
                 theta[place] = agreed if self._mix == 1 else theta[place].lerp(agreed, self._mix)
         return tuple(flight.fragment for flight in ready)
 

@@ -3,6 +3,9 @@
 from neurogrid.training.wire.group import (
     DIGEST_BYTES,
     MAX_GROUP_MEMBERS,
+    MAX_NEW_ADDRESSES,
+    MAX_NOTE_BYTES,
+    MAX_STATE_VECTORS,
     MAX_TOLD_DECISIONS,
     Ballot,
     Candidate,
@@ -15,9 +18,16 @@ from neurogrid.training.wire.group import (
     Plan,
     Promise,
     Proposal,
+    StateInfo,
     Status,
 )
 from neurogrid.training.wire.settings import GroupSettings
+from neurogrid.training.wire.store import (
+    MAX_VALUE_BYTES,
+    MAX_WAIT,
+    StoreAnswer,
+    StoreQuestion,
+)
 from neurogrid.training.wire.types import (
     DEFAULT_TRAINING_LIMITS,
     MAX_CHUNK_BYTES,
@@ -32,6 +42,9 @@ __all__ = [
     "DIGEST_BYTES",
     "MAX_CHUNK_BYTES",
     "MAX_GROUP_MEMBERS",
+    "MAX_NEW_ADDRESSES",
+    "MAX_NOTE_BYTES",
+    "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",
     "PROTOCOL_TRAINING",
     "Ballot",
@@ -46,8 +59,13 @@ __all__ = [
     "Plan",
     "Promise",
     "Proposal",
+    "StateInfo",
     "Status",
     "TrainingLimits",
     "TrainingMessage",
+    "MAX_VALUE_BYTES",
+    "MAX_WAIT",
+    "StoreAnswer",
+    "StoreQuestion",
     "training_table",
 ]

@@ -33,6 +33,9 @@ from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
 __all__ = [
     "DIGEST_BYTES",
     "MAX_GROUP_MEMBERS",
+    "MAX_NEW_ADDRESSES",
+    "MAX_NOTE_BYTES",
+    "MAX_STATE_VECTORS",
     "MAX_TOLD_DECISIONS",
     "Ballot",
     "Candidate",
@@ -45,6 +48,7 @@ __all__ = [
     "Plan",
     "Promise",
     "Proposal",
+    "StateInfo",
     "Status",
 ]
 
@@ -54,6 +58,15 @@ DIGEST_BYTES: Final = 32
 MAX_GROUP_MEMBERS: Final = 1024
 """Members of a group: a decision and a proposal that name all of them five times fit a control message. More are groups
 of groups."""
+
+MAX_NEW_ADDRESSES: Final = 256
+"""Addresses of newcomers in one decision."""
+
+MAX_STATE_VECTORS: Final = 16
+"""Vectors of a state: weights, and what an outer optimiser keeps for each."""
+
+MAX_NOTE_BYTES: Final = 64 * 1024
+"""Bytes of what a state has besides vectors: positions, counters."""
 
 MAX_TOLD_DECISIONS: Final = 8
 """Decisions in one message: who is further behind fetches the state."""
@@ -130,6 +143,8 @@ class Decision(ControlPayload):
         digest: of the aggregate, 32 bytes; empty where it is no round, or yet to be computed.
         num_elements, chunk_elements, codec: of the aggregate, to fetch it by.
         holders: peer ids of those that had the aggregate when it was decided.
+        newcomers, addresses: multiaddrs of peers that are members from here on and were none before, each with the
+            peer id that it belongs to: so that all know them, also one that leads later.
     """
 
     index: int
@@ -143,6 +158,8 @@ class Decision(ControlPayload):
     chunk_elements: int = 0
     codec: str = ""
     holders: tuple[str, ...] = ()
+    newcomers: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
 
     _map = Map(
         "a decision",
@@ -158,6 +175,8 @@ class Decision(ControlPayload):
             "chunk_elements": optional(uint(MAX_U32)),
             "codec": optional(_NAME),
             "holders": optional(_PEERS),
+            "newcomers": optional(array(_PEER, MAX_NEW_ADDRESSES)),
+            "addresses": optional(array(text(MAX_ADDRESS_CHARS), MAX_NEW_ADDRESSES)),
         },
     )
 
@@ -178,6 +197,8 @@ class Decision(ControlPayload):
         _check_peers("a decision", self.contributors)
         if len(self.weights) != len(self.contributors) or len(self.digest) not in (0, DIGEST_BYTES):
             raise violation("a decision has no weight for a contributor, or half a digest")
+        if len(self.newcomers) != len(self.addresses):
+            raise violation("a decision has an address of nobody")
         # The digest of a round that is yet to be computed is not known.
         has_vector = bool(self.num_elements and self.chunk_elements and self.codec)
         if has_vector != self.is_round or (self.digest and not has_vector):
@@ -314,7 +335,7 @@ class Status(ControlPayload):
         lost: peer ids of those that are to blame for that; the sender's own where it is to blame itself.
         reasons: one line for each, for people.
         bandwidth: bytes a second that it can send and receive; 0 for a member that reduces nothing, since nobody can
-            dial it.
+            dial it; 1 where it is not known.
         observes: it contributes nothing for now: no round waits for it.
     """
 
@@ -527,3 +548,37 @@ class Leave(ControlPayload):
             "ends_group": optional(BOOLEAN),
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfo(ControlPayload):
+    """The state that a member has, for one that has just joined: it is the same for all after the same round.
+
+    Attributes:
+        round: u64, the last round that is in it.
+        digests: of its vectors, 32 bytes each, by which they are fetched as the result of a reduction is.
+        sizes: float32 elements of each.
+        chunk_elements: u32, elements of a chunk of each.
+        note: bytes that mean something to the program; at most `MAX_NOTE_BYTES`.
+    """
+
+    round: int
+    digests: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+    chunk_elements: int
+    note: bytes = b""
+
+    _map = Map(
+        "StateInfo",
+        {
+            "round": uint(MAX_U64),
+            "digests": array(binary(DIGEST_BYTES, smallest=DIGEST_BYTES), MAX_STATE_VECTORS),
+            "sizes": array(uint(MAX_U64, smallest=1), MAX_STATE_VECTORS),
+            "chunk_elements": uint(MAX_U32, smallest=1),
+            "note": optional(binary(MAX_NOTE_BYTES)),
+        },
+    )
+
+    def _check(self) -> None:
+        if len(self.digests) != len(self.sizes):
+            raise violation("StateInfo does not give each vector its size")

@@ -10,7 +10,7 @@ from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.p2p.wire.faults import violation
-from neurogrid.p2p.wire.forms import Form, Map, one_of, text, uint
+from neurogrid.p2p.wire.forms import Form, Map, one_of, optional, text, uint
 from neurogrid.p2p.wire.maps import MAX_U32
 from neurogrid.training.wire.group import MAX_GROUP_MEMBERS
 
@@ -41,6 +41,7 @@ class GroupSettings(ControlPayload):
         aggregator: how vectors become one.
         way: `butterfly`, `server` (the leader aggregates all) or `everybody`.
         chunk_elements: float32 elements of a chunk at most.
+        purpose: what the members do with it, as the program that founded the group has it; at most 4,096 characters.
     """
 
     min_members: int = 2
@@ -52,6 +53,7 @@ class GroupSettings(ControlPayload):
     aggregator: str = "mean"
     way: str = "butterfly"
     chunk_elements: int = 262_144
+    purpose: str = ""
 
     _map = Map(
         "the settings of a group",
@@ -65,8 +67,9 @@ class GroupSettings(ControlPayload):
             "aggregator": _NAME,
             "way": one_of({"butterfly", "server", "everybody"}),
             "chunk_elements": uint(MAX_U32, smallest=1),
+            "purpose": optional(text(4096)),
         },
-        max_bytes=4096,
+        max_bytes=32 * 1024,
         version=1,
     )
 

@@ -71,8 +71,14 @@ class TrainingMessage(MessageCode, limits=DEFAULT_TRAINING_LIMITS):
     PIECE = 0x4B, Traits("chunk", answers=Answers.REQUEST)
     FETCH_DIGESTS = 0x4C, Traits("digest", is_request=True)
     DIGESTS = 0x4D, Traits("digests", answers=Answers.REQUEST)
+    # What a newcomer needs besides: the vectors themselves are fetched as results are.
+    STATE = 0x4E, Traits("acknowledgement", is_request=True)
+    STATE_INFO = 0x4F, Traits(answers=Answers.REQUEST)
     # Between two ranks of a process group.
     POST = 0x50, Traits("post", is_credited=True)
+    # Of the store in which ranks find each other: between any of them and the first.
+    ASK_STORE = 0x51, Traits(is_request=True)
+    STORED = 0x52, Traits(answers=Answers.REQUEST)
 
 
 def training_table(limits: TrainingLimits = DEFAULT_TRAINING_LIMITS) -> MessageTable:

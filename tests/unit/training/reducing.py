@@ -2,95 +2,57 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import trio
 from torch import Tensor
 
-from neurogrid.p2p import Identity
+from neurogrid.p2p import Identity, TensorMessage, new_request_id
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
+from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions import MembersLostError, Reductions, Result
-from neurogrid.training.wire.types import training_table
+from neurogrid.training.wire.types import TrainingMessage, training_table
 
-DEADLINE = 30
-IDENTITIES = sorted((Identity.generate() for _ in range(7)), key=lambda one: one.peer_id)
+__all__ = [
+    "DEADLINE",
+    "Group",
+    "Outcome",
+    "Peer",
+    "chunk_of",
+    "expected",
+    "open_group",
+    "plan_of",
+    "reduce_all",
+    "vectors",
+]
 
-
-class F32:
-    block = 1
-
-    def num_bytes(self, num_elements: int) -> int:
-        return 4 * num_elements
-
-    def encode(self, values: Tensor) -> memoryview:
-        return values.numpy().data.cast("B")
-
-    def decode(self, data, num_elements: int) -> Tensor:
-        return torch.frombuffer(data, dtype=torch.float32)
-
-
-class F16(F32):
-    def num_bytes(self, num_elements: int) -> int:
-        return 2 * num_elements
-
-    def encode(self, values: Tensor) -> memoryview:
-        return values.half().numpy().data.cast("B")
-
-    def decode(self, data, num_elements: int) -> Tensor:
-        return torch.frombuffer(data, dtype=torch.float16).float()
-
-
-class Sum:
-    def __init__(self, n):
-        self.total = 0.0
-        self.acc = torch.zeros(n)
-
-    def add(self, row, weight):
-        self.acc.add_(row, alpha=weight)
-        self.total += weight
-
-    def finish(self):
-        return self.acc.div_(self.total)
-
-
-class Mean:
-    def begin(self, n):
-        return Sum(n)
-
-    def aggregate(self, rows, weights):
-        acc = Sum(len(rows[0]))
-        for row, weight in zip(rows, weights, strict=True):
-            acc.add(row, weight)
-        return acc.finish()
-
-
-class Median:
-    def aggregate(self, rows, weights):
-        return torch.stack(list(rows)).median(0).values
-
-
-def parse_codec(name):
-    return {"f32": F32, "f16": F16}[name]()
-
-
-def parse_aggregator(name):
-    return {"mean": Mean, "median": Median}[name]()
+DEADLINE = 30.0
+IDENTITIES = sorted((Identity.generate() for _ in range(6)), key=lambda one: one.peer_id)
 
 
 @dataclass
 class Peer:
-    """One host with its reductions."""
+    """One host with its reductions.
+
+    Attributes:
+        admitted: the peers that it takes chunks of.
+        life: cancelled, the host is gone.
+    """
 
     host: MemoryHost
     exchange: Exchange
     reductions: Reductions
     admitted: set[str]
+    life: trio.CancelScope
 
     @property
     def peer_id(self) -> str:
@@ -99,33 +61,42 @@ class Peer:
 
 @dataclass
 class Group:
+    """Peers that are all connected and admit each other."""
+
     network: MemoryNetwork
     peers: list[Peer]
 
+    @property
+    def ids(self) -> list[str]:
+        return [peer.peer_id for peer in self.peers]
+
 
 @asynccontextmanager
-async def open_group(num_peers: int, *, early_timeout: float = 30) -> AsyncIterator[Group]:
-    """Peers that are all connected and admit each other."""
-    with trio.fail_after(DEADLINE):
-        async with AsyncExitStack() as stack:
-            network = await stack.enter_async_context(open_memory_network())
-            peers = []
-            everybody = {identity.peer_id for identity in IDENTITIES[:num_peers]}
+async def open_group(num_peers: int, *, early_timeout: float = 30.0) -> AsyncIterator[Group]:
+    """Hosts that live until the block is left, or their life is cancelled."""
+    everybody = {identity.peer_id for identity in IDENTITIES[:num_peers]}
+    with trio.fail_after(DEADLINE * 10):
+        async with open_memory_network() as network, trio.open_nursery() as nursery:
+
+            async def live(identity: Identity, task_status: trio.TaskStatus[Peer]) -> None:
+                with trio.CancelScope() as life:
+                    async with network.open_host(identity=identity) as host:
+                        exchange = Exchange(host, training_table())
+                        admitted = set(everybody)
+                        reductions = Reductions(
+                            exchange, admit=admitted.__contains__, early_timeout=early_timeout
+                        )
+                        task_status.started(Peer(host, exchange, reductions, admitted, life))
+                        await trio.sleep_forever()
+
+            peers: list[Peer] = []
             for identity in IDENTITIES[:num_peers]:
-                host = await stack.enter_async_context(network.open_host(identity=identity))
-                exchange = Exchange(host, training_table())
-                admitted = set(everybody)
-                reductions = Reductions(
-                    exchange,
-                    admit=admitted.__contains__,
-                    parse_codec=parse_codec,
-                    parse_aggregator=parse_aggregator,
-                    early_timeout=early_timeout,
-                )
-                for peer in peers:
-                    await host.connect(peer.host.addresses[0])
-                peers.append(Peer(host, exchange, reductions, admitted))
+                peer = await nursery.start(live, identity)
+                for other in peers:
+                    await peer.host.connect(other.host.addresses[0])
+                peers.append(peer)
             yield Group(network, peers)
+            nursery.cancel_scope.cancel()
 
 
 def plan_of(
@@ -134,12 +105,12 @@ def plan_of(
     *,
     reducers: Sequence[str] | None = None,
     cuts: Sequence[int] | None = None,
-    chunk_elements: int = 100,
+    chunk_elements: int = 256,
     weights: Sequence[float] | None = None,
-    **fields,
+    **fields: Any,
 ) -> ReductionPlan:
     """A plan of equal parts, where nothing else is said."""
-    num_chunks = -(-num_elements // chunk_elements)
+    num_chunks = math.ceil(num_elements / chunk_elements)
     if fields.get("way") is Way.EVERYBODY:
         reducers, cuts = (), (0,)
     reducers = members if reducers is None else reducers
@@ -158,6 +129,7 @@ def plan_of(
 
 
 def vectors(num: int, num_elements: int, *, seed: int = 0) -> list[Tensor]:
+    """Float32 vectors, another for each member."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(num_elements, generator=generator) for _ in range(num)]
 
@@ -184,6 +156,24 @@ class Outcome:
     seconds: float = 0.0
     waiting: list[frozenset[str]] = field(default_factory=list)
 
+    @property
+    def lost(self) -> set[str]:
+        return set(self.error.lost) if self.error else set()
+
+
+async def reduce_one(
+    peer: Peer, plan: ReductionPlan, values: Tensor | None, outcome: Outcome, timeout: float
+) -> None:
+    """Carry a plan out at one peer."""
+    begun = trio.current_time()
+    try:
+        outcome.result = await peer.reductions.reduce(
+            plan, values, timeout=timeout, on_waiting=outcome.waiting.append
+        )
+    except MembersLostError as error:
+        outcome.error = error
+    outcome.seconds = trio.current_time() - begun
+
 
 async def reduce_all(
     peers: Sequence[Peer],
@@ -191,26 +181,15 @@ async def reduce_all(
     values: Sequence[Tensor | None],
     *,
     timeout: float = DEADLINE,
-    before: Callable[[], None] | None = None,
 ) -> list[Outcome]:
     """Let peers carry out a plan at once; their outcomes, in order."""
     outcomes = [Outcome() for _ in peers]
-
-    async def one(peer: Peer, own: Tensor | None, outcome: Outcome) -> None:
-        begun = trio.current_time()
-        try:
-            outcome.result = await peer.reductions.reduce(
-                plan, own, timeout=timeout, on_waiting=outcome.waiting.append
-            )
-        except MembersLostError as error:
-            outcome.error = error
-        outcome.seconds = trio.current_time() - begun
-
     async with trio.open_nursery() as nursery:
         for peer, own, outcome in zip(peers, values, outcomes, strict=True):
-            nursery.start_soon(one, peer, own, outcome)
+            nursery.start_soon(reduce_one, peer, plan, own, outcome, timeout)
     return outcomes
 
 
-__all__ = [name for name in dir() if not name.startswith("_")]
-_ = replace
+def chunk_of(plan: ReductionPlan, chunk: int, data: bytes) -> TensorMessage:
+    """A CHUNK message with any bytes."""
+    return TensorMessage(TrainingMessage.CHUNK, chunk, plan.reduction, new_request_id(), data)

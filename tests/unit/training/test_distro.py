@@ -157,6 +157,10 @@ def test_a_failed_exchange_loses_nothing() -> None:
     member.roll_back()
     (momentum,) = member.own_vectors()
     assert torch.equal(momentum, 0.5 * random(1))
+    member.encode(random(2), 0.25)
+    member.roll_back()
+    wanted = 0.999 * 0.5 * random(1) + 0.25 * random(2)
+    torch.testing.assert_close(momentum, wanted, rtol=0, atol=1e-6)
     assert torch.equal(member.theta, random(0))
     with pytest.raises(ValueError, match="nothing is under way"):
         member.commit(torch.zeros(NUM))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ import trio
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, PeerRefusedError
-from neurogrid.p2p.memory import MemoryHost, MemoryNetwork, open_memory_network
+from neurogrid.p2p.memory import Link, MemoryHost, MemoryNetwork, open_memory_network
 from neurogrid.training.averaging.groups import (
     Group,
     GroupError,
@@ -22,6 +22,7 @@ from neurogrid.training.averaging.groups import (
     open_group,
 )
 from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.averaging.rounds.plans import _shares
 from neurogrid.training.wire import GroupSettings
 
 DEADLINE = 60
@@ -256,4 +257,45 @@ async def test_nobody_there_is_an_error_in_time() -> None:
             address = gone.addresses[0]
         with pytest.raises(GroupError, match="no group was joined within"):
             async with open_group(host, LAYOUT, join=[address], timeout=1.0):
+                pass
+
+
+async def test_a_slow_member_reduces_less_than_the_others() -> None:
+    layout = Layout.of({"x": torch.empty(600_000)})
+    slow = Link(bandwidth=2e6)
+    with trio.fail_after(DEADLINE):
+        async with open_memory_network() as network, AsyncExitStack() as stack:
+            network.set_link(Link(bandwidth=20e6))
+            hosts = [await stack.enter_async_context(network.open_host()) for _ in range(4)]
+            for host in hosts[:3]:
+                network.set_link(slow, between=(host, hosts[3]))
+            groups: list[Group] = []
+            for host in hosts:
+                join = list(hosts[0].addresses) if groups else []
+                opened = open_group(host, layout, join=join, settings=settings(min_members=4))
+                groups.append(await stack.enter_async_context(opened))
+
+            async def average(group: Group) -> None:
+                await group.average(torch.ones(600_000), timeout=TIMEOUT)
+
+            for _ in range(4):
+                async with trio.open_nursery() as nursery:
+                    for group in groups:
+                        nursery.start_soon(average, group)
+            speeds = [group._machine.status().bandwidth for group in groups]
+            assert min(speeds[:3]) > 1.5 * speeds[3] > 0
+            shares = _shares(
+                [group.peer_id for group in groups],
+                {group.peer_id: speed for group, speed in zip(groups, speeds, strict=True)},
+            )
+            assert shares.get(groups[3].peer_id, 0.0) < min(
+                shares[group.peer_id] for group in groups[:3]
+            )
+
+
+@pytest.mark.parametrize("aggregator", ["krum", "multi_krum:1", "geometric_median"])
+async def test_what_needs_whole_vectors_is_refused(aggregator: str) -> None:
+    async with open_memory_network() as network, network.open_host() as host:
+        with pytest.raises(ConfigurationError, match="needs the distances of whole vectors"):
+            async with open_group(host, LAYOUT, settings=settings(aggregator=aggregator)):
                 pass

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -109,6 +109,11 @@ def test_the_bits_are_the_same_on_a_processor_that_rounds_products() -> None:
 singles = st.floats(width=32, min_value=-(2.0**60), max_value=2.0**60)
 
 
+# Products that are halfway between two float32, and a little beside that: float64 alone would round them twice.
+@example(first=2.0**-80, second=1 + 2.0**-12, alpha=1 + 2.0**-12)
+@example(first=-(2.0**-80), second=1 + 2.0**-12, alpha=1 + 3 * 2.0**-12)
+@example(first=-(2.0**-80), second=-1 - 2.0**-12, alpha=1 + 2.0**-12)
+@example(first=2.0**-80, second=-1 - 2.0**-12, alpha=1 + 3 * 2.0**-12)
 @given(first=singles, second=singles, alpha=singles)
 def test_a_sum_with_a_factor_is_rounded_once(first: float, second: float, alpha: float) -> None:
     found = _fused(torch.tensor([first]), torch.tensor([second]), alpha)

@@ -35,6 +35,7 @@ from neurogrid.model.files.gguf.tokenizer import end_tokens, make_tokenizer
 from neurogrid.model.files.quantization import parts_of
 from neurogrid.model.files.safetensors_header import TensorEntry
 from neurogrid.model.kernels import Codes
+from neurogrid.model.unused_memory import let_go_pages
 
 __all__ = ["GgufFiles"]
 
@@ -92,8 +93,8 @@ class _Piece:
             codes.table,
         )
 
-    def dense(self, name: str) -> torch.Tensor:
-        """The matrix in float32, of blocks.
+    def dense(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The matrix, of blocks.
 
         Args:
             name: for errors.
@@ -102,7 +103,7 @@ class _Piece:
             CheckpointError: a scale is not finite.
         """
         codes = self.codes()
-        return form_of_blocks(self.type).read(parts_of(codes), name).dense(torch.float32)
+        return form_of_blocks(self.type).read(parts_of(codes), name).dense(dtype)
 
 
 class GgufFiles:
@@ -181,23 +182,27 @@ class GgufFiles:
                     tensors[as_there] = piece.entry, piece.data
         return LayerContents(tensors, made, matrices)
 
+    def let_go(self, layer_id: int) -> None:
+        """See `TensorFiles`."""
+        found = (self._model.data[whole] for _, whole in self._layers.get(layer_id, ()))
+        for data in {id(each): each for each in found}.values():
+            let_go_pages(data)
+
     def layer_files(self, layer_id: int) -> frozenset[Path]:
         """The files of one layer."""
         return frozenset(self._model.files[whole] for _, whole in self._layers.get(layer_id, ()))
 
-    def end_tensors(self) -> dict[str, torch.Tensor]:
-        """Embedding, final norm and head, on the CPU; of blocks in float32.
-
-        Raises:
-            CheckpointError: a scale is not finite.
-        """
+    def end_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """See `TensorFiles`."""
         norm = _plain_piece(self._model, NORM)
         is_plus_one = self._model.architecture.norms is Change.PLUS_ONE
         ends = {_END_NAMES[NORM]: norm.less_one() if is_plus_one else norm.plain()}
         for name in (EMBEDDING, HEAD):
             if name in self._model.tensors:
                 piece, as_there = _piece(self._model, name), _END_NAMES[name]
-                ends[as_there] = piece.plain() if piece.type.is_plain else piece.dense(as_there)
+                ends[as_there] = (
+                    piece.plain() if piece.type.is_plain else piece.dense(as_there, dtype)
+                )
         return ends
 
     def tokenizer(self) -> PreTrainedTokenizerBase:

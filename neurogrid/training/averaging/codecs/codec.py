@@ -66,10 +66,9 @@ class Codec(ABC):
             NotFiniteError: a value is NaN or infinite, or this form has no finite number for it.
         """
         check_vector(values)
-        data: Bytes = np.empty(self.num_bytes(len(values)), np.uint8)
+        data = self._memory_for(values)
         for start in range(0, len(values), TILE):
             tile = values[start : start + TILE]
-            check_finite(tile, start)
             first = self.num_bytes(start)
             self._encode(tile, data[first : first + self.num_bytes(len(tile))], start)
         return data.data
@@ -108,9 +107,13 @@ class Codec(ABC):
             self._decode(whole[first : first + self.num_bytes(len(tile))], tile)
         return out
 
+    def _memory_for(self, values: torch.Tensor) -> Bytes:
+        """Where the bytes of `values` are written to."""
+        return np.empty(self.num_bytes(len(values)), np.uint8)
+
     @abstractmethod
     def _encode(self, values: torch.Tensor, data: Bytes, start: int) -> None:
-        """Write the form of a tile, which is finite. `start` is where it stands, for texts."""
+        """Write the form of a tile, once it is found to be finite. `start` is where it stands, for texts."""
 
     @abstractmethod
     def _decode(self, data: Bytes, values: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from neurogrid.errors import NotFiniteError, RemoteProtocolError
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.training.averaging.codecs.codec import TILE, Bytes, Codec, check_finite, check_vector
+from neurogrid.training.averaging.codecs.codec import Bytes, Codec, check_finite
 
 __all__ = ["Bfloat16", "Float16", "Float32"]
 
@@ -38,15 +38,13 @@ class Float32(_Floats):
     name = "f32"
     _itemsize = 4
 
-    def encode(self, values: torch.Tensor) -> memoryview:
-        check_vector(values)
-        for start in range(0, len(values), TILE):
-            check_finite(values[start : start + TILE], start)
-        # Same bytes where the machine is little-endian; a copy where it is not.
-        return values.numpy().astype("<f4", copy=False).view(np.uint8).data
+    def _memory_for(self, values: torch.Tensor) -> Bytes:
+        # A copy where a machine is not little-endian.
+        data: Bytes = values.numpy().astype("<f4", copy=False).view(np.uint8)
+        return data
 
     def _encode(self, values: torch.Tensor, data: Bytes, start: int) -> None:
-        raise AssertionError("f32 is not encoded by tiles")
+        check_finite(values, start)  # the bytes are there
 
     def _decode(self, data: Bytes, values: torch.Tensor) -> None:
         values.numpy()[:] = data.view("<f4")
@@ -62,7 +60,9 @@ class _Half(_Floats):
 
     def _encode(self, values: torch.Tensor, data: Bytes, start: int) -> None:
         low, high = torch.aminmax(values)
-        if max(-low.item(), high.item()) >= self._too_large:
+        # NaN is below nothing.
+        if not (-low.item() < self._too_large and high.item() < self._too_large):
+            check_finite(values, start)
             index = int(values.abs().argmax())
             raise NotFiniteError(
                 f"element {start + index} is {float(values[index])}, and the largest of {self.name} is "

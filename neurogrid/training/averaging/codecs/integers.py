@@ -10,6 +10,7 @@ G = groups, B = elements of a group, W = bytes of a group.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,13 @@ import torch
 
 from neurogrid.errors import NotFiniteError, RemoteProtocolError
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.training.averaging.codecs.codec import BlockCodec, Bytes, Floats, check_scales
+from neurogrid.training.averaging.codecs.codec import (
+    BlockCodec,
+    Bytes,
+    Floats,
+    check_finite,
+    check_scales,
+)
 
 __all__ = ["GROUP", "Int4", "Int8"]
 
@@ -35,7 +42,9 @@ class _Integers(BlockCodec):
 
     def _encode_blocks(self, values_GB: torch.Tensor, data_GW: Bytes, start: int) -> None:
         scales_G1 = values_GB.abs().amax(1, keepdim=True).numpy() / np.float32(self._largest)
-        if scales_G1.max() > self._bound:
+        # NaN, which is at most nothing, is the largest of its group, and of all.
+        if not scales_G1.max() <= self._bound:
+            check_finite(values_GB.reshape(-1), start)
             index = int(values_GB.abs().argmax())
             raise NotFiniteError(
                 f"element {start + index} is {float(values_GB.reshape(-1)[index])}, too large for {self.name}: "
@@ -55,11 +64,11 @@ class _Integers(BlockCodec):
         self._unpack(data_GW[:, _SCALE_BYTES:], values_GB)
         values_GB *= scales_G1
 
-    def _pack(self, integers_GB: torch.Tensor, data_GW: Bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _pack(self, integers_GB: torch.Tensor, data_GW: Bytes) -> None: ...
 
-    def _unpack(self, data_GW: Bytes, integers_GB: Floats) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _unpack(self, data_GW: Bytes, integers_GB: Floats) -> None: ...
 
 
 class Int8(_Integers):

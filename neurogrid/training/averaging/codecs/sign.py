@@ -18,6 +18,7 @@ from neurogrid.training.averaging.codecs.codec import (
     BlockCodec,
     Bytes,
     Floats,
+    check_finite,
     check_scales,
     mean_by_halves,
 )
@@ -37,6 +38,7 @@ class Sign(BlockCodec):
         return _SCALE_BYTES + (num_elements + 7) // 8
 
     def _encode_blocks(self, values_GB: torch.Tensor, data_GW: Bytes, start: int) -> None:
+        check_finite(values_GB.reshape(-1), start)
         numbers = values_GB.numpy()
         scales_G1 = mean_by_halves(np.abs(numbers), numbers.shape[1])
         data_GW[:, :_SCALE_BYTES] = scales_G1.astype("<f4", copy=False).view(np.uint8)

@@ -23,6 +23,7 @@ from neurogrid.training.averaging.codecs.codec import (
     BlockCodec,
     Bytes,
     Floats,
+    check_finite,
     check_scales,
     mean_by_halves,
 )
@@ -55,6 +56,7 @@ class TopK(BlockCodec):
         return _MAGNITUDE_BYTES + (3 * num_sent + 1) // 2 + (num_sent + 3) // 4
 
     def _encode_blocks(self, values_GB: torch.Tensor, data_GW: Bytes, start: int) -> None:
+        check_finite(values_GB.reshape(-1), start)
         num_blocks, num_elements = values_GB.shape
         num_sent = min(self.num_sent, num_elements)
         indices_GK = _largest(np.abs(values_GB.numpy()), num_sent)
@@ -113,7 +115,7 @@ class TopK(BlockCodec):
 def _largest(magnitudes_GB: Floats, num_sent: int) -> Indices:
     """Ascending indices [G, K] of the largest, of equal ones those with the lower index."""
     num_blocks, num_elements = magnitudes_GB.shape
-    if num_elements % _FOLDS or num_elements < 4 * _FOLDS * num_sent:
+    if num_elements % _FOLDS or num_elements < 2 * _FOLDS * num_sent:
         return _select(magnitudes_GB, num_sent)
     # Of the maxima of eight elements each, K are at least as large as the Kth of them: so nothing below that is
     # among the K largest of all, and hardly more than K elements are left to choose from.
@@ -141,9 +143,9 @@ def _select(magnitudes_GB: Floats, num_sent: int) -> Indices:
 
 
 def _bounds(magnitudes_GB: Floats, num_sent: int) -> Floats:
-    """The Kth largest of each block, [G, 1]. Which of equal ones torch takes is not said; their value is."""
-    largest = torch.from_numpy(magnitudes_GB).topk(num_sent, sorted=False).values
-    bounds: Floats = largest.amin(1, keepdim=True).numpy()
+    """The Kth largest of each block, [G, 1]."""
+    place = magnitudes_GB.shape[1] - num_sent
+    bounds: Floats = np.partition(magnitudes_GB, place, axis=1)[:, place, None]
     return bounds
 
 

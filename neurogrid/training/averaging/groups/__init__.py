@@ -2,5 +2,14 @@
 
 from neurogrid.training.averaging.groups.errors import GroupError, NotAMemberError, RoundTimeout
 from neurogrid.training.averaging.groups.group import Group, Outcome, open_group
+from neurogrid.training.averaging.groups.states import State
 
-__all__ = ["Group", "GroupError", "NotAMemberError", "Outcome", "RoundTimeout", "open_group"]
+__all__ = [
+    "Group",
+    "GroupError",
+    "NotAMemberError",
+    "Outcome",
+    "RoundTimeout",
+    "State",
+    "open_group",
+]

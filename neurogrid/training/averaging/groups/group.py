@@ -35,14 +35,16 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
-from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.aggregators import DistanceAggregator, parse_aggregator
 from neurogrid.training.averaging.codecs import parse_codec
+from neurogrid.training.averaging.groups.bandwidth import BandwidthMeter
 from neurogrid.training.averaging.groups.errors import (
     GroupError,
     NotAMemberError,
     RoundTimeout,
 )
 from neurogrid.training.averaging.groups.messenger import KINDS, Messenger
+from neurogrid.training.averaging.groups.states import State, States
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.reductions import (
@@ -52,6 +54,7 @@ from neurogrid.training.averaging.reductions import (
     ResultUnavailableError,
 )
 from neurogrid.training.averaging.rounds import (
+    UNMEASURED,
     Action,
     Decided,
     Fetch,
@@ -83,8 +86,8 @@ _MAX_BACKLOG: Final = 4
 _NUM_HELD: Final = 3
 # Of a heartbeat: how often the machine is told what time it is.
 _TICKS: Final = 4
-# Bytes a second of a member that was not measured.
-_BANDWIDTH: Final = 100e6
+# Seconds between two looks at what has gone by, while a round is under way.
+_MOMENT: Final = 0.1
 _GOODBYE_TIMEOUT: Final = 2.0
 
 
@@ -130,19 +133,23 @@ class Group:
         self._reductions = Reductions(
             exchange,
             admit=self._is_of_group,
-            parse_codec=parse_codec,
-            parse_aggregator=parse_aggregator,
         )
         self._scopes: dict[int, trio.CancelScope] = {}
         self._vector: Tensor | None = None
         self._results: dict[bytes, Result] = {}
-        self._decided: deque[Decision] = deque()
         self._undelivered, self._undelivered_end = trio.open_memory_channel[Decided](1024)
         self._outcomes: deque[Outcome] = deque()
         self._changed = trio.Event()
         self._joining: dict[Member, TensorMessage] = {}
         self._failure: GroupError | None = None
+        self._undecided_from = (
+            machine.round
+        )  # a state must have what was decided before this member was one
+        self._skip_to = machine.round
         self._is_busy = False
+        self._states = States(exchange, self._reductions, is_of_group=self._is_of_group)
+        self._may_deliver = trio.Event()
+        self._may_deliver.set()
         exchange.on_message(TrainingMessage.JOIN, self._take_join)
         exchange.on_peer_lost(self._lose)
 
@@ -251,6 +258,50 @@ class Group:
                 tensors[name].copy_(aggregate)
         return outcome
 
+    def show_state(self, state: State) -> None:
+        """Give this state to those that join from now on, until `take_state_back`; the same for all members.
+
+        Raises:
+            ConfigurationError: it has too many vectors, or too long a note.
+        """
+        self._states.show(state)
+
+    def take_state_back(self) -> None:
+        """The buffers of the state are going to be written to."""
+        self._states.take_back()
+
+    async def fetch_state(self, sizes: Sequence[int], *, timeout: float) -> State | None:
+        """The state of the other members, for one that has just joined; outcomes that are in it do not come again.
+
+        Args:
+            sizes: float32 elements of its vectors, as this program has them.
+            timeout: seconds.
+
+        Returns:
+            The state; None where this member is alone, and the state is what it has.
+
+        Raises:
+            GroupError: nobody has given it in time.
+            ConfigurationError: the others' state has other vectors.
+            NotAMemberError: this peer is no member any more.
+        """
+        self._may_deliver = trio.Event()
+        try:
+            with trio.move_on_after(timeout):
+                while others := [peer for peer in self.members if peer != self.peer_id]:
+                    if self._failure is not None:
+                        raise self._failure
+                    oldest = self._undecided_from
+                    state = await self._states.fetch(others, sizes, oldest=oldest, timeout=timeout)
+                    if state is not None:
+                        self._skip_to = state.round
+                        return state
+                    await trio.sleep(self.settings.heartbeat / _TICKS)
+                return None
+            raise GroupError(f"no member has given its state within {timeout:g} s")
+        finally:
+            self._may_deliver.set()
+
     def _check_vector(self, vector: Tensor, weight: float) -> None:
         is_right = (
             vector.dtype == torch.float32
@@ -320,6 +371,31 @@ class Group:
             await self._messenger.reach(peer_id)
         except NeuroGridError as exc:
             logger.info("%s cannot be reached yet: %s", peer_id, exc)
+
+    async def measure(self) -> None:
+        """Measure the bandwidth of this member, and tell it with what it tells."""
+        meter = BandwidthMeter()
+        was_busy, round_ = False, self.round
+        while True:
+            await trio.sleep(_MOMENT)
+            is_busy = bool(self._scopes)
+            if is_busy or was_busy:
+                meter.look(trio.current_time(), self._num_bytes())
+            if self.round != round_:
+                round_ = self.round
+                meter.end_round()
+                if meter.bandwidth is not None:
+                    self._machine.measure(meter.bandwidth)
+            was_busy = is_busy
+
+    def _num_bytes(self) -> int:
+        """Bytes that have gone by since the beginning, both ways."""
+        return sum(
+            traffic.num_bytes
+            for directions in self._exchange.counters.snapshot().values()
+            for kinds in directions.values()
+            for traffic in kinds.values()
+        )
 
     async def run(self) -> None:
         """Tell the machine the time, and deliver what is decided, until the nursery ends."""
@@ -441,6 +517,9 @@ class Group:
             self._vector = None
             self._undelivered.send_nowait(action)
         self._messenger.keep(member.peer for member in decision.members)
+        for peer_id, address in zip(decision.newcomers, decision.addresses, strict=True):
+            if peer_id != self.peer_id:
+                self._messenger.note_addresses(peer_id, (address,))
         for member, message in list(self._joining.items()):
             if member in decision.members:
                 del self._joining[member]
@@ -450,6 +529,9 @@ class Group:
     async def _deliver_all(self) -> None:
         async for action in self._undelivered_end:
             decision = action.decision
+            await self._may_deliver.wait()
+            if decision.round <= self._skip_to:
+                continue
             try:
                 result = self._results.get(decision.digest)
                 if result is None:
@@ -497,8 +579,11 @@ class Group:
         if member in self._machine.members:
             await self._welcome(message)  # the first answer was lost
             return
+        if not self._machine.admit(member, trio.current_time(), join.addresses):
+            raise RequestRefusedError(
+                "others are to join before", code=ErrorCode.BUSY, retry_after=1.0
+            )
         self._joining[member] = message
-        self._machine.admit(member, trio.current_time())
         self._act()
 
     async def _redirect(self, message: TensorMessage) -> None:
@@ -576,7 +661,7 @@ async def open_group(
         join: full multiaddrs of members, any of them; empty to found a group.
         settings: of a group that is founded; those who join are told them.
         bandwidth: bytes a second that this member can send and receive; 0 to reduce nothing, as for a peer that nobody
-            can dial. None where it was not measured.
+            can dial. None to measure it in the rounds.
         observes: rounds need not wait for this member until it has contributed once.
         timeout: seconds for joining.
 
@@ -585,6 +670,7 @@ async def open_group(
         PeerRefusedError: the group refuses this peer: it averages other tensors.
         ConfigurationError: the settings name a codec or an aggregator that there is not.
     """
+    is_measured = bandwidth is None and bool(host.addresses)
     exchange = Exchange(host, training_table())
     group: Group | None = None
 
@@ -597,7 +683,7 @@ async def open_group(
     incarnation = _draw()
     me = Member(host.peer_id, incarnation)
     if bandwidth is None:
-        bandwidth = _BANDWIDTH if host.addresses else 0.0
+        bandwidth = UNMEASURED if host.addresses else 0.0
     with unwrap_errors():
         async with trio.open_nursery() as nursery:
             if join:
@@ -637,6 +723,8 @@ async def open_group(
                     messenger.note_addresses(peer_id, (address,))
             group = Group(exchange, nursery, machine, messenger, layout)
             nursery.start_soon(group.run)
+            if is_measured:
+                nursery.start_soon(group.measure)
             for peer_id in dict(places):
                 if peer_id != me.peer:
                     nursery.start_soon(group.meet, peer_id)
@@ -657,9 +745,13 @@ def _block(settings: GroupSettings) -> int:
     """Elements that chunks are cut at multiples of.
 
     Raises:
-        ConfigurationError: a codec or an aggregator of the settings is not known here.
+        ConfigurationError: a codec or an aggregator of the settings is not known here, or needs whole vectors.
     """
-    parse_aggregator(settings.aggregator)
+    if isinstance(parse_aggregator(settings.aggregator), DistanceAggregator):
+        raise ConfigurationError(
+            f"{settings.aggregator} needs the distances of whole vectors, and a group aggregates chunk by chunk: "
+            "take mean, trimmed_mean or median"
+        )
     blocks = [parse_codec(name).block for name in (settings.codec, settings.result_codec)]
     return max(blocks)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import trio
 
@@ -23,8 +23,8 @@ from neurogrid.errors import (
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.wire import DIGEST_BYTES, TensorMessage, chunk_digest
+from neurogrid.training.averaging.codecs import Codec, parse_codec
 from neurogrid.training.averaging.reductions.errors import ResultUnavailableError
-from neurogrid.training.averaging.reductions.forms import Codec
 from neurogrid.training.averaging.reductions.result import (
     Result,
     ResultBuilder,
@@ -45,9 +45,8 @@ _OF_THE_PEER = (PeerRefusedError, TransportError, RemoteProtocolError)
 class Fetching:
     """The fetches of one exchange."""
 
-    def __init__(self, exchange: Exchange, parse_codec: Callable[[str], Codec]) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._parse_codec = parse_codec
 
     async def fetch(
         self,
@@ -62,19 +61,14 @@ class Fetching:
         """`Reductions.fetch`: the same arguments, result and errors."""
         if not holders:
             raise LocalProtocolError("a result is fetched from at least one peer")
-        codec = self._parse_codec(codec_name)
+        codec = parse_codec(codec_name)
         if codec.num_bytes(min(chunk_elements, num_elements)) > MAX_CHUNK_BYTES:
             raise LocalProtocolError(f"a chunk of {chunk_elements} elements is too large")
-        fetch = _Fetch(self._exchange, digest, num_elements, chunk_elements, codec_name, codec)
+        fetch = _Fetch(self._exchange, digest, num_elements, chunk_elements, codec)
         left = list(dict.fromkeys(holders))
-        result: Result | None = None
-        with trio.move_on_after(timeout):
-            result = await fetch.run(left)
-        if result is not None:
-            return result
-        for holder in left:
-            fetch.failures.setdefault(holder, f"not done within {timeout:g} s")
-        raise fetch.unavailable()
+        with trio.CancelScope(deadline=trio.current_time() + timeout):
+            return await fetch.run(left)
+        raise fetch.late(left, timeout)
 
 
 class _Fetch:
@@ -90,7 +84,6 @@ class _Fetch:
         digest: bytes,
         num_elements: int,
         chunk_elements: int,
-        codec_name: str,
         codec: Codec,
     ) -> None:
         self.failures: dict[str, str] = {}
@@ -98,13 +91,11 @@ class _Fetch:
         self._digest = digest
         self._num_elements = num_elements
         self._chunk_elements = chunk_elements
-        self._codec_name = codec_name
         self._codec = codec
         self._num_chunks = math.ceil(num_elements / chunk_elements)
         self._builder = ResultBuilder(
             num_elements=num_elements,
             chunk_elements=chunk_elements,
-            codec_name=codec_name,
             codec=codec,
         )
         self._digests: list[bytes] = []
@@ -129,6 +120,12 @@ class _Fetch:
             raise self.unavailable()
         return self._builder.finish()
 
+    def late(self, holders: Sequence[str], timeout: float) -> ResultUnavailableError:
+        """The error that says that the time is over."""
+        for holder in holders:
+            self.failures.setdefault(holder, f"not done within {timeout:g} s")
+        return self.unavailable()
+
     def unavailable(self) -> ResultUnavailableError:
         """The error that says what was wrong with each holder."""
         reasons = "; ".join(f"{peer_id}: {reason}" for peer_id, reason in self.failures.items())
@@ -146,7 +143,7 @@ class _Fetch:
             digests,
             num_elements=self._num_elements,
             chunk_elements=self._chunk_elements,
-            codec=self._codec_name,
+            codec=self._codec.name,
         )
         if digest != self._digest:
             raise RemoteProtocolError("its digests are those of another result")
@@ -186,7 +183,6 @@ class _Fetch:
         digest = self._digests[chunk]
         if len(data) != self._codec.num_bytes(num_elements) or chunk_digest(data) != digest:
             raise RemoteProtocolError(f"its chunk {chunk} is another")
-        # Whether it is finite is settled by the digest: those who agreed on it have looked.
         self._builder.set_chunk(chunk, data, digest=digest)
         self._digests[chunk] = b""  # it is there
         self._num_missing -= 1

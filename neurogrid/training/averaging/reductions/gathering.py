@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from neurogrid.errors import RequestRefusedError
 from neurogrid.p2p.wire import Data, ErrorCode
+from neurogrid.training.averaging.aggregators import Accumulator, Aggregator, Mean
+from neurogrid.training.averaging.codecs import Codec
 from neurogrid.training.averaging.plan import ReductionPlan
-from neurogrid.training.averaging.reductions.forms import Accumulator, Aggregator, Codec
-from neurogrid.training.averaging.reductions.result import is_in_range
+from neurogrid.training.averaging.reductions.result import PLAIN
 
 __all__ = ["MAX_WINDOW", "ChunkRows", "Gathering", "Row"]
 
@@ -61,7 +63,6 @@ class ChunkRows:
         self._plan = plan
         self._codec = codec
         self._aggregator = aggregator
-        self._begin = getattr(aggregator, "begin", None)
         self._accumulator: Accumulator | None = None
         self._decoded: list[Tensor] = []
         self._waiting: dict[int, Row] = {}
@@ -94,21 +95,33 @@ class ChunkRows:
             self._num_taken += 1
         return row
 
-    def add(self, row: Row) -> bool:
-        """Decode a row and add it; False where its values are out of range, and nothing is added."""
-        values = self._codec.decode(row.data, self.num_elements)
-        if not is_in_range(values):
-            return False
-        if row.member == 0 and self._begin is not None:
-            self._accumulator = self._begin(self.num_elements)
+    def add(self, row: Row) -> None:
+        """Decode a row and add it.
+
+        Raises:
+            RemoteProtocolError: it is no form of the codec.
+            NotFiniteError: an element is not finite, or the aggregate would not be; `index` is the member at fault.
+        """
+        values = self._decode(row.data)
+        if row.member == 0 and isinstance(self._aggregator, Mean):
+            self._accumulator = self._aggregator.begin(self.num_elements)
         if self._accumulator is None:
             self._decoded.append(values)
         else:
             self._accumulator.add(values, self._plan.weights[row.member])
-        return True
+
+    def _decode(self, data: Data) -> Tensor:
+        if self._codec.name != PLAIN:
+            return self._codec.decode(data, self.num_elements)
+        # Not copied: an accumulator does not keep it, and looks itself whether it is finite, as aggregators do.
+        return torch.frombuffer(data, dtype=torch.float32)
 
     def finish(self) -> Tensor:
-        """The aggregate of all rows, float32 [num_elements]."""
+        """The aggregate of all rows, float32 [num_elements].
+
+        Raises:
+            NotFiniteError: it would not be finite; `index` is the member at fault.
+        """
         if self._accumulator is not None:
             return self._accumulator.finish()
         decoded, self._decoded = self._decoded, []

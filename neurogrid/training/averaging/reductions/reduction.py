@@ -25,6 +25,7 @@ from torch import Tensor
 from neurogrid.errors import (
     LocalProtocolError,
     NeuroGridError,
+    NotFiniteError,
     PeerRefusedError,
     RemoteProtocolError,
     RequestRefusedError,
@@ -35,15 +36,15 @@ from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.streams.message_forms import refusal, sender_of
 from neurogrid.p2p.wire import Data, ErrorCode, TensorMessage
+from neurogrid.training.averaging.aggregators import Aggregator, DistanceAggregator, Mean
+from neurogrid.training.averaging.codecs import Codec
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.reductions.errors import MembersLostError
-from neurogrid.training.averaging.reductions.forms import Aggregator, Codec
 from neurogrid.training.averaging.reductions.gathering import MAX_WINDOW, ChunkRows, Gathering, Row
 from neurogrid.training.averaging.reductions.result import (
     PLAIN,
     Result,
     ResultBuilder,
-    is_in_range,
 )
 from neurogrid.training.wire.types import MAX_CHUNK_BYTES, TrainingMessage
 
@@ -77,10 +78,12 @@ class Reduction:
         plan: what is to be done.
         values: float32 [num_elements], contiguous, on the CPU; None where this peer is no member.
         codec, result_codec, aggregator: those that the plan names.
+        out: memory for the result, as the values; new if None.
         on_waiting: called with the peers that are waited for, whenever they change.
 
     Raises:
-        LocalProtocolError: this peer has no place in the plan, or the values are not what it says.
+        LocalProtocolError: this peer has no place in the plan, the values are not what it says, or the aggregator is
+            one that no part can do by itself.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Reduction:
         codec: Codec,
         result_codec: Codec,
         aggregator: Aggregator,
+        out: Tensor | None = None,
         on_waiting: Callable[[frozenset[str]], None] | None = None,
     ) -> None:
         self._exchange = exchange
@@ -99,8 +103,15 @@ class Reduction:
         self._plan = plan
         self._codec = codec
         self._result_codec = result_codec
+        self._aggregator = aggregator
         self._is_member = self._own in plan.members
-        self._values = self._checked(values)
+        if (values is not None) != self._is_member:
+            wanted = "has values" if self._is_member else "is no member, and has no values"
+            raise LocalProtocolError(f"this peer {wanted} by the plan")
+        if isinstance(aggregator, DistanceAggregator):
+            raise LocalProtocolError(f"{plan.aggregator} needs distances of whole vectors")
+        self._require_small_chunks()
+        self._values = self._checked(values, "values")
         self._is_butterfly = plan.way is Way.BUTTERFLY
         self._gathering = Gathering(plan, self._own_chunks(), codec, aggregator)
         if not self._is_member and not self._gathering.chunks:
@@ -109,16 +120,16 @@ class Reduction:
         self._builder = ResultBuilder(
             num_elements=plan.num_elements,
             chunk_elements=plan.chunk_elements,
-            codec_name=plan.result_codec,
             codec=result_codec,
+            out=self._checked(out, "memory for the result"),
         )
         self._on_waiting = on_waiting
         self._told: frozenset[str] = frozenset()
-        self._awaited: Counter[str] = Counter()  # rows and answers that are to come, by peer
-        self._untaken: Counter[str] = Counter()  # answers that are to go, by member
-        self._requests: dict[
-            tuple[str, int], int
-        ] = {}  # unanswered: member and chunk to request id
+        # What is still to happen, by the peer that is to do it.
+        self._rows: Counter[str] = Counter()  # that are to come here; one's own: aggregates
+        self._owed: Counter[str] = Counter()  # answers that are to come
+        self._untaken: Counter[str] = Counter()  # answers that are to go
+        self._requests: dict[tuple[str, int], int] = {}  # unanswered, by member and chunk
         self._lost: dict[str, str] = {}
         self._gave_up: dict[str, str] = {}
         self._gone: set[str] = set()  # peers that are lost, and nothing is to come from
@@ -140,46 +151,53 @@ class Reduction:
             return self._plan.chunks_of(self._own)
         return range(self._plan.num_chunks if self._is_member else 0)
 
-    def _checked(self, values: Tensor | None) -> Tensor | None:
-        plan = self._plan
-        if (values is not None) != self._is_member:
-            wanted = "has values" if self._is_member else "is no member, and has no values"
-            raise LocalProtocolError(f"this peer {wanted} by the plan")
-        if values is not None and (
-            values.dtype != torch.float32
-            or values.shape != (plan.num_elements,)
-            or values.device.type != "cpu"
-            or not values.is_contiguous()
+    def _checked(self, tensor: Tensor | None, what: str) -> Tensor | None:
+        if tensor is not None and (
+            tensor.dtype != torch.float32
+            or tensor.shape != (self._plan.num_elements,)
+            or tensor.device.type != "cpu"
+            or not tensor.is_contiguous()
         ):
             raise LocalProtocolError(
-                f"the values are {values.dtype} {tuple(values.shape)} on {values.device}, and not "
-                f"contiguous float32 [{plan.num_elements}] on the CPU"
+                f"the {what}: {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, and not "
+                f"contiguous float32 [{self._plan.num_elements}] on the CPU"
             )
+        return tensor.detach() if tensor is not None else None
+
+    def _require_small_chunks(self) -> None:
         for codec in (self._codec, self._result_codec):
-            num_bytes = codec.num_bytes(min(plan.chunk_elements, plan.num_elements))
+            num_bytes = codec.num_bytes(min(self._plan.chunk_elements, self._plan.num_elements))
             if num_bytes > MAX_CHUNK_BYTES:
                 raise LocalProtocolError(f"a chunk is {num_bytes} B, above {MAX_CHUNK_BYTES}")
-        return values.detach() if values is not None else None
 
     # Who is waited for
 
     @property
     def waiting_for(self) -> frozenset[str]:
-        """The peers that something is still to come from, or to go to."""
-        waited = {peer for peer, count in (self._awaited + self._untaken).items() if count}
-        return frozenset(waited - {self._own})
+        """The peers that are waited for.
+
+        Those whose rows are missing here, if any are: another peer that owes an answer may be waiting for the same.
+        Else those that owe answers, and then those that have not taken theirs.
+        """
+        for counter in (self._rows, self._owed, self._untaken):
+            if peers := counter.keys() - {self._own}:
+                return frozenset(peers)
+        return frozenset()
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all that belongs to the result is here."""
+        return not self._rows and not self._owed
 
     def _await_all(self) -> None:
-        plan = self._plan
-        # From the others their rows, from oneself the aggregates.
-        for peer in {*plan.members, self._own}:
-            self._awaited[peer] += len(self._gathering.chunks)
+        if self._gathering.chunks:
+            for peer in {*self._plan.members, self._own}:
+                self._rows[peer] = len(self._gathering.chunks)
         if self._is_member:
             for peers, chunks in self._ways():
                 for peer in peers:
-                    if peer != self._own:
-                        self._awaited[peer] += len(chunks)
-        self._awaited = +self._awaited
+                    if peer != self._own and chunks:
+                        self._owed[peer] += len(chunks)
 
     def _ways(self) -> list[tuple[tuple[str, ...], range]]:
         """What goes where: peers, and the chunks that each of them gets."""
@@ -224,7 +242,7 @@ class Reduction:
 
     def lose(self, peer_id: str, reason: str) -> None:
         """A stream of a peer broke, or its connection ended."""
-        if self._awaited[peer_id]:
+        if self._rows[peer_id] or self._owed[peer_id]:
             self._fail(peer_id, reason)
         elif self._untaken[peer_id]:
             self._forget_answers(peer_id)
@@ -259,23 +277,23 @@ class Reduction:
         try:
             with unwrap_errors(), self._scope:
                 async with trio.open_nursery() as nursery:
-                    self._start(nursery, timeout)
+                    # Not the requests find out that the time is over, since they do not know who is waited for.
+                    self._start(nursery, timeout + GIVE_UP_GRACE)
                     self._note_change()
-                    while self._awaited or self._untaken:
+                    while not self._is_complete or self._untaken:
                         await self._changed.wait()
                     nursery.cancel_scope.cancel()
         finally:
             self._is_over = True
             self._refuse_rest()
-        if self._lost or self._awaited:
+        if self._lost or not self._is_complete:
             raise self._error(timeout)
         return self._builder.finish() if self._has_all else None
 
     def _error(self, timeout: float) -> MembersLostError:
         lost = self._lost
         if not lost and not self._gave_up:
-            reason = f"silent for {timeout:g} s"
-            lost = dict.fromkeys(sorted(self._awaited.keys() - {self._own}), reason)
+            lost = dict.fromkeys(sorted(self.waiting_for), f"silent for {timeout:g} s")
         return MembersLostError(lost, self._gave_up)
 
     def _start(self, nursery: trio.Nursery, timeout: float) -> None:
@@ -300,7 +318,11 @@ class Reduction:
 
     async def _hand_over(self, peers: tuple[str, ...], left: Iterator[int], timeout: float) -> None:
         for chunk in left:
-            data = await self._encoded(chunk)
+            try:
+                data = await self._encoded(chunk)
+            except NotFiniteError as error:
+                self._fail(self._own, f"chunk {chunk}: {error}")
+                return
             if len(peers) == 1:
                 await self._hand(peers[0], chunk, data, timeout)
                 continue
@@ -329,18 +351,11 @@ class Reduction:
             )
             await self._take_answer(peer_id, chunk, answer)
         except PeerRefusedError as error:
-            if error.code == ErrorCode.NOT_FINITE and not self._is_right(chunk, data):
-                self._fail(self._own, f"chunk {chunk} of its own values is not finite")
-            else:
-                self._note_refusal(peer_id, error)
+            self._note_refusal(peer_id, error)
         except _OF_THE_PEER as error:
             self._fail(peer_id, str(error))
         else:
-            self._came(peer_id, self._awaited)
-
-    def _is_right(self, chunk: int, data: Data) -> bool:
-        start, stop = self._plan.chunk_span(chunk)
-        return is_in_range(self._codec.decode(data, stop - start))
+            self._came(peer_id, self._owed)
 
     async def _keep_own(self, chunk: int, data: Data) -> None:
         """Have one's own row added here, as everybody's is."""
@@ -362,13 +377,14 @@ class Reduction:
             raise RemoteProtocolError(
                 f"the answer to chunk {chunk} has {len(answer.data)} B instead of {expected}"
             )
-        if self._is_butterfly and not await self._set_chunk(chunk, answer.data):
-            raise RemoteProtocolError(f"the aggregate of chunk {chunk} is not finite")
+        if self._is_butterfly:
+            await self._set_chunk(chunk, answer.data)
 
-    async def _set_chunk(self, chunk: int, data: Data) -> bool:
+    async def _set_chunk(self, chunk: int, data: Data) -> None:
         if self._plan.result_codec == PLAIN:
-            return self._builder.set_chunk(chunk, data)
-        return await trio.to_thread.run_sync(self._builder.set_chunk, chunk, data)
+            self._builder.set_chunk(chunk, data)
+        else:
+            await trio.to_thread.run_sync(self._builder.set_chunk, chunk, data)
 
     # A reducer: rows to aggregates
 
@@ -380,8 +396,10 @@ class Reduction:
     async def _add_rows(self) -> None:
         async for rows in self._next_ready:
             while (row := rows.take()) is not None:
-                if not await self._add(rows, row):
-                    self._fail(*self._refuse_row(rows.chunk, row))
+                try:
+                    await self._add(rows, row)
+                except (RemoteProtocolError, NotFiniteError) as error:
+                    self._refuse_row(rows.chunk, row, error)
                     return
                 row.data = b""
                 self._note_added(rows.chunk, row)
@@ -389,23 +407,26 @@ class Reduction:
             if rows.is_complete:
                 await self._finish_chunk(rows)
 
-    async def _add(self, rows: ChunkRows, row: Row) -> bool:
+    async def _add(self, rows: ChunkRows, row: Row) -> None:
         if self._plan.codec != PLAIN:
-            return await trio.to_thread.run_sync(rows.add, row)
-        await (
-            trio.lowlevel.checkpoint()
-        )  # a row takes a tenth of a millisecond, and there may be many
-        return rows.add(row)
+            await trio.to_thread.run_sync(rows.add, row)
+        else:
+            # A row takes a tenth of a millisecond, and there may be many.
+            await trio.lowlevel.checkpoint()
+            rows.add(row)
 
-    def _refuse_row(self, chunk: int, row: Row) -> tuple[str, str]:
-        """Tell a member that its values are out of range; returns whom we lose so, and why."""
-        peer_id = self._plan.members[row.member]
-        reason = f"chunk {chunk} is not finite"
-        if row.request_id:
+    def _refuse_row(
+        self, chunk: int, row: Row, error: RemoteProtocolError | NotFiniteError
+    ) -> None:
+        """A row cannot be added: end the reduction, and tell the member whose it is, if it is its fault."""
+        at_fault = error.index if isinstance(error, NotFiniteError) else row.member
+        peer_id = self._plan.members[at_fault]
+        if row.request_id and at_fault == row.member:
             del self._requests[peer_id, chunk]
-            error = RequestRefusedError(reason, code=ErrorCode.NOT_FINITE)
-            self._refuse(peer_id, chunk, row.request_id, error)
-        return peer_id, reason
+            code = getattr(error, "code", ErrorCode.NOT_FINITE)
+            refused = RequestRefusedError(f"chunk {chunk}: {error}", code=code)
+            self._refuse(peer_id, chunk, row.request_id, refused)
+        self._fail(peer_id, f"chunk {chunk}: {error}")
 
     def _note_added(self, chunk: int, row: Row) -> None:
         peer_id = self._plan.members[row.member]
@@ -413,28 +434,38 @@ class Reduction:
             return
         if not self._is_butterfly:
             self._answer(peer_id, chunk, b"")
-        self._came(peer_id, self._awaited)
+        self._came(peer_id, self._rows)
 
     async def _finish_chunk(self, rows: ChunkRows) -> None:
         data = await self._aggregate(rows)
-        if not await self._set_chunk(rows.chunk, data):
-            self._fail(self._own, f"the aggregate of chunk {rows.chunk} is not finite")
+        if data is None:
             return
+        await self._set_chunk(rows.chunk, data)
         self._gathering.close(rows.chunk)
         if rows.chunk in self._own_done:
             self._own_done.pop(rows.chunk).set()
         if self._is_butterfly:
             for peer_id in self._answers:
                 self._answer(peer_id, rows.chunk, data)
-        self._came(self._own, self._awaited)
+        self._came(self._own, self._rows)
 
-    async def _aggregate(self, rows: ChunkRows) -> Data:
-        def aggregate() -> Data:
-            return self._result_codec.encode(rows.finish())
-
-        if self._plan.codec == PLAIN == self._plan.result_codec:
-            return aggregate()
-        return await trio.to_thread.run_sync(aggregate)
+    async def _aggregate(self, rows: ChunkRows) -> Data | None:
+        """The encoded aggregate of a chunk; None where there is none, which ends the reduction."""
+        is_plain = self._plan.codec == PLAIN == self._plan.result_codec
+        is_cheap = is_plain and isinstance(self._aggregator, Mean)
+        at_fault = self._own
+        try:
+            if is_cheap:
+                return self._result_codec.encode(rows.finish())
+            try:
+                aggregate = await trio.to_thread.run_sync(rows.finish)
+            except NotFiniteError as error:
+                at_fault = self._plan.members[error.index]
+                raise
+            return await trio.to_thread.run_sync(self._result_codec.encode, aggregate)
+        except NotFiniteError as error:
+            self._fail(at_fault, f"the aggregate of chunk {rows.chunk}: {error}")
+            return None
 
     def _answer(self, peer_id: str, chunk: int, data: Data) -> None:
         request_id = self._requests.pop((peer_id, chunk))
@@ -454,8 +485,8 @@ class Reduction:
                     await self._exchange.send(peer_id, message)
                 except _OF_THE_PEER as error:
                     self.lose(peer_id, str(error))
-                else:
-                    self._came(peer_id, self._untaken)
+            if peer_id not in self._gone:
+                self._came(peer_id, self._untaken)
 
     def _forget_answers(self, peer_id: str) -> None:
         """A member is gone that has done its part: the others need nothing of it."""
@@ -482,7 +513,10 @@ class Reduction:
             request_id,
             from_peer=peer_id,
         )
-        self._exchange.host.start_soon(self._send_refusal, peer_id, refusal(request, error))
+        # A task of the host's: whoever waits for the end of the reduction need not wait for a slow peer. A host that is
+        # closing takes no tasks, and has told its peers more than this.
+        with suppress(RuntimeError):
+            self._exchange.host.start_soon(self._send_refusal, peer_id, refusal(request, error))
 
     async def _send_refusal(self, peer_id: str, message: TensorMessage) -> None:
         with suppress(NeuroGridError):  # then it is gone, and waits for nothing

@@ -16,9 +16,10 @@ from neurogrid.errors import LocalProtocolError, NeuroGridError, RequestRefusedE
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.wire import Data, ErrorCode, TensorMessage
+from neurogrid.training.averaging.aggregators import parse_aggregator
+from neurogrid.training.averaging.codecs import parse_codec
 from neurogrid.training.averaging.plan import ReductionPlan
 from neurogrid.training.averaging.reductions.fetching import Fetching
-from neurogrid.training.averaging.reductions.forms import Aggregator, Codec
 from neurogrid.training.averaging.reductions.reduction import Reduction, ended
 from neurogrid.training.averaging.reductions.result import Result
 from neurogrid.training.wire.types import TrainingMessage
@@ -60,20 +61,16 @@ class Reductions:
         exchange: Exchange,
         *,
         admit: Callable[[str], bool],
-        parse_codec: Callable[[str], Codec],
-        parse_aggregator: Callable[[str], Aggregator],
         early_timeout: float = EARLY_TIMEOUT,
     ) -> None:
         self._exchange = exchange
         self._admit = admit
-        self._parse_codec = parse_codec
-        self._parse_aggregator = parse_aggregator
         self._early_timeout = early_timeout
         self._running: dict[int, Reduction] = {}
         self._over: dict[int, None] = {}  # in the order of their ends
         self._early: dict[int, _Early] = {}
         self._held: dict[bytes, Result] = {}
-        self._fetching = Fetching(exchange, parse_codec)
+        self._fetching = Fetching(exchange)
         exchange.on_message(TrainingMessage.CHUNK, self._take_chunk)
         exchange.on_message(TrainingMessage.FETCH_DIGESTS, self._give_digests)
         exchange.on_message(TrainingMessage.FETCH, self._give_chunk)
@@ -86,6 +83,7 @@ class Reductions:
         values: Tensor | None,
         *,
         timeout: float,
+        out: Tensor | None = None,
         on_waiting: Callable[[frozenset[str]], None] | None = None,
     ) -> Result | None:
         """Carry a plan out with the others.
@@ -94,6 +92,8 @@ class Reductions:
             values: float32 [num_elements], contiguous, on the CPU; None for a reducer that is no member. Not to be
                 written to meanwhile.
             timeout: seconds.
+            out: memory for the values of the result, as `values` and not the same; new if None. Memory that is used
+                again saves the system a page fault for each 4 KiB.
             on_waiting: called with the peers that are waited for, whenever they change.
 
         Returns:
@@ -114,9 +114,10 @@ class Reductions:
             self._exchange,
             plan,
             values,
-            codec=self._parse_codec(plan.codec),
-            result_codec=self._parse_codec(plan.result_codec),
-            aggregator=self._parse_aggregator(plan.aggregator),
+            codec=parse_codec(plan.codec),
+            result_codec=parse_codec(plan.result_codec),
+            aggregator=parse_aggregator(plan.aggregator),
+            out=out,
             on_waiting=on_waiting,
         )
         self._running[number] = reduction

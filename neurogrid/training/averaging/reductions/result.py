@@ -17,16 +17,12 @@ from blake3 import blake3
 from torch import Tensor
 
 from neurogrid.p2p.wire import DIGEST_BYTES, Data, chunk_digest
-from neurogrid.training.averaging.reductions.forms import Codec
+from neurogrid.training.averaging.codecs import Codec
 
-__all__ = ["Result", "ResultBuilder", "is_in_range", "plain_bytes", "result_digest"]
+__all__ = ["Result", "ResultBuilder", "result_digest"]
 
 DIGEST_CONTEXT: Final = "neurogrid 2026-11-25 training result digest"
 """Of BLAKE3 in its mode for deriving keys: no digest of a result is that of anything else."""
-
-MAX_MAGNITUDE: Final = 2.0**64
-"""Of an element. With it no weighted sum of rows leaves float32, so an aggregate that is not finite is its reducer's
-fault alone."""
 
 PLAIN: Final = "f32"
 """The codec whose bytes are those of the decoded values."""
@@ -49,17 +45,6 @@ def result_digest(
     for digest in chunk_digests:
         hasher.update(digest)
     return hasher.digest()
-
-
-def is_in_range(values: Tensor) -> bool:
-    """Whether all elements are finite, and none is larger than `MAX_MAGNITUDE`."""
-    low, high = torch.aminmax(values)  # NaN if any is
-    return bool(low >= -MAX_MAGNITUDE) and bool(high <= MAX_MAGNITUDE)
-
-
-def plain_bytes(values: Tensor) -> memoryview:
-    """The memory of a contiguous float32 tensor on the CPU, as bytes."""
-    return values.numpy().data.cast("B")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,38 +73,42 @@ class ResultBuilder:
     """A result whose chunks come one by one, in any order.
 
     Args:
-        codec: that of the name.
+        codec: the form of the chunks.
+        out: memory for the values, contiguous float32 [num_elements] on the CPU; new if None.
     """
 
     def __init__(
-        self, *, num_elements: int, chunk_elements: int, codec_name: str, codec: Codec
+        self,
+        *,
+        num_elements: int,
+        chunk_elements: int,
+        codec: Codec,
+        out: Tensor | None = None,
     ) -> None:
         self._chunk_elements = chunk_elements
-        self._codec_name = codec_name
         self._codec = codec
-        self._values = torch.empty(num_elements, dtype=torch.float32)
+        self._values = torch.empty(num_elements, dtype=torch.float32) if out is None else out
         num_chunks = -(-num_elements // chunk_elements)
         self._chunks: list[Data] = [b""] * num_chunks
         self._digests = [b""] * num_chunks
-        self._bytes = plain_bytes(self._values)
+        self._bytes = self._values.view(torch.uint8).numpy().data
 
-    def set_chunk(self, chunk: int, data: Data, *, digest: bytes | None = None) -> bool:
-        """Take an encoded chunk of the right length; False where its values are out of range.
+    def set_chunk(self, chunk: int, data: Data, *, digest: bytes | None = None) -> None:
+        """Take an encoded chunk.
 
         Args:
             digest: its BLAKE3 where that is known already.
+
+        Raises:
+            RemoteProtocolError: it is none of the codec, has another length than it must, or is not finite.
         """
         start = chunk * self._chunk_elements
         values = self._values[start : start + self._chunk_elements]
-        if self._codec_name == PLAIN:
-            kept = self._bytes[4 * start : 4 * (start + len(values))]
-            kept[:] = memoryview(data).cast("B")
-            data = kept
-        else:
-            values.copy_(self._codec.decode(data, len(values)))
+        self._codec.decode(data, len(values), out=values)
+        if self._codec.name == PLAIN:
+            data = self._bytes[4 * start : 4 * (start + len(values))]
         self._chunks[chunk] = data
         self._digests[chunk] = chunk_digest(data) if digest is None else digest
-        return is_in_range(values)
 
     def finish(self) -> Result:
         """The result, of which every chunk was set."""
@@ -128,13 +117,13 @@ class ResultBuilder:
             self._digests,
             num_elements=len(self._values),
             chunk_elements=self._chunk_elements,
-            codec=self._codec_name,
+            codec=self._codec.name,
         )
         return Result(
             digest,
             self._values,
             self._chunk_elements,
-            self._codec_name,
+            self._codec.name,
             tuple(self._digests),
             tuple(self._chunks),
         )

@@ -10,9 +10,10 @@ from neurogrid.training.averaging.rounds.actions import (
     Stop,
 )
 from neurogrid.training.averaging.rounds.machine import GroupMachine, Message
-from neurogrid.training.averaging.rounds.plans import Shape
+from neurogrid.training.averaging.rounds.plans import UNMEASURED, Shape
 
 __all__ = [
+    "UNMEASURED",
     "Action",
     "Decided",
     "Fetch",

@@ -7,7 +7,7 @@ Pure. A proposal is decided when each of its acceptors has told the same digest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from neurogrid.training.averaging.rounds.plans import Shape, make_plan
 from neurogrid.training.averaging.rounds.quorums import num_to_decide
 from neurogrid.training.wire import (
     MAX_GROUP_MEMBERS,
+    MAX_NEW_ADDRESSES,
     Ballot,
     Decision,
     GroupSettings,
@@ -23,7 +24,12 @@ from neurogrid.training.wire import (
     Status,
 )
 
-__all__ = ["Leader", "Progress", "Proposed"]
+__all__ = ["MAX_JOINERS", "Leader", "Progress", "Proposed"]
+
+MAX_JOINERS: Final = 64
+"""Peers that are added by one decision, and that may wait for it."""
+
+_ADDRESSES_OF_A_JOINER: Final = MAX_NEW_ADDRESSES // MAX_JOINERS
 
 # A member that is blamed while it is there may have been unlucky: it is tried once more.
 _MAX_STRIKES: Final = 2
@@ -102,7 +108,7 @@ class Leader:
     cannot_adopt: bool = False
     _attempt: int = 0
     _heard: dict[str, _Heard] = field(default_factory=dict)
-    _joiners: dict[str, Member] = field(default_factory=dict)
+    _joiners: dict[str, tuple[Member, tuple[str, ...]]] = field(default_factory=dict)
     _leavers: set[Member] = field(default_factory=set)
     _strikes: Counter[str] = field(default_factory=Counter)
     _struck_at: float = 0.0
@@ -125,13 +131,16 @@ class Leader:
         if heard.gone_at is None:
             heard.gone_at = now
 
-    def admits(self, member: Member) -> None:
-        """A peer would join."""
-        self._joiners[member.peer] = member
+    def admits(self, member: Member, addresses: Sequence[str]) -> bool:
+        """A peer would join, and can be dialled at these addresses; False where too many would."""
+        if len(self._joiners) >= MAX_JOINERS and member.peer not in self._joiners:
+            return False
+        self._joiners[member.peer] = member, tuple(addresses[:_ADDRESSES_OF_A_JOINER])
+        return True
 
     def dismisses(self, member: Member) -> None:
         """A member has said that it goes."""
-        if self._joiners.get(member.peer) == member:
+        if member.peer in self._joiners and self._joiners[member.peer][0] == member:
             del self._joiners[member.peer]
         self._leavers.add(member)
 
@@ -267,7 +276,14 @@ class Leader:
         proposal = self._round(progress, there, able, now)
         members = self._next_members(progress, now)
         if proposal is None and members != progress.members:
-            decision = Decision(progress.index + 1, progress.round, *_split(members))
+            newcomers, addresses = self._introductions(progress, members)
+            decision = Decision(
+                progress.index + 1,
+                progress.round,
+                *_split(members),
+                newcomers=newcomers,
+                addresses=addresses,
+            )
             proposal = self._accepted_by(decision, progress, able)
         return proposal
 
@@ -332,16 +348,20 @@ class Leader:
         acceptors = tuple(dict.fromkeys((*plan.members, *plan.reducers)))
         if len({*acceptors, *self._at(progress, able)}) < enough:
             return None
+        members = self._next_members(progress, now)
+        newcomers, addresses = self._introductions(progress, members)
         decision = Decision(
             progress.index + 1,
             progress.round + 1,
-            *_split(self._next_members(progress, now)),
+            *_split(members),
             contributors=plan.members,
             weights=plan.weights,
             num_elements=plan.num_elements,
             chunk_elements=plan.chunk_elements,
             codec=plan.result_codec,
             holders=acceptors,
+            newcomers=newcomers,
+            addresses=addresses,
         )
         return self._proposed(decision, acceptors, plan)
 
@@ -357,12 +377,24 @@ class Leader:
                 kept[member.peer] = member
         if self.is_leaving and len(progress.members) > 1:
             kept.pop(self.me.peer, None)
-        for peer, member in list(self._joiners.items()):
+        for peer, (member, _) in list(self._joiners.items()):
             if member in progress.members:
                 del self._joiners[peer]
-            elif peer in kept or len(kept) < MAX_GROUP_MEMBERS:  # else it waits for a place
+            elif peer in kept or len(kept) < MAX_GROUP_MEMBERS:
                 kept[peer] = member
         return tuple(kept.values()) or progress.members
+
+    def _introductions(
+        self, progress: Progress, members: tuple[Member, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Where newcomers can be dialled: `Decision.newcomers`, and `addresses`."""
+        places = [
+            (member.peer, address)
+            for member in members
+            if member not in progress.members
+            for address in self._joiners[member.peer][1]
+        ]
+        return tuple(peer for peer, _ in places), tuple(address for _, address in places)
 
     def _proposed(
         self, decision: Decision, acceptors: tuple[str, ...], plan: ReductionPlan | None = None

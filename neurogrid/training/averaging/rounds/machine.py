@@ -89,7 +89,7 @@ class GroupMachine:
         leader: the peer id of the leader; this member's own where it founds the group.
         now: seconds, on any clock that does not go backwards.
         draw: a random u64, above zero.
-        bandwidth: bytes a second; 0 where nobody can dial this member.
+        bandwidth: bytes a second; 0 where nobody can dial this member, `UNMEASURED` where it is not known.
         observes: it contributes nothing for now.
 
     Attributes:
@@ -135,10 +135,12 @@ class GroupMachine:
         self._failed: tuple[int, Mapping[str, str]] | None = None
         self._weight: float | None = None
         self._greatest_term = term
+        self._followed = term, leader
         self._gone: set[str] = set()
         self._heard_at = now
         self._silent_since: float | None = None
         self._candidacy: _Candidacy | None = None
+        self._asked: tuple[str, Candidate, float] | None = None  # for a promise, and too early
         self._lead: Leader | None = None
         self._is_leaving, self._leaving_for = False, ""
         self._is_gone = False  # a leader that is no member any more, and has yet to be heard
@@ -193,6 +195,10 @@ class GroupMachine:
         self._observes = is_observer
         self._tell(now)
 
+    def measure(self, bandwidth: float) -> None:
+        """This member sends and receives so many bytes a second; it is told with what is told next."""
+        self._bandwidth = bandwidth
+
     def leave(self, now: float, reason: str = "") -> None:
         """Go, without the others having to find out. A leader goes when the group has decided to be without it."""
         if self.removed is not None or self._is_leaving:
@@ -219,11 +225,17 @@ class GroupMachine:
                 self._send(member.peer, Leave(self.me.incarnation, reason, ends_group=True))
         self._remove(reason or "its leader has ended the group")
 
-    def admit(self, member: Member, now: float) -> None:
-        """A peer asks its leader, this one, to be a member."""
-        if self._lead is not None and member not in self.members:
-            self._lead.admits(member)
-            self._step(now)
+    def admit(self, member: Member, now: float, addresses: Sequence[str] = ()) -> bool:
+        """A peer that can be dialled at these addresses asks its leader, this one, to be a member.
+
+        Returns:
+            Whether it will be; False where others are to join before, or this member does not lead.
+        """
+        if self._lead is None or member in self.members:
+            return False
+        is_admitted = self._lead.admits(member, addresses)
+        self._step(now)
+        return is_admitted
 
     # What came of what was to be done
 
@@ -249,6 +261,11 @@ class GroupMachine:
         if self._lead is not None:
             self._lead.loses(peer, now)
             self._step(now)
+        elif peer == self.leader and self._asked is not None:
+            # Another has noticed it before.
+            sender, candidate, asked_at = self._asked
+            if now - asked_at < self.settings.heartbeat and self.removed is None:
+                self._consider_candidate(sender, candidate, now)
         self.tick(now)
 
     # Time
@@ -362,6 +379,9 @@ class GroupMachine:
         self.waits_for = message.waits_for
         if not self._learn_all(message.decisions):
             return
+        if self._followed != (message.term, sender):
+            self._followed = message.term, sender
+            self._send(sender, self.status())  # it knows nothing of this member yet
         if message.index > self.index:
             if message.decisions and Decision.decode(message.decisions[0]).index > self.index + 1:
                 missing = message.index - self.index
@@ -656,6 +676,8 @@ class GroupMachine:
         promised_before = message.term == self.term and self.leader == sender
         can_promise = not (self._lead is not None or hears_leader or not is_member)
         if not promised_before and not (can_promise and message.term > self.term):
+            if hears_leader and is_member:
+                self._asked = sender, message, now
             if message.index < self.index:
                 # It may be a member no more.
                 decisions = self._decisions_after(message.index)

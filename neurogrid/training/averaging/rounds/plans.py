@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from neurogrid.training.averaging.plan import ReductionPlan, Way
+from neurogrid.training.averaging.shares import fair_shares
 from neurogrid.training.wire import GroupSettings, Plan
 
-__all__ = ["Shape", "cut_chunks", "make_plan", "read_plan", "write_plan"]
+__all__ = ["UNMEASURED", "Shape", "cut_chunks", "make_plan", "read_plan", "write_plan"]
 
 # A reducer begins to answer when it has the first of its chunks.
 _CHUNKS_OF_A_PART: Final = 4
 _MIN_CHUNK_ELEMENTS: Final = 4096
+
+UNMEASURED: Final = 1.0
+"""Bytes a second that stand for a bandwidth that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ def make_plan(
     Args:
         leader: its peer id, which reduces all where it is a server, or where nobody else can.
         weights: of each contributor, by peer id, in order.
-        bandwidths: bytes a second of those that could reduce; 0 for those that nobody can dial.
+        bandwidths: bytes a second of those that could reduce; 0 for those that nobody can dial, `UNMEASURED` where it
+            is not known, which counts as the mean of the others.
         reduction: u64, by which the attempt is known.
     """
     if settings.way == "everybody":
@@ -69,8 +74,7 @@ def make_plan(
     elif settings.way == "server":
         shares = {leader: 1.0}
     else:
-        shares = {peer: bandwidths.get(peer, 0.0) for peer in weights}
-        shares = {peer: share for peer, share in shares.items() if share > 0} or {leader: 1.0}
+        shares = _shares(weights, bandwidths) or {leader: 1.0}
     chunk_elements = _chunk_elements(settings, shape, len(shares) or len(weights))
     num_chunks = -(-shape.num_elements // chunk_elements)
     return ReductionPlan(
@@ -86,6 +90,16 @@ def make_plan(
         aggregator=settings.aggregator,
         way=Way.EVERYBODY if settings.way == "everybody" else Way.BUTTERFLY,
     )
+
+
+def _shares(members: Iterable[str], bandwidths: Mapping[str, float]) -> dict[str, float]:
+    """How much each member reduces, of those that reduce anything."""
+    known = {peer: bandwidths.get(peer, 0.0) for peer in members}
+    measured = [speed for speed in known.values() if speed > UNMEASURED]
+    typical = sum(measured) / len(measured) if measured else 1.0
+    speeds = [round(typical if speed == UNMEASURED else speed) for speed in known.values()]
+    shares = zip(known, fair_shares(speeds), strict=True)
+    return {peer: float(share) for peer, share in shares if share > 0}
 
 
 def _chunk_elements(settings: GroupSettings, shape: Shape, num_parts: int) -> int:

@@ -1,0 +1,205 @@
+"""The rendezvous of `init_method="neurogrid://…"`: rank 0 makes a cluster and a ticket to it, and the others join it.
+
+    neurogrid://            rank 0 shows a ticket; the others find it in NEUROGRID_TICKET
+    neurogrid://@FILE       rank 0 writes the ticket to a file, the others read it there once it is
+    neurogrid://ngt1…       the ticket itself, for the others; without `neurogrid://`, too
+
+The cluster lives as long as rank 0, its key in a temporary directory. Whoever has the ticket is let in, by all ranks.
+Rank 0 relays between those that cannot reach each other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs
+
+import trio
+
+from neurogrid.errors import (
+    ConfigurationError,
+    NeuroGridError,
+    PeerUnreachableError,
+)
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.trust import (
+    COORDINATOR,
+    WORKER,
+    Cluster,
+    ClusterAdmission,
+    Membership,
+    Ticket,
+    Whereabouts,
+)
+from neurogrid.p2p.trust.private_files import read_private, write_private
+from neurogrid.temporary import temporary_directory
+from neurogrid.training.distributed.errors import RankError
+from neurogrid.training.distributed.node import Node, NodeThread, Places
+from neurogrid.training.distributed.store import ServedStore, serve_store
+
+__all__ = ["TICKET_VARIABLE", "find_store"]
+
+TICKET_VARIABLE: Final = "NEUROGRID_TICKET"
+
+MAX_TICKET_FILE_BYTES: Final = 16 * 1024
+# Seconds between two looks for the file, and between two tries to reach rank 0.
+LOOK_INTERVAL: Final = 0.05
+DIAL_INTERVAL: Final = 0.5
+
+
+def find_store(
+    url: str, places: Places, timeout: timedelta
+) -> tuple[NodeThread, ServedStore, int, int]:
+    """Find rank 0 by what stands in `init_method`, or be it.
+
+    Args:
+        url: as above, with `rank` and `world_size` behind a question mark.
+        places: where this process is to be reached.
+        timeout: for all of it.
+
+    Returns:
+        The node of this process, the store, its rank, and how many ranks there are.
+
+    Raises:
+        ConfigurationError: the address names no ticket, or a wrong one.
+        RankError: rank 0 is not there in time.
+    """
+    address, rank, size = _split(url)
+    seconds = timeout.total_seconds()
+    if rank == 0:
+        thread = _lead(address, places, size, seconds)
+        peer_id = thread.identity.peer_id
+    else:
+        ticket = _ticket(address, rank, seconds)
+        thread = _join(ticket, places, seconds)
+        peer_id = ticket.peer_id
+    return thread, ServedStore(thread, peer_id, seconds), rank, size
+
+
+def _split(url: str) -> tuple[str, int, int]:
+    # Torch takes the slashes away where nothing stands behind them.
+    address, _, query = url.removeprefix("neurogrid:").removeprefix("//").partition("?")
+    numbers = {key: values[-1] for key, values in parse_qs(query).items()}
+    try:
+        rank, size = int(numbers["rank"]), int(numbers["world_size"])
+    except (KeyError, ValueError):
+        raise ConfigurationError(
+            "init_process_group wants rank= and world_size= with init_method neurogrid://"
+        ) from None
+    if not 0 <= rank < size:
+        raise ConfigurationError(f"rank {rank} is none of {size}")
+    return address, rank, size
+
+
+# Rank 0
+
+
+def _lead(address: str, places: Places, size: int, seconds: float) -> NodeThread:
+    if address and not address.startswith("@"):
+        raise ConfigurationError(
+            "rank 0 makes the ticket: give it init_method neurogrid://, or neurogrid://@FILE to all ranks"
+        )
+    with ExitStack() as stack:
+        directory = stack.enter_context(temporary_directory("neurogrid-ranks-"))
+        cluster = Cluster.create(directory)
+        identity = Identity.generate()
+        membership = cluster.enrol(identity.peer_id, COORDINATOR)
+        admission = ClusterAdmission(membership, admits={WORKER}, issuer=cluster)
+        places = replace(places, is_relay=True)
+        # The ticket stands for a cluster whose key is there.
+        thread = NodeThread(places, identity, admission, keep=stack.pop_all())
+    try:
+        addresses = thread.call_sync(partial(_serve, thread.node))
+        where = Whereabouts.of(identity.peer_id, addresses)
+        ticket = cluster.ticket(
+            identity.peer_id, where.addresses, relays=where.relays, lifetime=max(seconds, 1.0)
+        )
+        _show(ticket, address, directory, size)
+    except BaseException:
+        thread.close()
+        raise
+    return thread
+
+
+def _serve(node: Node) -> tuple[str, ...]:
+    serve_store(node.exchange)
+    return node.host.addresses
+
+
+def _show(ticket: Ticket, address: str, directory: Path, size: int) -> None:
+    """Give the ticket to whoever starts the other ranks: a secret, so to nobody else."""
+    line = ticket.text()
+    if address:
+        write_private(Path(address[1:]), f"{line}\n".encode())
+        return
+    if size == 1:
+        return
+    told = f"{TICKET_VARIABLE}={line}"
+    if not sys.stderr.isatty():
+        file = directory / "ticket"
+        write_private(file, f"{line}\n".encode())
+        told = f"{TICKET_VARIABLE}=$(cat {file}), on a machine where that file was copied to"
+    print(f"the other {size - 1} ranks find this one with {told}", file=sys.stderr, flush=True)
+
+
+# The others
+
+
+def _ticket(address: str, rank: int, seconds: float) -> Ticket:
+    if address.startswith("@"):
+        return Ticket.parse(_read_file(Path(address[1:]), seconds))
+    text = address or os.environ.get(TICKET_VARIABLE, "")
+    if not text:
+        raise ConfigurationError(
+            f"rank {rank} needs the ticket that rank 0 shows: set {TICKET_VARIABLE}, or give "
+            "init_method neurogrid://TICKET"
+        )
+    return Ticket.parse(text)
+
+
+def _read_file(path: Path, seconds: float) -> str:
+    deadline = time.monotonic() + seconds
+    while (data := read_private(path, MAX_TICKET_FILE_BYTES)) is None:
+        if time.monotonic() > deadline:
+            raise RankError(f"waited {seconds:g} s for rank 0 to write {path}", ranks=[0])
+        time.sleep(LOOK_INTERVAL)
+    return data.decode("ascii", "replace")
+
+
+def _join(ticket: Ticket, places: Places, seconds: float) -> NodeThread:
+    membership = Membership(ticket.cluster_key)
+    admission = ClusterAdmission(membership, admits={COORDINATOR, WORKER}, ticket=ticket)
+    thread = NodeThread(places, Identity.generate(), admission)
+    try:
+        thread.call(partial(_dial, thread.node, ticket, seconds))
+    except BaseException:
+        thread.close()
+        raise
+    return thread
+
+
+async def _dial(node: Node, ticket: Ticket, seconds: float) -> None:
+    """Reach rank 0, which may not listen yet."""
+    addresses = ticket.whereabouts.dial_addresses
+    error: NeuroGridError | None = None
+    with trio.move_on_after(seconds):
+        while True:
+            try:
+                await node.host.connect_any(addresses)
+                await node.exchange.open(ticket.peer_id)
+            except PeerUnreachableError as exc:
+                error = exc
+            else:
+                await node.use_relays(ticket.addresses[:1])
+                return
+            await trio.sleep(DIAL_INTERVAL)
+    raise RankError(
+        f"rank 0 ({ticket.peer_id}) was not reached within {seconds:g} s: {error}", ranks=[0]
+    ) from error

@@ -1,0 +1,101 @@
+"""A host for a member of a run, and what leads others to it: a ticket, or on one machine an address."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.hosts.host import Host, is_loopback_address
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.libp2p.libp2p_host import open_host
+from neurogrid.p2p.trust import (
+    COORDINATOR,
+    WORKER,
+    Cluster,
+    ClusterAdmission,
+    LoopbackOnly,
+    Membership,
+    Ticket,
+    Whereabouts,
+)
+
+__all__ = ["LISTEN", "Meeting", "open_meeting"]
+
+LISTEN: Final = ("/ip4/0.0.0.0/tcp/0",)
+"""Where a member listens that was told nothing: on all interfaces; only those with the ticket are let in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A host, and the ways to others.
+
+    Attributes:
+        host: this member's.
+        join: full multiaddrs of a member that is there; empty where this one is the first.
+        invitation: what others are given to join: a ticket, or an address of this machine.
+    """
+
+    host: Host
+    join: tuple[str, ...]
+    invitation: str
+
+
+@asynccontextmanager
+async def open_meeting(
+    where: str | None, *, listen: Sequence[str] = LISTEN
+) -> AsyncIterator[Meeting]:
+    """Open a host and find the others, until the block is left.
+
+    Args:
+        where: a ticket, or the address of a member on this machine; None is the first member, which makes the ticket.
+            It is good for as long as that member is there.
+        listen: multiaddrs to listen on. On loopback alone no ticket is needed.
+
+    Raises:
+        ConfigurationError: it is neither, or leads to another machine without a ticket.
+    """
+    is_local = all(is_loopback_address(address) for address in listen)
+    async with AsyncExitStack() as stack:
+        if where is None and not is_local:
+            yield await _found(stack, listen)
+        elif where is None:
+            host = await stack.enter_async_context(
+                open_host(listen=listen, admission=LoopbackOnly())
+            )
+            yield Meeting(host, (), host.addresses[0])
+        elif where.startswith("/"):
+            if not is_loopback_address(where):
+                raise ConfigurationError(
+                    f"a ticket leads to another machine, not an address: {where}"
+                )
+            host = await stack.enter_async_context(
+                open_host(listen=("/ip4/127.0.0.1/tcp/0",), admission=LoopbackOnly())
+            )
+            yield Meeting(host, (where,), where)
+        else:
+            ticket = Ticket.parse(where)
+            admission = ClusterAdmission(
+                Membership(ticket.cluster_key), admits={COORDINATOR, WORKER}, ticket=ticket
+            )
+            host = await stack.enter_async_context(open_host(listen=listen, admission=admission))
+            yield Meeting(host, tuple(ticket.whereabouts.dial_addresses), where)
+
+
+async def _found(stack: AsyncExitStack, listen: Sequence[str]) -> Meeting:
+    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="neurogrid-run-"))
+    cluster = Cluster.create(Path(directory) / "cluster")
+    identity = Identity.generate()
+    admission = ClusterAdmission(
+        cluster.enrol(identity.peer_id, COORDINATOR), admits={COORDINATOR, WORKER}, issuer=cluster
+    )
+    host = await stack.enter_async_context(
+        open_host(listen=listen, identity=identity, admission=admission)
+    )
+    where = Whereabouts.of(host.peer_id, host.addresses)
+    ticket = cluster.ticket(host.peer_id, where.addresses, relays=where.relays)
+    return Meeting(host, (), ticket.text())

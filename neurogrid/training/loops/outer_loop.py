@@ -1,0 +1,167 @@
+"""A model between two syncs: when the next is due, what its members average, and what becomes of the weights.
+
+Knows no peers: what is to be averaged it gives, and what came of it it takes.
+
+Source: training by local updates as in DiLoCo (Douillard et al., 2023).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.averaging.groups import Outcome, State
+from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.optimizers import OuterOptimizer
+
+__all__ = ["OuterLoop", "Rules"]
+
+_MAX_EVERY = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What all members of a run do alike, as the first of them set it.
+
+    Attributes:
+        every: steps between two syncs, of each member.
+        outer_lr, outer_momentum: of the outer step, SGD with Nesterov momentum: 0.7 and 0.9 as published for DiLoCo;
+            1 and 0 average weights.
+
+    Raises:
+        ConfigurationError: a value is out of its range.
+    """
+
+    every: int = 20
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        fits = (
+            type(self.every) is int
+            and 1 <= self.every <= _MAX_EVERY
+            and 0 < self.outer_lr <= 100
+            and 0 <= self.outer_momentum < 1
+        )
+        if not fits:
+            raise ConfigurationError(
+                f"a run syncs every 1 to {_MAX_EVERY} steps, with an outer lr above 0 and a momentum from 0 to "
+                f"less than 1, not {self}"
+            )
+
+    def text(self) -> str:
+        """The same as a line that members are told."""
+        return json.dumps({"kind": "local updates", **asdict(self)}, sort_keys=True)
+
+    @classmethod
+    def parse(cls, text: str) -> Rules:
+        """Read what a group was founded with.
+
+        Raises:
+            ConfigurationError: the group is for something else.
+        """
+        try:
+            told = json.loads(text)
+            if told.pop("kind") != "local updates":
+                raise ValueError
+            return cls(int(told["every"]), float(told["outer_lr"]), float(told["outer_momentum"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise ConfigurationError(
+                f"the group there averages for something else than a run: {text[:100]!r}"
+            ) from exc
+
+
+class OuterLoop:
+    """The parameters of a model, and where they stand.
+
+    Args:
+        parameters: floats on any device, by name: those that are trained.
+        rules: of the run.
+
+    Attributes:
+        layout: of the parameters as one vector.
+        rules: as given.
+        round: the last round that is in the weights.
+        num_steps: steps of this member since it joined.
+        num_samples: samples of all members' contributions that are in the weights.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], rules: Rules) -> None:
+        if not parameters:
+            raise ConfigurationError("the model has no parameters that are trained")
+        self.layout = Layout.of(parameters)
+        self.rules = rules
+        self.round = 0
+        self.num_steps = 0
+        self.num_samples = 0.0
+        self._parameters = parameters
+        self._vector = torch.empty(self.layout.num_elements)
+        self._flatten()
+        self._outer = OuterOptimizer(self._vector, lr=rules.outer_lr, momentum=rules.outer_momentum)
+        self._samples = 0.0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each vector of the state."""
+        return tuple(len(vector) for vector in self._outer.state_vectors())
+
+    def step(self, samples: float) -> bool:
+        """A step was made on so many samples; whether a sync is due."""
+        self.num_steps += 1
+        self._samples += samples
+        return self.num_steps % self.rules.every == 0
+
+    def contribution(self) -> tuple[Tensor, float]:
+        """What this member has learned since the last sync: float32 [num_elements], and the samples it is from."""
+        self._flatten()
+        return self._outer.difference(self._vector, self._vector), self._samples
+
+    def apply(self, outcome: Outcome) -> None:
+        """Take over what a round has come to.
+
+        Where this member's contribution is not in it, what it has learned stays on top, and counts in the next.
+        """
+        late = None if outcome.has_contributed else self.contribution()[0].clone()
+        self._outer.step(outcome.values)
+        self.round = outcome.round
+        self.num_samples += sum(outcome.weights)
+        if late is None:
+            self._samples = 0.0
+        self._restore(late)
+
+    def state(self) -> State:
+        """What a newcomer needs: live buffers, which `apply` writes to."""
+        note = json.dumps({"samples": self.num_samples}).encode()
+        return State(self.round, tuple(self._outer.state_vectors()), note)
+
+    def load(self, state: State) -> None:
+        """Begin where the others are.
+
+        Raises:
+            ConfigurationError: the note is none.
+        """
+        try:
+            note: Any = json.loads(state.note)
+            self.num_samples = float(note["samples"])
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ConfigurationError("the others' state says nothing of their samples") from exc
+        self._outer.load(state.vectors)
+        self.round = state.round
+        self._samples = 0.0
+        self._restore(None)
+
+    def _flatten(self) -> None:
+        self.layout.flatten(self._parameters, self._vector)
+
+    def _restore(self, on_top: Tensor | None) -> None:
+        """The weights of the last sync, and what was learned since."""
+        weights = self._outer.theta0 if on_top is None else self._outer.theta0 + on_top
+        with torch.no_grad():
+            for name, value in self.layout.views(weights).items():
+                self._parameters[name].copy_(value)

@@ -1,0 +1,90 @@
+"""A run for transformers' Trainer: a callback that syncs while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.loops.blocking import Run, join_run, open_run
+from neurogrid.training.loops.meeting import LISTEN
+
+__all__ = ["NeuroGridCallback"]
+
+
+class NeuroGridCallback(TrainerCallback):
+    """Makes a Trainer a member of a run: `Trainer(..., callbacks=[NeuroGridCallback(ticket)])`.
+
+    The Trainer steps its own optimiser; after every so many of its steps the weights are synced, and once more when it
+    has ended, so all members are left with the same.
+
+    Args:
+        where: a ticket, or an address on the same machine; None founds a run, and prints what others join it by.
+        min_members: members that the first sync of a run that is founded waits for.
+        listen, timeout, settings: as `open_run`.
+
+    Attributes:
+        run: the member, while the Trainer trains.
+    """
+
+    def __init__(
+        self,
+        where: str | None = None,
+        *,
+        listen: Sequence[str] = LISTEN,
+        timeout: float = 600.0,
+        **settings: Any,
+    ) -> None:
+        if where is not None and settings:
+            raise ConfigurationError(
+                f"{', '.join(settings)} of a run are its founder's: join it without"
+            )
+        self.run: Run | None = None
+        self._where, self._settings = where, settings
+        self._listen, self._timeout = listen, timeout
+        self._open = ExitStack()
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Found or join the run; the weights of one that is joined take the place of the model's."""
+        assert model is not None
+        self._open.close()
+        if self._where is None:
+            opened = open_run(model, listen=self._listen, timeout=self._timeout, **self._settings)
+        else:
+            opened = join_run(self._where, model, listen=self._listen, timeout=self._timeout)
+        self.run = self._open.enter_context(opened)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Count the step, and sync if it is time."""
+        if self.run is not None:
+            self.run.step(samples=args.train_batch_size * args.gradient_accumulation_steps)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Sync what was learned since the last time, and leave the run."""
+        if self.run is not None and self.run.num_steps % self.run.rules.every:
+            self.run.sync()
+        self.run = None
+        self._open.close()

@@ -1,0 +1,196 @@
+"""Collectives between ranks in one process, over a network in memory; and what a rank may send that it should not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+import pytest
+import torch
+import trio
+from torch.distributed import ReduceOp
+
+from neurogrid.errors import NeuroGridError
+from neurogrid.p2p.memory import open_memory_network
+from neurogrid.p2p.trust import Insecure
+from neurogrid.p2p.wire import TensorMessage
+from neurogrid.training.distributed import collectives, group
+from neurogrid.training.distributed.collectives import Flat
+from neurogrid.training.distributed.errors import RankError
+from neurogrid.training.distributed.group import NOTICE, Group
+from neurogrid.training.distributed.node import Node
+from neurogrid.training.distributed.operation import Operation
+from neurogrid.training.distributed.posts import WINDOW_BYTES
+from neurogrid.training.distributed.sums import reduction_of
+from neurogrid.training.wire import TrainingMessage
+
+NUMBER = 77
+TIMEOUT = 30.0
+
+
+@asynccontextmanager
+async def open_ranks(size: int) -> AsyncIterator[list[Group]]:
+    """Groups of so many ranks, connected."""
+    async with AsyncExitStack() as stack:
+        network = await stack.enter_async_context(open_memory_network())
+        hosts = [await stack.enter_async_context(network.open_host()) for _ in range(size)]
+        nodes = [Node(host, Insecure()) for host in hosts]
+        peer_ids = [host.peer_id for host in hosts]
+        groups = []
+        for rank, node in enumerate(nodes):
+            groups.append(Group(NUMBER, "all", rank, peer_ids, range(size), node.exchange))
+            node.add(groups[-1])
+            for host in hosts[:rank]:
+                await node.host.connect(host.addresses[0])
+                await node.exchange.open(host.peer_id)
+        with trio.fail_after(2 * TIMEOUT):
+            yield groups
+
+
+async def on_all(
+    groups: Sequence[Group], task: Callable[[Operation], Awaitable[None]], timeout: float = TIMEOUT
+) -> None:
+    """Run an operation on each rank."""
+    async with trio.open_nursery() as nursery:
+        for of in groups:
+            nursery.start_soon(task, Operation(of, "test", timeout=timeout))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_items", [0, 1, 1000, 600_001])
+async def test_all_ranks_get_the_sum_in_the_order_of_ranks(size: int, num_items: int) -> None:
+    generator = torch.Generator().manual_seed(num_items)
+    rows = [torch.randn(num_items, generator=generator) for _ in range(size)]
+    wanted = rows[0].clone()
+    for row in rows[1:]:
+        wanted += row
+    reduction = reduction_of(ReduceOp.SUM, torch.float32, size)
+    async with open_ranks(size) as groups:
+        await on_all(
+            groups,
+            lambda operation: collectives.all_reduce(
+                operation, Flat(rows[operation.group.rank]), reduction
+            ),
+        )
+    assert all(torch.equal(row, wanted) for row in rows)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("num_items", [1, 600_001])
+async def test_a_broadcast_reaches_all(size: int, num_items: int) -> None:
+    async with open_ranks(size) as groups:
+        for root in range(size):
+            rows = [torch.full((num_items,), float(rank)) for rank in range(size)]
+            await on_all(
+                groups,
+                lambda operation, rows=rows, root=root: collectives.broadcast(
+                    operation, Flat(rows[operation.group.rank]), root
+                ),
+            )
+            assert all(torch.equal(row, rows[root]) for row in rows)
+
+
+async def test_many_small_sends_wait_for_a_receiver_that_is_late() -> None:
+    """More than a window, unasked: nothing is refused, and all arrives once somebody asks."""
+    num_posts = 3000
+    async with open_ranks(2) as (one, other), trio.open_nursery() as nursery:
+        sending = Operation(one, "send", tag=5, timeout=TIMEOUT)
+        empty = memoryview(b"")
+
+        async def send_all() -> None:
+            for _ in range(num_posts):
+                await sending.outgoing(1, 0, 0).send_all(empty)
+
+        nursery.start_soon(send_all)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        receiving = Operation(other, "recv", tag=5, timeout=TIMEOUT)
+        assert other.channel(0, 5).incoming.early_cost == WINDOW_BYTES
+        for _ in range(num_posts):
+            assert len(await receiving.incoming(0, 0, 0).take(0)) == 0
+
+
+async def send_raw(of: Group, data: bytes = b"", **fields: int) -> None:
+    message = TensorMessage(
+        msg_type=TrainingMessage.POST,
+        **{"layer_id": 1, "seq_id": 0, "request_id": NUMBER, **fields},  # type: ignore[arg-type]
+        data=data,
+    )
+    await of.exchange.send(of.peer_ids[0], message)
+
+
+@pytest.mark.parametrize(
+    ("posts", "said"),
+    [
+        ([{"data": b"a"}, {"data": b"a"}], "post 0 came twice"),
+        ([{"data": bytes(WINDOW_BYTES + 1)}], "may come unasked"),
+        ([{"data": b"a", "seq_id": NOTICE | 3}], "a notice has Data"),
+        ([{"layer_id": tag} for tag in range(100, 120)], "more than 16 tags"),
+        (
+            [{"data": bytes(4 << 20), "layer_id": tag} for tag in range(3)],
+            "B under 4 tags came unasked",
+        ),
+    ],
+)
+async def test_what_a_rank_may_not_send_costs_it_the_group(
+    posts: list[dict[str, object]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "MAX_CHANNELS_PER_RANK", 16)
+    monkeypatch.setattr(group, "MAX_UNASKED_PER_RANK", 8 << 20)
+    async with open_ranks(3) as groups:
+        waiting = Operation(groups[0], "recv", tag=9, timeout=TIMEOUT).incoming(1, 0, 4)
+        with contextlib.suppress(NeuroGridError):  # its stream breaks at some time
+            for post in posts:
+                await send_raw(groups[1], **post)  # type: ignore[arg-type]
+        with pytest.raises(RankError, match=said) as caught:
+            await waiting.take(0)
+        assert caught.value.ranks == (1,)
+        assert groups[0].lost.keys() == {1}
+
+
+async def test_a_peer_that_is_no_rank_is_refused_and_costs_nothing() -> None:
+    async with open_ranks(3) as groups:
+        stranger = Group(NUMBER, "all", 1, groups[0].peer_ids, range(3), groups[1].exchange)
+        groups[0]._ranks.pop(groups[1].peer_ids[1])
+        await send_raw(stranger, data=b"a")
+        while groups[1].exchange.hello_of(groups[0].peer_ids[0]) is not None:
+            await trio.lowlevel.checkpoint()
+        assert not groups[0].lost
+        sending = Operation(groups[2], "send", tag=1, timeout=TIMEOUT)
+        receiving = Operation(groups[0], "recv", tag=1, timeout=TIMEOUT)
+        await sending.outgoing(0, 0, 4).send_all(memoryview(b"abcd"))
+        assert bytes(await receiving.incoming(2, 0, 4).take(0)) == b"abcd"
+
+
+async def test_at_the_deadline_the_rank_that_did_not_come_is_named() -> None:
+    """Rank 1 does not call: the others name it, though each waits for the other's sums as well."""
+    reduction = reduction_of(ReduceOp.SUM, torch.float32, 3)
+    async with open_ranks(3) as groups:
+        for of in (groups[0], groups[2]):
+            operation = Operation(of, "all_reduce", timeout=0.2)
+            assert "waited for its turn" in str(operation.late())
+        operations = [Operation(of, "all_reduce", timeout=0.2) for of in (groups[0], groups[2])]
+        with trio.move_on_after(0.2):
+            async with trio.open_nursery() as nursery:
+                for operation in operations:
+                    nursery.start_soon(
+                        partial(collectives.all_reduce, reduction=reduction),
+                        operation,
+                        Flat(torch.ones(900_000)),
+                    )
+        for operation in operations:
+            assert operation.late().ranks == (1,)
+
+
+async def test_a_lost_rank_ends_what_waits_for_it_and_nothing_else() -> None:
+    async with open_ranks(3) as groups:
+        waiting = Operation(groups[0], "recv", tag=1, timeout=TIMEOUT)
+        from_one, from_two = waiting.incoming(1, 0, 4), waiting.incoming(2, 0, 4)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(groups[1].exchange.close_peer, groups[0].peer_ids[0])
+            with pytest.raises(RankError, match=r"rank 1 \(.*\) was lost"):
+                await from_one.take(0)
+        sending = Operation(groups[2], "send", tag=1, timeout=TIMEOUT)
+        await sending.outgoing(0, 0, 4).send_all(memoryview(b"abcd"))
+        assert bytes(await from_two.take(0)) == b"abcd"
