@@ -58,7 +58,6 @@ __all__ = ["GroupMachine", "Message"]
 Message = Lead | Status | Candidate | Promise | Leave
 
 _NOTHING: Final = Ballot(0, 0)
-
 _MAX_REASON_CHARS: Final = 256
 # A group has one a second at most: no member can use up all numbers.
 _MAX_TERMS_AHEAD: Final = 2**32
