@@ -292,3 +292,32 @@ async def test_a_host_may_join_again() -> None:
         del peers.all[1]
         await peers.add()
         await peers.average(vectors(2))
+
+
+@pytest.mark.parametrize("how", ["short", "not finite"])
+async def test_wrong_means_cost_their_sender_its_part(how: str) -> None:
+    """Nobody takes them over, and the others reduce in its place; its vector counts, as it is right."""
+    async with a_group(4, attempt_timeout=2.0, chunk_elements=128) as peers:
+        await peers.average(vectors(4))
+        exchange = peers.all[3].group._exchange
+        send, send_nowait = exchange.send, exchange.send_nowait
+        num_wrong = 0
+
+        async def send_wrong(peer_id: str, message: TensorMessage, *more: Any) -> None:
+            nonlocal num_wrong
+            if message.msg_type is TrainingMessage.MEAN:
+                num_wrong += 1
+                right = bytes(message.data)
+                wrong = right[:-4] if how == "short" else b"\xff" * len(right)
+                message = replace(message, data=wrong)
+            await send(peer_id, message, *more)
+
+        def send_others(peer_id: str, message: TensorMessage) -> bool:
+            return message.msg_type is not TrainingMessage.MEAN and send_nowait(peer_id, message)
+
+        exchange.send, exchange.send_nowait = send_wrong, send_others  # type: ignore[method-assign]
+        for round_ in (2, 3):
+            given = vectors(4, round_)
+            for outcome in await peers.average(given):
+                torch.testing.assert_close(outcome.values, sum(given) / 4)
+        assert num_wrong
