@@ -5,7 +5,7 @@ Source: protocol_spec/training/process-groups.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from neurogrid.p2p.wire.control import ControlPayload
@@ -32,6 +32,7 @@ MAX_VALUE_BYTES: Final = 256 * 1024
 MAX_KEYS: Final = 4096
 # Seconds: torch waits half an hour by default.
 MAX_WAIT: Final = 7 * 86_400.0
+_WAIT: Final = replace(seconds(MAX_WAIT), absent=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class StoreQuestion(ControlPayload):
             "action": one_of(STORE_ACTIONS),
             "keys": optional(array(text(MAX_KEY_CHARS), MAX_KEYS)),
             "values": optional(array(binary(MAX_VALUE_BYTES), 2)),
-            "wait": optional(seconds(MAX_WAIT)),
+            "wait": optional(_WAIT),
         },
     )
 
