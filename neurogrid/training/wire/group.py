@@ -55,8 +55,9 @@ __all__ = [
 DIGEST_BYTES: Final = 32
 """Bytes of a digest."""
 
-MAX_GROUP_MEMBERS: Final = 4096
-"""Members of a group: their table fits a control message. More are groups of groups."""
+MAX_GROUP_MEMBERS: Final = 1024
+"""Members of a group: a decision and a proposal that name all of them five times fit a control message. More are groups
+of groups."""
 
 MAX_NEW_ADDRESSES: Final = 256
 """Addresses of newcomers in one decision."""
@@ -294,7 +295,8 @@ class Lead(ControlPayload):
         term: u64, the leader's, from 1.
         index: u64, of the last decision.
         decisions: encoded decisions that the member does not have, in order, as many as are kept and fit.
-        proposal: an encoded `Proposal` for the decision after `index`; empty for none.
+        proposal: an encoded `Proposal` for the decision after `index`; empty for none, or for one that
+            the member has looked at.
         waits_for: peer ids of members that the group waits for, for people.
     """
 
@@ -328,6 +330,7 @@ class Status(ControlPayload):
         weight: how much the vector counts.
         accepted_term, accepted_attempt, accepted: the ballot and the digest of what it has accepted for the decision
             after `index`; 0 and empty for nothing. The digest of a decision that is no round is empty.
+        seen_attempt: u64, the latest attempt of this term that it has looked at after `index`; 0 for none.
         failed_attempt: u64, the attempt of this term that it could not do its part of; 0 for none.
         lost: peer ids of those that are to blame for that; the sender's own where it is to blame itself.
         reasons: one line for each, for people.
@@ -344,6 +347,7 @@ class Status(ControlPayload):
     accepted_term: int = 0
     accepted_attempt: int = 0
     accepted: bytes = b""
+    seen_attempt: int = 0
     failed_attempt: int = 0
     lost: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -361,6 +365,7 @@ class Status(ControlPayload):
             "accepted_term": optional(uint(MAX_U64)),
             "accepted_attempt": optional(uint(MAX_U64)),
             "accepted": optional(_DIGEST),
+            "seen_attempt": optional(uint(MAX_U64)),
             "failed_attempt": optional(uint(MAX_U64)),
             "lost": optional(_PEERS),
             "reasons": optional(array(text(_MAX_REASON), MAX_GROUP_MEMBERS)),

@@ -44,7 +44,7 @@ class TrainingLimits:
     digest: int = 32
     # A tensor between two ranks.
     post: int = 256 * MIB
-    # 4,096 members with a peer id, a weight and a part each need 400 KiB.
+    # 1,024 members, whom a decision and a proposal name five times, take half of it.
     control: int = MIB
     acknowledgement: int = 0
 

@@ -214,8 +214,15 @@ class SimulatedGroup:
             kept = self.random.sample(told, min(len(told), self.random.randrange(2)))
             actions = [a for a in actions if not isinstance(a, Send) or a in kept]
             self._end(node)
+        self._check_proposal(node)
         for action in actions:
             self._do_one(node, action)
+
+    def _check_proposal(self, node: Node) -> None:
+        lead = node.machine._lead
+        if lead is not None and lead.proposed is not None and lead.to_adopt is None:
+            gone = {*lead.proposed.acceptors} - {*lead.proposed.decision.peers}
+            assert gone <= {node.machine.me.peer}, "an acceptor is no member by what it accepts"
 
     def _do_one(self, node: Node, action: Action) -> None:
         if isinstance(action, Send):

@@ -80,6 +80,12 @@ class Members:
         self.machines[to].receive(sender, found[-1], self.now)
         self.collect()
 
+    def has_sent(self, sender: str, to: str, kind: type[Message]) -> bool:
+        return any(
+            (name, send.to) == (sender, to) and isinstance(send.message, kind)
+            for name, send in self.sent
+        )
+
     def report(self, leader: str, *names: str) -> None:
         """Each tells how it stands."""
         for name in names:
@@ -153,6 +159,7 @@ def test_a_leader_that_cannot_adopt_asks_again() -> None:
     for name in "YZ":
         group.tell("C", name)
     for name in "YCZ":
+        assert name in group.fetches, "it has accepted what it does not hold"
         fetch = group.fetches[name]
         lost = dict.fromkeys(fetch.holders, "it is gone")
         group.machines[name].failed(fetch.token, lost, group.now)
@@ -213,6 +220,52 @@ def test_a_leader_that_adopted_other_members_asks_them() -> None:
     assert all(len(told) == 1 for told in group.decided.values())
     assert not candidate.is_leading
     assert candidate.index == 2
+
+
+def test_no_two_lead_in_one_term() -> None:
+    """C promised L, which leads, and then stands itself; what it decides is not taken for what L proposed."""
+    group = Members("ALCXY")
+    machines = group.machines
+    group.tick("L", after=10.0)
+    group.tick("L")
+    for name in "CY":
+        group.tell("L", name, Candidate)
+        group.tell(name, "L", Promise)
+    assert machines["L"].is_leading
+    machines["L"].admit(Member("J", 1), group.now)
+    group.report("L", "C", "Y")
+    group.tell("L", "Y")  # which accepts
+    group.report("A", "Y")  # which leads no more
+    assert not machines["A"].is_leading
+    group.tick("C", after=11.0)
+    group.tick("C", after=5.0)
+    for name in "AX":
+        group.tell("C", name, Candidate)
+        group.tell(name, "C", Promise)
+    assert machines["C"].is_leading
+    machines["C"].admit(Member("K", 1), group.now)
+    group.report("C", "A", "X")
+    for name in "AX":
+        group.tell("C", name)
+    group.report("C", "A", "X")
+    assert machines["C"].index == 2
+    # C is lost before anybody has heard of it.
+    for _ in range(4):
+        group.tick("Y", after=20.0)
+        group.tick("Y", after=5.0)
+        for name in "AX":
+            group.tell("Y", name, Candidate)
+            if group.has_sent(name, "Y", Promise):
+                group.tell(name, "Y", Promise)
+    assert machines["Y"].is_leading
+    machines["Y"].admit(Member("Q", 1), group.now)
+    for _ in range(2):
+        group.report("Y", "A", "X")
+        for name in "AX":
+            group.tell("Y", name)
+    group.report("Y", "A", "X")
+    assert machines["Y"].index > 1
+    assert all(len(told) == 1 for told in group.decided.values())
 
 
 def test_a_leader_adopts_what_was_accepted_last() -> None:

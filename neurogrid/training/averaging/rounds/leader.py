@@ -217,7 +217,7 @@ class Leader:
         self, decision: Decision, proposed: Proposed, progress: Progress, now: float
     ) -> None:
         """Too few have computed an aggregate to decide on it: others, that are late or observe, are to fetch it."""
-        able = [m.peer for m in progress.members if self._is_able(m.peer, now)]
+        able = [m.peer for m in self._there(progress, now) if self._is_able(m.peer)]
         others = [peer for peer in self._at(progress, able) if peer not in proposed.acceptors]
         acceptors = (*proposed.acceptors, *others)
         if len(acceptors) >= num_to_decide(len(progress.members)):
@@ -248,8 +248,14 @@ class Leader:
             return True
         return heard is not None and heard.gone_at is None and now - heard.at < self.settings.grace
 
-    def _is_able(self, peer: str, now: float) -> bool:
-        return self._is_there(peer, now) and self._strikes[peer] < _MAX_STRIKES
+    def _there(self, progress: Progress, now: float) -> list[Member]:
+        """The members that can be asked for anything: none that has said that it goes, whatever comes of it later."""
+        return [
+            m for m in progress.members if self._is_there(m.peer, now) and m not in self._leavers
+        ]
+
+    def _is_able(self, peer: str) -> bool:
+        return self._strikes[peer] < _MAX_STRIKES
 
     def _at(self, progress: Progress, peers: Iterable[str]) -> tuple[str, ...]:
         """Those of some peers that are as far as this member."""
@@ -263,8 +269,8 @@ class Leader:
         """What to propose, if anything can be."""
         if self._strikes and now - self._struck_at >= self.settings.grace:
             self._strikes.clear()  # whatever was wrong may have passed
-        there = [m for m in progress.members if self._is_there(m.peer, now)]
-        able = [m.peer for m in there if self._is_able(m.peer, now)]
+        there = self._there(progress, now)
+        able = [m.peer for m in there if self._is_able(m.peer)]
         if self.to_adopt is not None:
             return self._adoption(self.to_adopt, progress, able)
         proposal = self._round(progress, there, able, now)
@@ -374,7 +380,7 @@ class Leader:
         for peer, (member, _) in list(self._joiners.items()):
             if member in progress.members:
                 del self._joiners[peer]
-            elif peer in kept or len(kept) < MAX_GROUP_MEMBERS:
+            elif peer in kept or len(kept) < MAX_GROUP_MEMBERS:  # else it waits for a place
                 kept[peer] = member
         return tuple(kept.values()) or progress.members
 

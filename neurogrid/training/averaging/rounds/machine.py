@@ -341,6 +341,7 @@ class GroupMachine:
             accepted_term=ballot.term,
             accepted_attempt=ballot.attempt,
             accepted=accepted.digest if accepted is not None else b"",
+            seen_attempt=self._seen.attempt if self._seen.term == self.term else 0,
             failed_attempt=failed_attempt,
             lost=tuple(lost),
             reasons=tuple(reason[:_MAX_REASON_CHARS] for reason in lost.values()),
@@ -552,6 +553,15 @@ class GroupMachine:
         status = self._lead.status_of(peer) if self._lead is not None else None
         proposed = self._lead.proposed if self._lead is not None else None
         known = status.index if status is not None else 0
+        if (
+            proposed is not None
+            and status is not None
+            and (
+                (status.index, status.term, status.seen_attempt)
+                == (self.index, self.term, proposed.attempt)
+            )
+        ):
+            proposed = None  # it is the longest of all that is told
         self._send(
             peer,
             Lead(
