@@ -379,6 +379,12 @@ def test_a_group_with_all_rules_survives() -> None:
     assert all(survives(seed) for seed in range(40))
 
 
+@pytest.mark.parametrize("seed", [243, 313, 475, 614, 676])
+def test_a_member_that_is_back_is_not_asked_to_end_its_membership(seed: int) -> None:
+    # It was lost when the round was proposed, and is there when more are to accept the aggregate.
+    assert survives(seed)
+
+
 @pytest.mark.long
 def test_a_group_with_all_rules_survives_for_long() -> None:
     assert all(survives(seed) for seed in range(20_000))

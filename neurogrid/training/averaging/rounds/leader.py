@@ -219,9 +219,12 @@ class Leader:
         """Too few have computed an aggregate to decide on it: others, that are late or observe, are to fetch it."""
         able = [m.peer for m in self._there(progress, now) if self._is_able(m.peer)]
         others = [peer for peer in self._at(progress, able) if peer not in proposed.acceptors]
-        acceptors = (*proposed.acceptors, *others)
-        if len(acceptors) >= num_to_decide(len(progress.members)):
+        staying = [peer for peer in others if peer in decision.peers]
+        acceptors, enough = (*proposed.acceptors, *staying), num_to_decide(len(progress.members))
+        if len(acceptors) >= enough:
             self.proposed = self._proposed(replace(decision, holders=proposed.acceptors), acceptors)
+        elif len(proposed.acceptors) + len(others) >= enough:
+            self.proposed = None  # members that it would be without are back: another will keep them
 
     def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
         """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
