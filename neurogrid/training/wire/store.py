@@ -32,7 +32,6 @@ MAX_VALUE_BYTES: Final = 256 * 1024
 MAX_KEYS: Final = 4096
 # Seconds: torch waits half an hour by default.
 MAX_WAIT: Final = 7 * 86_400.0
-_WAIT: Final = replace(seconds(MAX_WAIT), absent=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class StoreQuestion(ControlPayload):
             "action": one_of(STORE_ACTIONS),
             "keys": optional(array(text(MAX_KEY_CHARS), MAX_KEYS)),
             "values": optional(array(binary(MAX_VALUE_BYTES), 2)),
-            "wait": optional(_WAIT),
+            "wait": optional(replace(seconds(MAX_WAIT), absent=0.0)),
         },
     )
 

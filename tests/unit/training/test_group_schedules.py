@@ -286,6 +286,38 @@ def test_a_leader_adopts_what_was_accepted_last() -> None:
     assert candidate.last.members == last.members
 
 
+def test_a_member_takes_over_the_next_decision_alone() -> None:
+    machine = Members("AB").machines["B"]
+    third = Decision(3, 0, ("A", "B"), (1, 1))
+    machine.receive("A", Lead(1, 3, (third.encode(),)), 0.0)
+    assert machine.index == 1
+
+
+def promised() -> Members:
+    """C has promised B the third term."""
+    group = Members("ABC")
+    group.now = 10.0
+    group.machines["C"].receive("B", Candidate(1, 3, 1), group.now)
+    assert (group.machines["C"].term, group.machines["C"].leader) == (3, "B")
+    return group
+
+
+def test_a_member_accepts_nothing_under_a_lesser_term() -> None:
+    group = promised()
+    decision = Decision(2, 0, ("A", "B", "C", "J"), (1,) * 4)
+    proposal = Proposal(1, decision.encode(), ("A", "C")).encode()
+    group.machines["C"].receive("A", Lead(1, 1, (), proposal), group.now)
+    assert group.machines["C"].status().accepted_attempt == 0
+
+
+def test_a_member_promises_no_lesser_term() -> None:
+    group = promised()
+    group.machines["C"].receive("A", Candidate(1, 2, 1), group.now + 20.0)
+    group.collect()
+    assert group.machines["C"].term == 3
+    assert not group.has_sent("C", "A", Promise)
+
+
 def test_a_round_is_decided_while_most_members_observe() -> None:
     group = SimulatedGroup(5, Random(1), Faults())
     group.run(3)

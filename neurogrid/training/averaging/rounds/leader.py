@@ -224,7 +224,8 @@ class Leader:
         if len(acceptors) >= enough:
             self.proposed = self._proposed(replace(decision, holders=proposed.acceptors), acceptors)
         elif len(proposed.acceptors) + len(others) >= enough:
-            self.proposed = None  # members that it would be without are back: another will keep them
+            # Members that it would be without are there again: the next one keeps them.
+            self.proposed = None
 
     def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
         """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
