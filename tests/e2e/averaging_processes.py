@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.namespaces.netns import Machine
 from tests.e2e.preloaded import Popen
 from tests.e2e.training_peer import digest_of, mean_of, weight_of
 
@@ -47,13 +48,16 @@ class AveragingPeer:
         is_killed: whether it was.
     """
 
-    def __init__(self, number: int, directory: Path, *args: str) -> None:
+    def __init__(
+        self, number: int, directory: Path, *args: str, machine: Machine | None = None
+    ) -> None:
+        start = Popen if machine is None else machine.popen
         self.number = number
         self.said: list[Said] = []
         self.is_killed = False
         self.log = directory / f"member-{number}.log"
         with self.log.open("w") as stderr:
-            self.process = Popen(
+            self.process = start(
                 [sys.executable, "-m", "tests.e2e.training_peer", "--number", str(number), *args],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -163,9 +167,9 @@ class Crowd:
         self._num_checked: dict[int, int] = {}
         self._by_round: dict[int, tuple[object, ...]] = {}
 
-    def start(self) -> AveragingPeer:
-        """A process that has yet to be told to begin."""
-        peer = AveragingPeer(len(self.all), self._directory, *self._args)
+    def start(self, *args: str, machine: Machine | None = None) -> AveragingPeer:
+        """A process that has yet to be told to begin; in a namespace if one is given."""
+        peer = AveragingPeer(len(self.all), self._directory, *self._args, *args, machine=machine)
         self.all.append(peer)
         return peer
 

@@ -8,18 +8,20 @@ function of its number and the round, one after another, and says what came of e
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
 import sys
 import time
+from functools import cache
 from typing import Any
 
 import torch
 import trio
+from blake3 import blake3
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.p2p.libp2p.libp2p_host import open_host
+from neurogrid.p2p.reach.reach import Reach, ReachOptions
 from neurogrid.training.averaging.groups import Group, NotAMemberError, RoundTimeout, open_group
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.wire import GroupSettings
@@ -36,8 +38,13 @@ def weight_of(number: int) -> float:
 
 def vector_of(number: int, round_: int, num_elements: int) -> torch.Tensor:
     """What a member contributes: whole numbers, so that their sums are exact in any order."""
-    values = torch.arange(num_elements, dtype=torch.int64)
-    return ((values + 31 * number + 7 * round_) % PERIOD).float()
+    start = (31 * number + 7 * round_) % PERIOD
+    return _pattern(num_elements + PERIOD)[start : start + num_elements]
+
+
+@cache
+def _pattern(num_elements: int) -> torch.Tensor:
+    return (torch.arange(num_elements) % PERIOD).float()
 
 
 def mean_of(numbers: list[int], round_: int, num_elements: int) -> torch.Tensor:
@@ -49,8 +56,8 @@ def mean_of(numbers: list[int], round_: int, num_elements: int) -> torch.Tensor:
 
 
 def digest_of(values: torch.Tensor) -> str:
-    """SHA-256 of the bytes."""
-    return hashlib.sha256(values.numpy().data).hexdigest()
+    """BLAKE3 of the bytes."""
+    return blake3(values.numpy().data.cast("B")).hexdigest()
 
 
 def say(**what: Any) -> None:
@@ -108,7 +115,11 @@ async def main(options: argparse.Namespace) -> None:
         way=options.way,
         codec=options.codec,
     )
-    async with open_host() as host:
+    async with open_host(listen=options.listen) as host:
+        if options.relay:
+            reach = Reach(host, ReachOptions(relays=[options.relay]))
+            while not any("/p2p-circuit/" in address for address in reach.addresses):
+                await trio.sleep(0.02)
         say(
             ready=host.peer_id,
             number=options.number,
@@ -119,7 +130,12 @@ async def main(options: argparse.Namespace) -> None:
             _, *addresses = line.split()
             try:
                 async with open_group(
-                    host, layout, join=addresses, settings=settings, timeout=options.timeout
+                    host,
+                    layout,
+                    join=addresses,
+                    settings=settings,
+                    bandwidth=options.bandwidth,
+                    timeout=options.timeout,
                 ) as group:
                     say(joined=True, members=group.members, group_round=group.round)
                     await average_on(group, options)
@@ -138,6 +154,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each round")
     parser.add_argument("--way", default="butterfly")
     parser.add_argument("--codec", default="f32")
+    parser.add_argument("--bandwidth", type=float)
+    parser.add_argument("--listen", nargs="+", default=["/ip4/127.0.0.1/tcp/0"])
+    parser.add_argument("--relay", default="")
     parser.add_argument("--log", default="INFO")
     return parser.parse_args()
 

@@ -41,6 +41,7 @@ NOT_OF_WORKERS = {
     errors.ModelError,  # of the coordinator's own files: has tests of its own
     errors.CheckpointError,
     errors.UnsupportedModelError,
+    errors.NotFiniteError,  # of averaging, which serving has no part in
     NeuroGridError,
 }
 

@@ -201,6 +201,15 @@ class Exchange:
         except TransportError:
             logger.debug("the connection to %s was gone already", peer_id)
 
+    async def aclose(self) -> None:
+        """End all streams, and serve no more of them; connections stay. The host may have another exchange after it."""
+        if self._table.protocol_id in self._versions:
+            self.host.remove_stream_handler(self._table.protocol_id)
+        streams = [stream for running in self._running.values() for stream in running]
+        self._streams.clear()
+        for stream in streams:
+            await stream.close()
+
     # Sending
 
     async def send(self, peer_id: str, message: TensorMessage, *more: Data) -> None:

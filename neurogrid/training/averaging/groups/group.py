@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -497,7 +497,9 @@ class Group:
             self._hold(result)
             self._machine.reduced(token, result.digest, now)
         else:
-            self._machine.failed(token, lost or {self.peer_id: "it has only a part"}, now)
+            if lost is None:
+                lost = {self.peer_id: "it has only a part"}
+            self._machine.failed(token, lost, now)
         self._act()
 
     def _hold(self, result: Result) -> None:
@@ -583,6 +585,8 @@ class Group:
             raise RequestRefusedError(
                 "others are to join before", code=ErrorCode.BUSY, retry_after=1.0
             )
+        for other in [other for other in self._joining if other.peer == member.peer]:
+            del self._joining[other]  # it asks anew
         self._joining[member] = message
         self._act()
 
@@ -685,7 +689,7 @@ async def open_group(
     if bandwidth is None:
         bandwidth = UNMEASURED if host.addresses else 0.0
     with unwrap_errors():
-        async with trio.open_nursery() as nursery:
+        async with aclosing(exchange), trio.open_nursery() as nursery:
             if join:
                 request = Join(
                     incarnation, layout.digest, layout.num_elements, host.addresses[:16], bandwidth

@@ -58,6 +58,9 @@ GIVE_UP_GRACE = 1.0
 
 # Bytes of chunks that are under way to one reducer: what a fast network takes while an answer is computed.
 WINDOW_BYTES = 8 * 1024 * 1024
+# Of the time for a reduction: a reducer that waits for rows gives up then, and says for whom it has waited, before
+# those that wait for its aggregates can take it for the one that is lost.
+ROWS_SHARE = 0.75
 # Threads that decode and add at once.
 NUM_THREADS = 2
 
@@ -300,6 +303,7 @@ class Reduction:
         num_adding = 1 if self._plan.codec == PLAIN else NUM_THREADS
         for _ in range(num_adding):
             nursery.start_soon(self._add_rows)
+        nursery.start_soon(self._watch_rows, ROWS_SHARE * timeout)
         for member, (_, answers) in self._answers.items():
             nursery.start_soon(self._send_answers, member, answers)
         if self._values is not None:
@@ -307,6 +311,12 @@ class Reduction:
                 left = iter(chunks)
                 for _ in range(min(self._window, len(chunks))):
                     nursery.start_soon(self._hand_over, peers, left, timeout)
+
+    async def _watch_rows(self, timeout: float) -> None:
+        """Give up those that have not sent their rows in time."""
+        await trio.sleep(timeout)
+        for peer_id in self._gathering.missing() - {self._own}:
+            self._fail(peer_id, f"it has not sent its part within {timeout:g} s")
 
     @property
     def _window(self) -> int:

@@ -32,8 +32,8 @@ MAX_HELD = 8
 EARLY_TIMEOUT = 30.0
 """Seconds that a chunk waits for its plan: the leader tells all members at about the same time."""
 
-MAX_EARLY = 16
-"""Reductions without a plan here that chunks wait for."""
+MAX_EARLY = 4
+"""Reductions without a plan here that chunks of one peer wait for."""
 
 # Reductions that are over, whose late chunks are told from early ones.
 MAX_REMEMBERED = 1024
@@ -45,6 +45,7 @@ class _Early:
     def __init__(self) -> None:
         self.begun = trio.Event()
         self.num_waiting = 0
+        self.peers: set[str] = set()
 
 
 class Reductions:
@@ -194,22 +195,23 @@ class Reductions:
         """Keep a chunk until its plan is known. What waits so is bounded by its sender's credit."""
         number = message.seq_id
         if number not in self._running and number not in self._over:
-            await self._wait_plan(number)
+            await self._wait_plan(number, sender_of(message))
         running = self._running.get(number)
         if running is None:
             raise ended(f"reduction {number:016x} is over, or never began here")
         running.take(message)
 
-    async def _wait_plan(self, number: int) -> None:
+    async def _wait_plan(self, number: int, peer_id: str) -> None:
         """Wait until a reduction has begun here, as long as may be."""
         early = self._early.get(number)
-        if early is None:
-            if len(self._early) >= MAX_EARLY:
+        if early is None or peer_id not in early.peers:
+            if sum(peer_id in other.peers for other in self._early.values()) >= MAX_EARLY:
                 raise RequestRefusedError(
                     f"chunks of {MAX_EARLY} other reductions wait for their plans",
                     code=ErrorCode.LIMIT_EXCEEDED,
                 )
-            early = self._early[number] = _Early()
+            early = self._early.setdefault(number, _Early())
+            early.peers.add(peer_id)
         early.num_waiting += 1
         try:
             with trio.move_on_after(self._early_timeout):

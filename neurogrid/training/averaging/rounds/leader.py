@@ -7,11 +7,11 @@ Pure. A proposal is decided when each of its acceptors has told the same digest 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from neurogrid.training.averaging.plan import ReductionPlan
+from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.rounds.plans import Shape, make_plan
 from neurogrid.training.averaging.rounds.quorums import num_to_decide
 from neurogrid.training.wire import (
@@ -35,6 +35,8 @@ _ADDRESSES_OF_A_JOINER: Final = MAX_NEW_ADDRESSES // MAX_JOINERS
 _MAX_STRIKES: Final = 2
 # Of the grace: a member that was silent for so long is no member any more.
 _GRACES_UNTIL_REMOVED: Final = 2
+# Of the grace: so long others aggregate for two members that could not hear each other.
+_GRACES_APART: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Leader:
     _joiners: dict[str, tuple[Member, tuple[str, ...]]] = field(default_factory=dict)
     _leavers: set[Member] = field(default_factory=set)
     _strikes: Counter[str] = field(default_factory=Counter)
+    _apart: dict[frozenset[str], float] = field(default_factory=dict)
     _struck_at: float = 0.0
     _quorum_since: float | None = None
     _bandwidths: dict[str, float] = field(default_factory=dict)
@@ -185,15 +188,22 @@ class Leader:
     def _outcome(self, proposed: Proposed, progress: Progress, now: float) -> Decision | None:
         """What has become of a proposal: a decision, or nothing yet, or it is given up."""
         told: dict[str, bytes] = {}
-        blamed: Counter[str] = Counter()
+        blamed: list[tuple[str, str]] = []
+        failed = 0
         for peer in proposed.acceptors:
             status = self.status_of(peer)
             if status is None or status.index != progress.index:
                 continue
             if status.ballot == Ballot(self.term, proposed.attempt):
                 told[peer] = status.accepted
+                if proposed.plan is None and status.accepted != proposed.decision.digest:
+                    # Nobody who keeps to the rules accepts anything but what was proposed as it is.
+                    self._strike([peer] * _MAX_STRIKES, now)
+                    self.proposed = None
+                    return None
             elif status.term == self.term and status.failed_attempt == proposed.attempt:
-                blamed.update(status.lost or (peer,))
+                failed += 1
+                blamed += [(peer, other) for other in status.lost]
         if len(told) == len(proposed.acceptors):
             if len(set(told.values())) == 1:
                 (digest,) = set(told.values())
@@ -208,7 +218,8 @@ class Leader:
         if not lost and blamed:
             lost = [self._most_blamed(blamed, proposed)]
             self.cannot_adopt = self.to_adopt is not None
-        if lost:
+            self._apart.update(dict.fromkeys(map(frozenset, blamed), now))
+        if lost or len(told) + failed == len(proposed.acceptors):
             self._strike(lost, now)
             self.proposed = None
         return None
@@ -229,17 +240,33 @@ class Leader:
 
     def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
         """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
-        digest = Counter(told.values()).most_common(1)[0][0]
+        counts, own = Counter(told.values()), told.get(self.me.peer)
+        digest = max(counts, key=lambda said: (counts[said], said == own))
         holders = tuple(peer for peer, said in told.items() if said == digest)
         self.proposed = self._proposed(
             replace(proposed.decision, digest=digest, holders=holders), proposed.acceptors
         )
 
-    def _most_blamed(self, blamed: Counter[str], proposed: Proposed) -> str:
-        """Whom to go on without: of those that are blamed by as many, the one that comes last."""
+    def _most_blamed(self, blamed: list[tuple[str, str]], proposed: Proposed) -> str:
+        """Whom to go on without, of pairs of one that blames and one that is blamed.
+
+        Either of the two may be at fault, so it is the one that is in most pairs, whoever is heard first; and of as
+        many, the one that is blamed, and that comes last.
+        """
+        pairs: Counter[str] = Counter()
+        named: Counter[str] = Counter()
+        for peer, other in blamed:
+            named[other] += 1
+            if proposed.plan is None or peer == other:
+                pairs[other] += 1
+            elif _meet(peer, other, proposed.plan):
+                pairs.update((peer, other))
+            else:
+                pairs[peer] += 2  # it says what it cannot know
         order = {peer: number for number, peer in enumerate(proposed.acceptors)}
         return max(
-            blamed, key=lambda peer: (blamed[peer], peer != self.me.peer, order.get(peer, -1))
+            pairs,
+            key=lambda peer: (pairs[peer], named[peer], peer != self.me.peer, order.get(peer, -1)),
         )
 
     def _strike(self, peers: Iterable[str], now: float) -> None:
@@ -346,7 +373,7 @@ class Leader:
             self.shape,
             leader=self.me.peer,
             weights=weights,
-            bandwidths=self._bandwidths,
+            bandwidths=self._bandwidths_of_reducers(weights, now),
             reduction=self.draw(),
         )
         acceptors = tuple(dict.fromkeys((*plan.members, *plan.reducers)))
@@ -368,6 +395,15 @@ class Leader:
             addresses=addresses,
         )
         return self._proposed(decision, acceptors, plan)
+
+    def _bandwidths_of_reducers(self, peers: Collection[str], now: float) -> dict[str, float]:
+        """Bandwidths, 0 for those that could not hear each other lately: others aggregate for both."""
+        patience = _GRACES_APART * self.settings.grace
+        self._apart = {pair: at for pair, at in self._apart.items() if now - at < patience}
+        away = {peer for pair in self._apart if len(pair & set(peers)) == 2 for peer in pair}
+        bandwidths = {peer: self._bandwidths.get(peer, 0.0) for peer in peers}
+        kept = {peer: 0.0 if peer in away else value for peer, value in bandwidths.items()}
+        return kept if any(kept.values()) else bandwidths
 
     def _next_members(self, progress: Progress, now: float) -> tuple[Member, ...]:
         """The members from the next decision on: without those that are lost or leave, with those that would join."""
@@ -405,6 +441,11 @@ class Leader:
     ) -> Proposed:
         self._attempt += 1
         return Proposed(self._attempt, decision, acceptors, plan)
+
+
+def _meet(one: str, other: str, plan: ReductionPlan) -> bool:
+    """Whether two have to do with each other in a reduction."""
+    return plan.way is Way.EVERYBODY or one in plan.reducers or other in plan.reducers
 
 
 def _split(members: tuple[Member, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -31,7 +31,12 @@ from neurogrid.training.averaging.rounds.actions import (
     Stop,
 )
 from neurogrid.training.averaging.rounds.leader import Leader, Progress, Proposed
-from neurogrid.training.averaging.rounds.plans import Shape, read_plan, write_plan
+from neurogrid.training.averaging.rounds.plans import (
+    MIN_CHUNK_ELEMENTS,
+    Shape,
+    read_plan,
+    write_plan,
+)
 from neurogrid.training.averaging.rounds.quorums import num_to_lead
 from neurogrid.training.wire import (
     MAX_TOLD_DECISIONS,
@@ -304,7 +309,7 @@ class GroupMachine:
         """A message of a peer of the group.
 
         Raises:
-            RemoteProtocolError: what is in it is malformed.
+            RemoteProtocolError: what is in it is malformed, or cannot be.
         """
         if self.removed is not None or sender == self.me.peer:
             return
@@ -408,6 +413,7 @@ class GroupMachine:
         for encoded in decisions:
             decision = Decision.decode(encoded)
             if decision.index == self.index + 1:
+                self._check_decision(decision, is_decided=True)
                 self._learn(decision)
         return self.removed is None
 
@@ -432,6 +438,53 @@ class GroupMachine:
         else:
             self._remove("it has left" if self._is_leaving else "the group goes on without it")
 
+    def _check_decision(self, decision: Decision, *, is_decided: bool) -> None:
+        """Whether a decision can be the next.
+
+        Raises:
+            RemoteProtocolError: it cannot; says why.
+        """
+        if decision.index != self.index + 1 or decision.round != self.round + decision.is_round:
+            raise violation(
+                f"decision {decision.index} of round {decision.round} is no next one after "
+                f"{self.index} of round {self.round}"
+            )
+        if not decision.is_round:
+            return
+        if is_decided and not decision.digest:
+            raise violation("a round was decided without an aggregate")
+        if not {*decision.contributors} <= {member.peer for member in self.members}:
+            raise violation("a contributor is no member")
+        self._check_vector(decision.num_elements, decision.chunk_elements)
+        if decision.codec != self.settings.result_codec:
+            raise violation(f"the aggregate is {decision.codec} in another group")
+
+    def _check_vector(self, num_elements: int, chunk_elements: int) -> None:
+        if num_elements != self.shape.num_elements:
+            raise violation(
+                f"a round is of {num_elements} elements, and the group's vector has "
+                f"{self.shape.num_elements}"
+            )
+        smallest = min(num_elements, MIN_CHUNK_ELEMENTS, self.settings.chunk_elements)
+        if chunk_elements < smallest or chunk_elements % self.shape.block:
+            raise violation(f"chunks of {chunk_elements} elements are not as agreed")
+
+    def _check_plan(self, decision: Decision, plan: Plan) -> None:
+        """Whether a plan is that of a decision, in this group.
+
+        Raises:
+            RemoteProtocolError: it is not.
+        """
+        self._check_vector(plan.num_elements, plan.chunk_elements)
+        agreed = (self.settings.codec, self.settings.result_codec, self.settings.aggregator)
+        is_of_it = (
+            (plan.members, plan.weights) == (decision.contributors, decision.weights)
+            and plan.chunk_elements == decision.chunk_elements
+            and (plan.codec, plan.result_codec, plan.aggregator) == agreed
+        )
+        if not is_of_it or decision.digest:
+            raise violation("a plan is not that of the round that is proposed")
+
     def _remove(self, reason: str) -> None:
         self._stop()
         self.removed, self._lead, self._candidacy = reason, None, None
@@ -442,10 +495,10 @@ class GroupMachine:
         if ballot <= self._seen:
             return
         decision = Decision.decode(proposal.decision)
-        if decision.index != self.index + 1:
-            raise violation(f"decision {decision.index} is proposed after {self.index}")
         plan = Plan.decode(proposal.plan) if proposal.plan else None
-        _check_proposal(decision, plan)
+        self._check_decision(decision, is_decided=plan is None)
+        if plan is not None:
+            self._check_plan(decision, plan)
         self._stop()
         self._seen, self._failed = ballot, None
         if self.me.peer not in proposal.acceptors:
@@ -460,9 +513,7 @@ class GroupMachine:
 
     def _begin_round(self, ballot: Ballot, decision: Decision, plan: Plan, now: float) -> None:
         self._work = _Work(ballot, plan.reduction, decision)
-        if plan.num_elements != self.shape.num_elements or plan.chunk_elements % self.shape.block:
-            self._fail({self.me.peer: f"it has {self.shape.num_elements} elements"}, now)
-        elif self.me.peer in plan.members and self._weight is None:
+        if self.me.peer in plan.members and self._weight is None:
             self._fail({self.me.peer: "it has no vector for this round"}, now)
         else:
             self._actions.append(Reduce(read_plan(plan)))
@@ -486,6 +537,10 @@ class GroupMachine:
     # Leading
 
     def _hear_status(self, sender: str, status: Status, now: float) -> None:
+        if not any(member.peer == sender for member in self.members):
+            if self._lead is not None and not self._is_gone:
+                self._tell_stranger(sender, status)
+            return
         self._greatest_term = max(self._greatest_term, status.term)
         if self._lead is None:
             return
@@ -660,8 +715,8 @@ class GroupMachine:
                 self._send(member.peer, asked)
 
     def _consider_candidate(self, sender: str, message: Candidate, now: float) -> None:
-        self._greatest_term = max(self._greatest_term, message.term)
         if self._is_introduced(sender, message.decisions):
+            self._greatest_term = max(self._greatest_term, message.term)
             before = self.index
             if not self._learn_all(message.decisions):
                 return
@@ -762,26 +817,6 @@ class GroupMachine:
             self._lead.hears(peer, None, now)
         self._tell_members()
         self._step(now)
-
-
-def _check_proposal(decision: Decision, plan: Plan | None) -> None:
-    """A round comes with its plan, or its digest, and both say the same of it.
-
-    Raises:
-        RemoteProtocolError: it does not.
-    """
-    if plan is None:
-        if decision.is_round and not decision.digest:
-            raise violation("a round is proposed without its plan and without its digest")
-        return
-    said = (decision.contributors, decision.weights, decision.num_elements)
-    said_of_form = (decision.chunk_elements, decision.codec)
-    if (
-        decision.digest
-        or said != (plan.members, plan.weights, plan.num_elements)
-        or said_of_form != (plan.chunk_elements, plan.result_codec)
-    ):
-        raise violation("a round is proposed with the plan of another")
 
 
 def _to_adopt(accepted: list[tuple[Ballot, Decision]]) -> Decision | None:

@@ -10,11 +10,21 @@ from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.shares import fair_shares
 from neurogrid.training.wire import GroupSettings, Plan
 
-__all__ = ["UNMEASURED", "Shape", "cut_chunks", "make_plan", "read_plan", "write_plan"]
+__all__ = [
+    "MIN_CHUNK_ELEMENTS",
+    "UNMEASURED",
+    "Shape",
+    "cut_chunks",
+    "make_plan",
+    "read_plan",
+    "write_plan",
+]
 
 # A reducer begins to answer when it has the first of its chunks.
 _CHUNKS_OF_A_PART: Final = 4
-_MIN_CHUNK_ELEMENTS: Final = 4096
+
+MIN_CHUNK_ELEMENTS: Final = 4096
+"""Elements of a chunk, where the vector has as many and the settings allow it."""
 
 UNMEASURED: Final = 1.0
 """Bytes a second that stand for a bandwidth that is not known yet."""
@@ -105,7 +115,7 @@ def _shares(members: Iterable[str], bandwidths: Mapping[str, float]) -> dict[str
 def _chunk_elements(settings: GroupSettings, shape: Shape, num_parts: int) -> int:
     """Elements of a chunk: a part has some, and none is larger than the settings say."""
     wanted = -(-shape.num_elements // (num_parts * _CHUNKS_OF_A_PART))
-    wanted = min(max(wanted, _MIN_CHUNK_ELEMENTS), settings.chunk_elements)
+    wanted = min(max(wanted, MIN_CHUNK_ELEMENTS), settings.chunk_elements)
     return max(1, -(-wanted // shape.block)) * shape.block
 
 
