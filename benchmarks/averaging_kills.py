@@ -109,28 +109,10 @@ def _stop(members: Crowd, random: Random, number: int, grace: float) -> list[tup
         still = leader if count % 2 == 0 else random.choice(others)
         time.sleep(random.uniform(0.0, 2.0) * leader.outcomes[-1]["seconds"])
         stopped_at = still.stop()
-        without.append(
-            max(
-                m.outcome_after(stopped_at, lambda o: still.peer_id not in o["contributors"])["at"]
-                for m in members.members
-                if m is not still
-            )
-            - stopped_at
-        )
+        without.append(_time_without(members, still, stopped_at) - stopped_at)
         time.sleep(max(0.0, stopped_at + 3 * grace - time.monotonic()))
         went_on_at = still.go_on()
-        at = wait_for(
-            lambda: next(
-                (
-                    s["at"]
-                    for s in list(still.said)
-                    if s["at"] > went_on_at and {"round", "dropped"} & s.keys()
-                ),
-                None,
-            ),
-            "what one that goes on is told",
-        )
-        told.append(at - went_on_at)
+        told.append(_time_told(still, went_on_at) - went_on_at)
         if still.all_said("dropped") and still.said[-1]["at"] > went_on_at:
             members.begin(still)
         members.settle(went_on_at)
@@ -140,6 +122,25 @@ def _stop(members: Crowd, random: Random, number: int, grace: float) -> list[tup
         _row(f"SIGSTOP (grace {grace:g} s), to a round of the rest", without),
         _row("one that goes on after three graces, until it is told", told),
     ]
+
+
+def _time_without(members: Crowd, still: AveragingPeer, since: float) -> float:
+    """When all others had decided a round without one."""
+    return max(
+        float(member.outcome_after(since, lambda o: still.peer_id not in o["contributors"])["at"])
+        for member in members.members
+        if member is not still
+    )
+
+
+def _time_told(still: AveragingPeer, since: float) -> float:
+    """When one that goes on was told an outcome, or that it is no member any more."""
+
+    def told() -> float | None:
+        said = [s for s in list(still.said) if s["at"] > since and {"round", "dropped"} & s.keys()]
+        return float(said[0]["at"]) if said else None
+
+    return float(wait_for(told, "what one that goes on is told"))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.averaging_processes import Crowd, crowd
 from tests.e2e.namespaces.nat import home, why_no_nat
-from tests.e2e.namespaces.netns import needs_namespaces, network
+from tests.e2e.namespaces.netns import network, why_no_namespaces
 from tests.e2e.nat_process import Peer
 
 GRACE, ATTEMPT = 2.0, 3.0
@@ -25,7 +25,8 @@ def begin_all(members: Crowd) -> None:
 
 def test_two_that_cannot_hear_each_other_still_average(tmp_path: Path) -> None:
     """Others aggregate for them, when one attempt was in vain."""
-    needs_namespaces()
+    if reason := why_no_namespaces():
+        pytest.skip(reason)
     with network() as net, crowd(tmp_path, *ARGS, num_elements=1 << 18) as members:
         lan = net.lan(4)
         for machine in lan.machines:

@@ -196,15 +196,6 @@ class Gathering:
             self.unanswered[peer_id] += 1
         return rows
 
-    def missing(self) -> set[str]:
-        """Peer ids of the members that have not sent all their rows."""
-        left = [self._open.get(chunk) for chunk in self.chunks if chunk not in self._finished]
-        return {
-            peer_id
-            for peer_id, member in self._members.items()
-            if any(rows is None or not rows.has(member) for rows in left)
-        }
-
     def close(self, chunk: int) -> None:
         """A chunk is aggregated."""
         del self._open[chunk]

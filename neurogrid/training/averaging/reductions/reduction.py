@@ -282,6 +282,7 @@ class Reduction:
                 async with trio.open_nursery() as nursery:
                     # Not the requests find out that the time is over, since they do not know who is waited for.
                     self._start(nursery, timeout + GIVE_UP_GRACE)
+                    nursery.start_soon(self._watch_rows, ROWS_SHARE * timeout)
                     self._note_change()
                     while not self._is_complete or self._untaken:
                         await self._changed.wait()
@@ -303,7 +304,6 @@ class Reduction:
         num_adding = 1 if self._plan.codec == PLAIN else NUM_THREADS
         for _ in range(num_adding):
             nursery.start_soon(self._add_rows)
-        nursery.start_soon(self._watch_rows, ROWS_SHARE * timeout)
         for member, (_, answers) in self._answers.items():
             nursery.start_soon(self._send_answers, member, answers)
         if self._values is not None:
@@ -315,7 +315,7 @@ class Reduction:
     async def _watch_rows(self, timeout: float) -> None:
         """Give up those that have not sent their rows in time."""
         await trio.sleep(timeout)
-        for peer_id in self._gathering.missing() - {self._own}:
+        for peer_id in self._rows.keys() - {self._own}:
             self._fail(peer_id, f"it has not sent its part within {timeout:g} s")
 
     @property

@@ -134,6 +134,10 @@ class Leader:
         if heard.gone_at is None:
             heard.gone_at = now
 
+    def heard_before(self, peer: str, at: float) -> None:
+        """A member was heard then, before this one led."""
+        self._heard[peer] = _Heard(at)
+
     def admits(self, member: Member, addresses: Sequence[str]) -> bool:
         """A peer would join, and can be dialled at these addresses; False where too many would."""
         if len(self._joiners) >= MAX_JOINERS and member.peer not in self._joiners:
@@ -217,8 +221,8 @@ class Leader:
         lost = [peer for peer in proposed.acceptors if not self._is_there(peer, now)]
         if not lost and blamed:
             lost = [self._most_blamed(blamed, proposed)]
-            self.cannot_adopt = self.to_adopt is not None
             self._apart.update(dict.fromkeys(map(frozenset, blamed), now))
+            self.cannot_adopt = self.to_adopt is not None
         if lost or len(told) + failed == len(proposed.acceptors):
             self._strike(lost, now)
             self.proposed = None

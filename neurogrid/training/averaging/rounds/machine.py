@@ -145,6 +145,10 @@ class GroupMachine:
         self._heard_at = now
         self._silent_since: float | None = None
         self._candidacy: _Candidacy | None = None
+        self._led_until: tuple[str | None, float] = (
+            None,
+            now,
+        )  # whom it followed before it stood, and heard last
         self._asked: tuple[str, Candidate, float] | None = None  # for a promise, and too early
         self._lead: Leader | None = None
         self._is_leaving, self._leaving_for = False, ""
@@ -478,11 +482,12 @@ class GroupMachine:
         self._check_vector(plan.num_elements, plan.chunk_elements)
         agreed = (self.settings.codec, self.settings.result_codec, self.settings.aggregator)
         is_of_it = (
-            (plan.members, plan.weights) == (decision.contributors, decision.weights)
+            not decision.digest
+            and (plan.members, plan.weights) == (decision.contributors, decision.weights)
             and plan.chunk_elements == decision.chunk_elements
             and (plan.codec, plan.result_codec, plan.aggregator) == agreed
         )
-        if not is_of_it or decision.digest:
+        if not is_of_it:
             raise violation("a plan is not that of the round that is proposed")
 
     def _remove(self, reason: str) -> None:
@@ -699,6 +704,8 @@ class GroupMachine:
     def _stand(self, now: float) -> None:
         """Ask to lead, under a term greater than all that were heard of."""
         self._stop()
+        if self.leader not in (None, self.me.peer):
+            self._led_until = self.leader, self._heard_at
         self.term = self._greatest_term = max(self._greatest_term, self.term) + 1
         self.leader, self._failed = None, None
         self._candidacy = _Candidacy(self.term, now, {})
@@ -811,6 +818,9 @@ class GroupMachine:
         )
         self._told = None
         self._seen = _NOTHING
+        before, heard_at = self._led_until
+        if before is not None:
+            self._lead.heard_before(before, heard_at)  # no round is to wait for it once more
         for peer in self._gone:
             self._lead.loses(peer, now)
         for peer in promises:
