@@ -53,8 +53,10 @@ class KeyValues:
         (key,) = keys
         held = self._values.get(key, b"")
         if action == "delete_key":
-            self._num_bytes -= len(held) + len(key)
-            return b"1" if self._values.pop(key, None) is not None else b"0"
+            if key not in self._values:
+                return b"0"
+            self._num_bytes -= len(key) + len(self._values.pop(key))
+            return b"1"
         if action == "set":
             self._keep(key, values[0])
         elif action == "append":

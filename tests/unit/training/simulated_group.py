@@ -249,7 +249,7 @@ class SimulatedGroup:
         node.decided.append(decision)
         if decision.is_round:
             said = (decision.round, decision.contributors, decision.weights)
-            assert self._said[decision.digest] == said, "the digest is of something else"
+            assert self._said.get(decision.digest) == said, "the digest is of something else"
             assert action.has_contributed == (node.machine.me.peer in decision.contributors)
             if action.has_contributed:
                 assert decision.round in node.contributed

@@ -82,6 +82,9 @@ def test_it_takes_no_more_than_its_bounds(monkeypatch: pytest.MonkeyPatch) -> No
     kept.answer(StoreQuestion("set", ("b",), (bytes(80),)))
     kept.answer(StoreQuestion("delete_key", ("b",)))
     kept.answer(StoreQuestion("set", ("c",), (bytes(80),)))
+    assert kept.answer(StoreQuestion("delete_key", ("b" * 50,))) == b"0"
+    with pytest.raises(RequestRefusedError, match="the store is full"):
+        kept.answer(StoreQuestion("set", ("d",), (bytes(20),)))  # nothing was freed
 
 
 def test_a_value_grows_no_larger_than_an_answer_can_bring() -> None:
@@ -94,6 +97,7 @@ def test_a_value_grows_no_larger_than_an_answer_can_bring() -> None:
 def test_questions_and_answers_are_read_as_they_were_written() -> None:
     question = StoreQuestion("compare_set", ("key",), (b"\x00", b"\xff"), 2.5)
     assert StoreQuestion.decode(question.encode()) == question
+    assert StoreQuestion.decode(StoreQuestion("check", ("key",)).encode()).wait == 0.0
     assert StoreAnswer.decode(StoreAnswer((b"7",)).encode()) == StoreAnswer((b"7",))
     with pytest.raises(LocalProtocolError, match="unknown action 'drop'"):
         StoreQuestion("drop").encode()

@@ -239,9 +239,8 @@ class Leader:
         if len(acceptors) >= enough:
             self.proposed = self._proposed(replace(decision, holders=proposed.acceptors), acceptors)
         elif len(proposed.acceptors) + len(others) >= enough:
-            self.proposed = (
-                None  # members that it would be without are back: another will keep them
-            )
+            # Members that it would be without are there again: the next one keeps them.
+            self.proposed = None
 
     def _propose_the_likeliest(self, proposed: Proposed, told: dict[str, bytes]) -> None:
         """Some have another aggregate: what most have is proposed as it is, and the others are to fetch it."""
@@ -425,7 +424,7 @@ class Leader:
         for peer, (member, _) in list(self._joiners.items()):
             if member in progress.members:
                 del self._joiners[peer]
-            elif peer in kept or len(kept) < MAX_GROUP_MEMBERS:
+            elif peer in kept or len(kept) < MAX_GROUP_MEMBERS:  # else it waits for a place
                 kept[peer] = member
         return tuple(kept.values()) or progress.members
 

@@ -771,7 +771,7 @@ class GroupMachine:
         candidacy = self._candidacy
         if candidacy is None or message.term != candidacy.term:
             return
-        if Member(sender, message.incarnation) not in self.members:
+        if not self._is_introduced(sender, message.decisions):
             return
         if not self._learn_all(message.decisions):
             return
@@ -780,6 +780,9 @@ class GroupMachine:
             if first > self.index + 1:
                 missing = message.index - self.index
                 self._remove(f"{missing} decisions were made without this member")
+            return
+        # It may have become a member, or the next of its name, by what it has told.
+        if Member(sender, message.incarnation) not in self.members:
             return
         candidacy.promises[sender] = message
         self._may_lead(now)
