@@ -204,19 +204,26 @@ def test_a_rank_that_hangs_is_named_at_the_deadline(tmp_path: Path) -> None:
         time.sleep(0.5)
         ranks.processes[1].send_signal(signal.SIGSTOP)
         failures = [ranks.failure(rank) for rank in (0, 2)]
+    # Whichever comes to its deadline first ends, and is lost to the other if that one's is some moments later.
+    at_deadline = (
+        rf"all_reduce in process group \w+ did not end within 6 s: waited for rank 1 \({PEER_ID}\)$"
+    )
+    assert any(re.search(f"RankError: {at_deadline}", failure) for failure in failures), failures
     for failure in failures:
-        assert re.search(
-            rf"RankError: all_reduce in process group \w+ did not end within 6 s: waited for rank 1 \({PEER_ID}\)$",
-            failure,
-        ), failure
+        lost = rf"rank [02] \({PEER_ID}\) was lost"
+        assert re.search(f"RankError: ({at_deadline}|{lost})", failure), failure
 
 
 def test_a_receive_for_which_nothing_is_sent_names_the_rank(tmp_path: Path) -> None:
     with running(tmp_path, "hears_nothing", 2, timeout=4.0) as ranks:
         failures = [ranks.failure(rank) for rank in (0, 1)]
-    assert "recv in process group" in failures[0]
-    assert re.search(rf"waited for rank 1 \({PEER_ID}\)", failures[0]), failures[0]
+    assert re.search(rf"rank 1 \({PEER_ID}\)", failures[0]), failures[0]
     assert re.search(rf"rank 0 \({PEER_ID}\)", failures[1]), failures[1]
+    # Whichever comes to its deadline first ends, and is lost to the other.
+    at_deadline = (
+        rf"in process group \w+ did not end within 4 s: waited for rank [01] \({PEER_ID}\)"
+    )
+    assert any(re.search(at_deadline, failure) for failure in failures), failures
 
 
 def test_another_shape_is_told_from_a_lost_rank(tmp_path: Path) -> None:
