@@ -779,7 +779,8 @@ async def _join(exchange: Exchange, addresses: Sequence[str], request: Join) -> 
                 if exc.code != ErrorCode.BUSY:
                     raise
                 failures.append(f"{address}: {exc}")
-            except TransportError as exc:
+            except (TransportError, RemoteProtocolError) as exc:
+                # While the members look for a leader they may name each other.
                 failures.append(f"{address}: {exc}")
         logger.info("no group yet: %s", "; ".join(failures))
         await trio.sleep(0.5)
