@@ -26,13 +26,11 @@ from neurogrid.errors import (
     ConfigurationError,
     LocalProtocolError,
     NeuroGridError,
-    PeerRefusedError,
-    RemoteProtocolError,
     RequestRefusedError,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
 from neurogrid.training.averaging.aggregators import DistanceAggregator, parse_aggregator
@@ -43,6 +41,7 @@ from neurogrid.training.averaging.groups.errors import (
     NotAMemberError,
     RoundTimeout,
 )
+from neurogrid.training.averaging.groups.joining import join_group
 from neurogrid.training.averaging.groups.messenger import KINDS, Messenger
 from neurogrid.training.averaging.groups.states import State, States
 from neurogrid.training.averaging.parts import Layout
@@ -79,7 +78,6 @@ __all__ = ["Group", "Outcome", "open_group"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_REDIRECTS: Final = 8
 # Outcomes that wait for their owner: a member that is further behind fetches the state instead.
 _MAX_BACKLOG: Final = 4
 # Results that are held for members that missed a decision.
@@ -695,7 +693,7 @@ async def open_group(
                     incarnation, layout.digest, layout.num_elements, host.addresses[:16], bandwidth
                 )
                 with trio.move_on_after(timeout) as scope:
-                    leader, joined = await _join(exchange, join, request)
+                    leader, joined = await join_group(exchange, join, request)
                 if scope.cancelled_caught:
                     raise GroupError(
                         f"no group was joined within {timeout:g} s at {', '.join(join)}"
@@ -758,50 +756,3 @@ def _block(settings: GroupSettings) -> int:
         )
     blocks = [parse_codec(name).block for name in (settings.codec, settings.result_codec)]
     return max(blocks)
-
-
-async def _join(exchange: Exchange, addresses: Sequence[str], request: Join) -> tuple[str, Joined]:
-    """Ask those at the addresses, and whom they name, until the leader has answered.
-
-    Returns:
-        The leader's peer id, and its answer.
-
-    Raises:
-        PeerRefusedError: the group refuses this peer, for good.
-    """
-    failures: list[str] = []
-    while True:
-        failures.clear()
-        for address in addresses:
-            try:
-                return await _ask_to_join(exchange, [address], request)
-            except PeerRefusedError as exc:
-                if exc.code != ErrorCode.BUSY:
-                    raise
-                failures.append(f"{address}: {exc}")
-            except (TransportError, RemoteProtocolError) as exc:
-                # While the members look for a leader they may name each other.
-                failures.append(f"{address}: {exc}")
-        logger.info("no group yet: %s", "; ".join(failures))
-        await trio.sleep(0.5)
-
-
-async def _ask_to_join(
-    exchange: Exchange, addresses: Sequence[str], request: Join
-) -> tuple[str, Joined]:
-    for _ in range(_MAX_REDIRECTS):
-        peer_id = await exchange.host.connect_any(addresses)
-        message = TensorMessage(
-            TrainingMessage.JOIN, request_id=new_request_id(), data=request.encode()
-        )
-        answer = await exchange.request(peer_id, message, TrainingMessage.JOINED, timeout=30.0)
-        joined = Joined.decode(answer.data)
-        if joined.decisions:
-            return peer_id, joined
-        addresses = joined.addresses
-        if not addresses:
-            break
-    raise RemoteProtocolError(
-        "members name each other as the leader, or one without an address",
-        code=ErrorCode.PROTOCOL_VIOLATION,
-    )

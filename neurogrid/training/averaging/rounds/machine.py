@@ -10,6 +10,9 @@ die, stop or cannot hear each other meanwhile:
   accepted; what may have been decided is proposed again, as it is, before anything else.
 - Every message says all that its sender knows, and comes again each heartbeat.
 
+More than 600 lines, since it is one machine: following, leading and taking over change the same state, and the
+specification's tables are easier to hold against one file.
+
 Source: protocol_spec/training/groups.md.
 """
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from neurogrid.training.averaging.plan import ReductionPlan, Way
 from neurogrid.training.averaging.shares import fair_shares
@@ -121,33 +121,13 @@ def _chunk_elements(settings: GroupSettings, shape: Shape, num_parts: int) -> in
 
 def write_plan(plan: ReductionPlan) -> Plan:
     """The same, as it is announced."""
-    return Plan(
-        reduction=plan.reduction,
-        members=plan.members,
-        weights=plan.weights,
-        reducers=plan.reducers,
-        cuts=plan.cuts,
-        num_elements=plan.num_elements,
-        chunk_elements=plan.chunk_elements,
-        codec=plan.codec,
-        result_codec=plan.result_codec,
-        aggregator=plan.aggregator,
-        way=plan.way.value,
-    )
+    return Plan(**{**_named(plan), "way": plan.way.value})
 
 
 def read_plan(plan: Plan) -> ReductionPlan:
     """The same, as it was announced."""
-    return ReductionPlan(
-        reduction=plan.reduction,
-        members=plan.members,
-        weights=plan.weights,
-        reducers=plan.reducers,
-        cuts=plan.cuts,
-        num_elements=plan.num_elements,
-        chunk_elements=plan.chunk_elements,
-        codec=plan.codec,
-        result_codec=plan.result_codec,
-        aggregator=plan.aggregator,
-        way=Way(plan.way),
-    )
+    return ReductionPlan(**{**_named(plan), "way": Way(plan.way)})
+
+
+def _named(plan: Plan | ReductionPlan) -> dict[str, Any]:
+    return {field.name: getattr(plan, field.name) for field in fields(plan)}

@@ -1,0 +1,72 @@
+"""How a peer joins a group: it asks at the addresses that it has, and whom they name, until the leader has answered.
+
+Source: protocol_spec/training/groups.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from neurogrid.errors import PeerRefusedError, RemoteProtocolError, TransportError
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.wire import ErrorCode, TensorMessage
+from neurogrid.training.wire import Join, Joined, TrainingMessage
+
+__all__ = ["join_group"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_REDIRECTS: Final = 8
+
+
+async def join_group(
+    exchange: Exchange, addresses: Sequence[str], request: Join
+) -> tuple[str, Joined]:
+    """Ask those at the addresses, and whom they name, until the leader has answered.
+
+    Returns:
+        The leader's peer id, and its answer.
+
+    Raises:
+        PeerRefusedError: the group refuses this peer, for good.
+    """
+    failures: list[str] = []
+    while True:
+        failures.clear()
+        for address in addresses:
+            try:
+                return await _ask_to_join(exchange, [address], request)
+            except PeerRefusedError as exc:
+                if exc.code != ErrorCode.BUSY:
+                    raise
+                failures.append(f"{address}: {exc}")
+            except (TransportError, RemoteProtocolError) as exc:
+                # While the members look for a leader they may name each other.
+                failures.append(f"{address}: {exc}")
+        logger.info("no group yet: %s", "; ".join(failures))
+        await trio.sleep(0.5)
+
+
+async def _ask_to_join(
+    exchange: Exchange, addresses: Sequence[str], request: Join
+) -> tuple[str, Joined]:
+    for _ in range(_MAX_REDIRECTS):
+        peer_id = await exchange.host.connect_any(addresses)
+        message = TensorMessage(
+            TrainingMessage.JOIN, request_id=new_request_id(), data=request.encode()
+        )
+        answer = await exchange.request(peer_id, message, TrainingMessage.JOINED, timeout=30.0)
+        joined = Joined.decode(answer.data)
+        if joined.decisions:
+            return peer_id, joined
+        addresses = joined.addresses
+        if not addresses:
+            break
+    raise RemoteProtocolError(
+        "members name each other as the leader, or one without an address",
+        code=ErrorCode.PROTOCOL_VIOLATION,
+    )
