@@ -89,6 +89,7 @@ class Protocol(Blocking[AsyncProtocol]):
 
     open = twin(AsyncProtocol.open)
     close_peer = twin(AsyncProtocol.close_peer)
+    aclose = twin(AsyncProtocol.aclose)
     send = twin(AsyncProtocol.send)
     request = twin(AsyncProtocol.request)
     refuse = twin(AsyncProtocol.refuse)
