@@ -1,7 +1,7 @@
 """Average tensors with other processes, in a loop of one's own.
 
-python average.py 1                # the first; prints its address
-python average.py 5 ADDRESS        # the others
+python examples/average.py 1                # the first; prints its address
+python examples/average.py 5 ADDRESS        # the others
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Train one model on several machines: each has all of it, and they sync every few steps.
 
-python train_together.py              # on the first machine; prints what the others join it by
-python train_together.py TICKET       # on each of the others, at any time
+python examples/train_together.py              # on the first machine; prints what the others join it by
+python examples/train_together.py TICKET       # on each of the others, at any time
 """
 
 import sys

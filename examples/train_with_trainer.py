@@ -1,7 +1,7 @@
 """transformers' Trainer as a member of a run: one more callback.
 
-python train_with_trainer.py            # the first; prints what the others join it by
-python train_with_trainer.py TICKET
+python examples/train_with_trainer.py            # the first; prints what the others join it by
+python examples/train_with_trainer.py TICKET
 """
 
 import sys
