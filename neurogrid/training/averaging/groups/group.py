@@ -3,7 +3,8 @@
     async with open_host() as host, open_group(host, layout, join=[address]) as group:
         outcome = await group.average(vector, weight=samples, timeout=60)
 
-What is decided, and when, is the matter of `rounds`; how vectors become one, of `reductions`.
+What is decided, and when, is the matter of `rounds`; how vectors become one, of `reductions`. More than 600 lines,
+since what a machine wants done and what it is told are one loop over the same state.
 
 Source: protocol_spec/training/groups.md.
 """
