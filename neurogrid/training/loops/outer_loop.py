@@ -105,6 +105,9 @@ class OuterLoop:
         self._flatten()
         self._outer = OuterOptimizer(self._vector, lr=rules.outer_lr, momentum=rules.outer_momentum)
         self._samples = 0.0
+        self._given_up: tuple[Tensor, float] | None = (
+            None  # a contribution that may be decided on all the same
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -127,13 +130,28 @@ class OuterLoop:
 
         Where this member's contribution is not in it, what it has learned stays on top, and counts in the next.
         """
-        late = None if outcome.has_contributed else self.contribution()[0].clone()
+        late = self._not_in(outcome)
         self._outer.step(outcome.values)
         self.round = outcome.round
         self.num_samples += sum(outcome.weights)
-        if late is None:
-            self._samples = 0.0
         self._restore(late)
+
+    def give_up(self, contribution: tuple[Tensor, float]) -> None:
+        """A contribution was not decided on in time; it may be yet."""
+        vector, samples = contribution
+        self._given_up = vector.clone(), samples
+
+    def _not_in(self, outcome: Outcome) -> Tensor | None:
+        """What this member has learned and the outcome does not have; None for nothing. Its samples stay, too."""
+        given_up, self._given_up = self._given_up, None
+        if not outcome.has_contributed:
+            return self.contribution()[0].clone()
+        if not outcome.is_of_withdrawn or given_up is None:
+            self._samples = 0.0
+            return None
+        vector, samples = given_up
+        self._samples -= samples
+        return self.contribution()[0] - vector
 
     def state(self) -> State:
         """What a newcomer needs: live buffers, which `apply` writes to."""

@@ -19,7 +19,7 @@ import trio
 from torch import nn
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.training.averaging.groups import Group, Outcome, open_group
+from neurogrid.training.averaging.groups import Group, Outcome, RoundTimeout, open_group
 from neurogrid.training.loops.meeting import LISTEN, open_meeting
 from neurogrid.training.loops.outer_loop import OuterLoop, Rules
 from neurogrid.training.wire import GroupSettings
@@ -62,7 +62,11 @@ class RunMember:
     async def sync(self) -> Outcome:
         """Average with the others now, and go on with the common weights. Raises: as `step`."""
         vector, samples = await trio.to_thread.run_sync(self.loop.contribution)
-        outcome = await self.group.average(vector, weight=samples, timeout=self._timeout)
+        try:
+            outcome = await self.group.average(vector, weight=samples, timeout=self._timeout)
+        except RoundTimeout:
+            self.loop.give_up((vector, samples))
+            raise
         self.group.take_state_back()
         await trio.to_thread.run_sync(partial(self.loop.apply, outcome))
         self.group.show_state(self.loop.state())

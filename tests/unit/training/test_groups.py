@@ -299,3 +299,18 @@ async def test_what_needs_whole_vectors_is_refused(aggregator: str) -> None:
         with pytest.raises(ConfigurationError, match="needs the distances of whole vectors"):
             async with open_group(host, LAYOUT, settings=settings(aggregator=aggregator)):
                 pass
+
+
+async def test_a_member_that_is_too_far_behind_is_not_waited_for() -> None:
+    async with a_group(3) as peers:
+        behind = peers.all.pop()
+        given = vectors(2)
+        for _ in range(6):
+            await peers.average(given)
+        for round_ in (1, 2, 3, 4):  # what is kept for it
+            kept = await behind.group.average(vectors(1)[0], timeout=TIMEOUT)
+            assert (kept.round, kept.has_contributed) == (round_, False)
+        with pytest.raises(NotAMemberError, match="since this member averaged last"):
+            await behind.group.average(vectors(1)[0], timeout=TIMEOUT)
+        while behind.group.peer_id in peers.all[0].group.members:
+            await trio.sleep(0.05)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -101,6 +101,7 @@ class Outcome:
         weights: how they count.
         has_contributed: whether the vector of this member is in it. One that is late is not: what to do with it is its
             owner's to say.
+        is_of_withdrawn: the vector in it is one of an earlier call, which had given up waiting.
     """
 
     round: int
@@ -108,6 +109,7 @@ class Outcome:
     contributors: tuple[str, ...]
     weights: tuple[float, ...]
     has_contributed: bool
+    is_of_withdrawn: bool = False
 
 
 class Group:
@@ -225,10 +227,12 @@ class Group:
             raise LocalProtocolError("this member averages already: one vector at a time")
         self._is_busy = True
         try:
-            if not self._outcomes:
-                self._vector = vector
-                self._machine.contribute(weight, trio.current_time())
-                self._act()
+            if self._outcomes:
+                earlier = self._outcomes.popleft()
+                return replace(earlier, is_of_withdrawn=earlier.has_contributed)
+            self._vector = vector
+            self._machine.contribute(weight, trio.current_time())
+            self._act()
             with trio.move_on_after(timeout):
                 while not self._outcomes:
                     await self._wait_change()
@@ -430,6 +434,12 @@ class Group:
         self._failure = self._failure or error
         self._note_change()
 
+    def _drop_out(self, error: GroupError) -> None:
+        """This member cannot go on: its owner is told, and the others need not wait for it."""
+        self._fail(error)
+        self._machine.leave(trio.current_time(), str(error))
+        self._act()
+
     async def _reduce(self, plan: ReductionPlan, vector: Tensor | None) -> None:
         values = vector if self.peer_id in plan.members else None
         await self._work(plan.reduction, lambda: self._carry_out(plan, values))
@@ -471,7 +481,7 @@ class Group:
             timeout=self.settings.attempt_timeout,
         )
 
-    async def _work(self, token: int, work: Callable[[], object]) -> None:
+    async def _work(self, token: int, work: Callable[[], Awaitable[Result | None]]) -> None:
         """Do what the machine has begun, and tell it what came of it."""
         scope = trio.CancelScope()
         self._scopes[token] = scope
@@ -479,7 +489,7 @@ class Group:
         result: Result | None = None
         try:
             with scope:
-                result = await work()  # type: ignore[misc]
+                result = await work()
         except MembersLostError as exc:
             lost = exc.lost
         except ResultUnavailableError as exc:
@@ -516,7 +526,8 @@ class Group:
         decision = action.decision
         if decision.is_round:
             self._vector = None
-            self._undelivered.send_nowait(action)
+            if self._failure is None:
+                self._undelivered.send_nowait(action)
         self._messenger.keep(member.peer for member in decision.members)
         for peer_id, address in zip(decision.newcomers, decision.addresses, strict=True):
             if peer_id != self.peer_id:
@@ -538,13 +549,13 @@ class Group:
                 if result is None:
                     result = await self._fetch(decision, decision.holders)
                     self._hold(result)
-            except (TransportError, ResultUnavailableError, NeuroGridError) as exc:
-                self._fail(
+            except NeuroGridError as exc:
+                self._drop_out(
                     NotAMemberError(f"the outcome of round {decision.round} is lost here: {exc}")
                 )
                 return
             if len(self._outcomes) >= _MAX_BACKLOG:
-                self._fail(
+                self._drop_out(
                     NotAMemberError(
                         f"{_MAX_BACKLOG} rounds were decided since this member averaged last"
                     )

@@ -1,0 +1,37 @@
+"""What a member has learned counts once, whichever of its contributions a round was decided with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from neurogrid.training.averaging.groups import Outcome
+from neurogrid.training.loops.outer_loop import OuterLoop, Rules
+
+
+def outcome(values: Tensor, *, has_contributed: bool, is_of_withdrawn: bool = False) -> Outcome:
+    return Outcome(1, values, ("a",), (2.0,), has_contributed, is_of_withdrawn)
+
+
+@pytest.mark.parametrize(
+    ("has_contributed", "is_of_withdrawn", "left", "samples"),
+    [(True, False, 0.0, 0.0), (True, True, 4.0, 1.0), (False, False, 5.0, 3.0)],
+    ids=["its vector", "one that was given up", "none of it"],
+)
+def test_what_is_not_in_a_round_stays_on_top(
+    has_contributed: bool, is_of_withdrawn: bool, left: float, samples: float
+) -> None:
+    weights = torch.zeros(3)
+    loop = OuterLoop({"w": weights}, Rules(every=1, outer_lr=1.0, outer_momentum=0.0))
+    weights += 1
+    loop.step(2)
+    loop.give_up(loop.contribution())
+    weights += 4
+    loop.step(1)
+    mean = torch.full((3,), 10.0)
+    loop.apply(outcome(mean, has_contributed=has_contributed, is_of_withdrawn=is_of_withdrawn))
+    assert torch.equal(weights, torch.full((3,), 10.0 + left))
+    vector, kept = loop.contribution()
+    assert torch.equal(vector, torch.full((3,), left))
+    assert kept == samples
