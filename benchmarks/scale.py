@@ -14,6 +14,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from statistics import median
 from typing import Any
@@ -101,7 +102,7 @@ class Network:
             )
             self._begin(node)
         for node in random.sample(list(self.nodes.values())[1:], round(DYING * num_members)):
-            self.at(random.uniform(0, PERIOD), lambda node=node: self._die(node))  # type: ignore[misc]
+            self.at(random.uniform(0, PERIOD), partial(self._die, node))
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), what))
