@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 import trio
+import trio.testing
 from torch import Tensor
 
-from neurogrid.errors import ConfigurationError, PeerRefusedError
+from neurogrid.errors import ConfigurationError, LocalProtocolError, PeerRefusedError
 from neurogrid.p2p.memory import Link, MemoryHost, MemoryNetwork, open_memory_network
 from neurogrid.training.averaging.groups import (
     Group,
@@ -167,6 +168,59 @@ async def test_a_member_that_is_late_gets_the_outcome_without_its_vector() -> No
         assert late.round == 1
         assert torch.equal(late.values, first[0].values)
         assert all(o.has_contributed for o in await peers.average(given))
+
+
+@pytest.mark.parametrize("looks_on", [0, 2], ids=["leader", "member"])
+async def test_a_member_that_looks_on_gets_each_outcome_and_is_not_waited_for(
+    looks_on: int,
+) -> None:
+    async with a_group(3, grace=20.0) as peers:
+        given = vectors(3)
+        await peers.average(given)
+        observer = peers.all.pop(looks_on)
+        for round_ in (2, 3):
+            seen: list[Outcome] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_look_on, observer.group, seen)
+                outcomes = await peers.average(given[:2])
+            assert (seen[0].round, seen[0].has_contributed) == (round_, False)
+            assert torch.equal(seen[0].values, outcomes[0].values)
+            assert set(seen[0].contributors) == {peer.group.peer_id for peer in peers.all}
+        with pytest.raises(RoundTimeout):
+            await observer.group.next_outcome(timeout=0.1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_look_on, observer.group, [])
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            with pytest.raises(LocalProtocolError, match="one vector at a time"):
+                await observer.group.next_outcome(timeout=TIMEOUT)
+            nursery.cancel_scope.cancel()
+        # When it averages it is one as all are.
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_average, observer.group, given[2])
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            outcomes = await peers.average(given[:2])
+        assert all(len(outcome.contributors) == 3 for outcome in outcomes)
+
+
+async def _average(group: Group, vector: Tensor) -> None:
+    await group.average(vector, timeout=TIMEOUT)
+
+
+async def _look_on(group: Group, seen: list[Outcome]) -> None:
+    seen.append(await group.next_outcome(timeout=TIMEOUT))
+
+
+async def test_whoever_comes_is_told_who_contributed_to_the_last_rounds() -> None:
+    async with a_group(2) as peers:
+        outcomes = [
+            (await peers.average(vectors(2), weights=[1.0, round_]))[0] for round_ in (1.0, 2.0)
+        ]
+        newcomer = await peers.add()
+        for peer in (*peers.all, newcomer):
+            told = peer.group.decisions
+            assert [(d.round, d.contributors, d.weights) for d in told] == [
+                (o.round, o.contributors, o.weights) for o in outcomes
+            ]
 
 
 @pytest.mark.parametrize("lost", [0, 2], ids=["leader", "member"])

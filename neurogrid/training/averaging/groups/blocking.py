@@ -20,7 +20,7 @@ from neurogrid.p2p.trust import Admission, LoopbackOnly
 from neurogrid.training.averaging.groups.group import Group, Outcome
 from neurogrid.training.averaging.groups.group import open_group as open_async_group
 from neurogrid.training.averaging.parts import Layout
-from neurogrid.training.wire import GroupSettings
+from neurogrid.training.wire import Decision, GroupSettings
 
 __all__ = ["BlockingGroup", "open_group"]
 
@@ -54,6 +54,11 @@ class BlockingGroup:
         """Rounds that the group has decided."""
         return self._thread.call_sync(lambda: self._group.round)
 
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The last rounds that were decided, in order. As `Group.decisions`."""
+        return self._thread.call_sync(lambda: self._group.decisions)
+
     def wait_members(self, number: int, *, timeout: float = 60.0) -> None:
         """Wait until there are so many members. Raises: as `Group.wait_members`."""
         self._thread.call(partial(self._group.wait_members, number, timeout=timeout))
@@ -63,6 +68,10 @@ class BlockingGroup:
         return self._thread.call(
             partial(self._group.average, vector, weight=weight, timeout=timeout)
         )
+
+    def next_outcome(self, *, timeout: float = 60.0) -> Outcome:
+        """Wait for the next outcome without contributing. Args and errors: as `Group.next_outcome`."""
+        return self._thread.call(partial(self._group.next_outcome, timeout=timeout))
 
     def all_reduce(
         self, tensors: Mapping[str, Tensor], *, weight: float = 1.0, timeout: float = 60.0

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -187,6 +187,14 @@ class Group:
         return self._machine.round
 
     @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The last rounds that were decided, in order, with contributors and weights; also such before this one joined.
+
+        They are among the last 8 decisions, of which some may be changes of members.
+        """
+        return tuple(decision for decision in self._machine.history if decision.is_round)
+
+    @property
     def waits_for(self) -> tuple[str, ...]:
         """Peer ids of the members that the current round waits for, as its leader says."""
         return self._machine.waits_for
@@ -223,25 +231,37 @@ class Group:
             LocalProtocolError: another call is under way.
         """
         self._check_vector(vector, weight)
-        if self._is_busy:
-            raise LocalProtocolError("this member averages already: one vector at a time")
-        self._is_busy = True
-        try:
+        with self._one_call():
             if self._outcomes:
-                earlier = self._outcomes.popleft()
-                return replace(earlier, is_of_withdrawn=earlier.has_contributed)
+                return self._earlier()
             self._vector = vector
-            self._machine.contribute(weight, trio.current_time())
+            try:
+                self._machine.contribute(weight, trio.current_time())
+                self._act()
+                return await self._wait_outcome(timeout)
+            finally:
+                if self._vector is not None:
+                    self._withdraw()
+
+    async def next_outcome(self, *, timeout: float) -> Outcome:
+        """Wait for the next outcome without a vector of this member; no round waits for one, until it averages again.
+
+        Outcomes come one after another, and a few are kept: a member that observes calls this again and again.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            RoundTimeout: no round was decided in time; says for whom it waits.
+            NotAMemberError: this peer is no member any more.
+            LocalProtocolError: another call is under way.
+        """
+        with self._one_call():
+            if self._outcomes:
+                return self._earlier()
+            self._machine.observe(True, trio.current_time())
             self._act()
-            with trio.move_on_after(timeout):
-                while not self._outcomes:
-                    await self._wait_change()
-                return self._outcomes.popleft()
-            raise RoundTimeout(self._machine.round + 1, timeout, self._who_is_missing())
-        finally:
-            self._is_busy = False
-            if self._vector is not None:
-                self._withdraw()
+            return await self._wait_outcome(timeout)
 
     async def all_reduce(
         self, tensors: Mapping[str, Tensor], *, weight: float = 1.0, timeout: float
@@ -304,6 +324,28 @@ class Group:
             raise GroupError(f"no member has given its state within {timeout:g} s")
         finally:
             self._may_deliver.set()
+
+    @contextmanager
+    def _one_call(self) -> Iterator[None]:
+        if self._is_busy:
+            raise LocalProtocolError("this member averages already: one vector at a time")
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def _earlier(self) -> Outcome:
+        """An outcome that has waited for its owner."""
+        earlier = self._outcomes.popleft()
+        return replace(earlier, is_of_withdrawn=earlier.has_contributed)
+
+    async def _wait_outcome(self, timeout: float) -> Outcome:
+        with trio.move_on_after(timeout):
+            while not self._outcomes:
+                await self._wait_change()
+            return self._outcomes.popleft()
+        raise RoundTimeout(self._machine.round + 1, timeout, self._who_is_missing())
 
     def _check_vector(self, vector: Tensor, weight: float) -> None:
         is_right = (

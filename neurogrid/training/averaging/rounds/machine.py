@@ -177,6 +177,11 @@ class GroupMachine:
         """The last decision."""
         return self._history[-1]
 
+    @property
+    def history(self) -> tuple[Decision, ...]:
+        """The last decisions, in order."""
+        return tuple(self._history)
+
     def told_to_joiner(self) -> tuple[bytes, ...]:
         """The last decisions, encoded: as many as one message holds, the last of all among them."""
         told = [decision.encode() for decision in self._history]
