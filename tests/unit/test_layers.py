@@ -173,6 +173,8 @@ HOUSE = (
         frozenset({"torch", "transformers", "numpy"}),
         COMMAND_LINE,
     ),
+    # Pure: no clock, no file, no torch. What a run is to do, and what that takes.
+    Room("neurogrid.training.runs.run_file", frozenset({"neurogrid.errors"})),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
     training(".averaging.shares", frozenset()),

@@ -1,0 +1,133 @@
+"""From text to a run file; what is wrong is told in one line, with its place and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import PurePath
+from typing import Any, Final
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.runs.run_file.places import key_lines
+from neurogrid.training.runs.run_file.presets import preset_values
+from neurogrid.training.runs.run_file.run_file import SECTIONS, RunFile
+from neurogrid.training.runs.run_file.section import Section, WrongValueError
+from neurogrid.training.runs.run_file.sections import METHODS, OuterSection
+from neurogrid.training.runs.run_file.values import shown
+
+__all__ = ["MAX_BYTES", "MAX_LINES", "RunFileError", "parse_run_file"]
+
+MAX_BYTES: Final = 16 * 1024
+"""Of a run file, which members are sent: six times what all keys take."""
+
+MAX_LINES: Final = 1000
+"""What has no end is read again with every line: this bounds how often."""
+
+_DEFAULT_NAME: Final = "run"
+
+
+class RunFileError(ConfigurationError):
+    """A run file is wrong: one line with file, line and what is allowed."""
+
+
+def parse_run_file(text: str, *, name: str = "run.toml") -> RunFile:
+    """Read a run file.
+
+    Args:
+        text: in TOML, at most 16 KiB and 1,000 lines.
+        name: of the file, for errors; and for the run, where the file does not name it.
+
+    Raises:
+        RunFileError: it is no TOML, or a key, a type, a value or a combination is wrong.
+    """
+    table = _table(text, name)
+    try:
+        return _run_file(table, _run_name(name))
+    except WrongValueError as exc:
+        lines = key_lines(text)
+        # What is missing is told where its section begins.
+        tried = [*exc.paths, *(path[:1] for path in exc.paths)]
+        line = next((lines[path] for path in tried if path in lines), 1)
+        raise RunFileError(f"{name}:{line}: {exc}") from exc
+
+
+def _table(text: str, name: str) -> dict[str, Any]:
+    num_bytes, num_lines = len(text.encode(errors="replace")), text.count("\n") + 1
+    if num_bytes > MAX_BYTES or num_lines > MAX_LINES:
+        raise RunFileError(
+            f"{name}: {num_bytes} bytes in {num_lines} lines are no run file: those have at most {MAX_BYTES} bytes and "
+            f"{MAX_LINES} lines"
+        )
+    try:
+        return tomllib.loads(text)
+    except RecursionError as exc:
+        raise RunFileError(f"{name}: nothing in a run file is nested so deeply") from exc
+    except (
+        ValueError
+    ) as exc:  # a number of thousands of digits gives one that is no TOMLDecodeError
+        told = str(exc)
+        place = re.search(r" \(at line (\d+), column (\d+)\)$", told)
+        line = int(place[1]) if place else text.count("\n") + (not text.endswith("\n"))
+        what = re.sub(r" \(at [^()]*\)$", "", told)
+        column = f", at column {place[2]}" if place else ""
+        raise RunFileError(f"{name}:{max(1, line)}: this is no TOML: {what}{column}") from exc
+
+
+def _run_file(table: Mapping[str, Any], default_name: str) -> RunFile:
+    _check_keys(RunFile, table, [*RunFile.keys, *SECTIONS])
+    own = {key: table[key] for key in RunFile.keys if key in table}
+    preset = own.get("preset", "")
+    if not isinstance(preset, str):
+        raise RunFile.fault("preset", f"is the name of a preset, not {shown(preset)}")
+    values = preset_values(preset)
+    sections = {
+        title: _section(section, table.get(title, {}), values.get(title, {}))
+        for title, section in SECTIONS.items()
+    }
+    return RunFile(**{"name": default_name, **own, **sections})
+
+
+def _section(section: type[Section], given: object, preset: Mapping[str, Any]) -> Section:
+    if not isinstance(given, dict):
+        raise WrongValueError(
+            f"{section.title} is a section, [{section.title}], not {shown(given)}",
+            section.place_of(),
+        )
+    _check_keys(section, given, section.keys)
+    for key in _needed(section):
+        if key not in given:
+            raise section.fault(key, f"is needed: {section.keys[key].says}")
+    values = {**preset, **given}
+    if section is OuterSection:
+        method = values.get("method", OuterSection().method)
+        # One that is none is told of where the values are checked.
+        defaults = METHODS.get(method, {}) if isinstance(method, str) else {}
+        values = {**defaults, **values}
+    return section(**values)
+
+
+def _needed(section: type[Section]) -> list[str]:
+    """Keys that have no default."""
+    return [
+        each.name
+        for each in fields(section)  # type: ignore[arg-type]
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
+
+
+def _check_keys(section: type[Section], given: Iterable[str], known: Iterable[str]) -> None:
+    for key in given:
+        if key not in (names := list(known)):
+            nearest = difflib.get_close_matches(key, names, n=3, cutoff=0.5)
+            told = ", ".join(dict.fromkeys([*nearest, *names]))
+            where = f"[{section.title}] has no key" if section.title else "a run file has no"
+            raise WrongValueError(f"{where} {shown(key)}: there are {told}", section.place_of(key))
+
+
+def _run_name(file: str) -> str:
+    """The name of a run by that of its file: with - for what a name cannot have."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(file).stem)
+    return stem.lstrip("._-")[:64] or _DEFAULT_NAME

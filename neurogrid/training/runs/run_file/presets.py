@@ -1,0 +1,50 @@
+"""Presets: names for several values at once, after systems that train this way. What a run file says itself wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from neurogrid.training.runs.run_file.section import WrongValueError
+
+__all__ = ["PRESETS", "preset_values"]
+
+PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+    # Whole models, work by projection, differences in float32 to an averaging server, Nesterov.
+    "hypha": {
+        "inner": {"optimizer": "adamw"},
+        "outer": {
+            "method": "diloco",
+            "lr": 0.7,
+            "momentum": 0.9,
+            "codec": "f32",
+            "projected": True,
+            "way": "server",
+            "aggregator": "mean",
+        },
+    },
+}
+
+# What a preset needs that runs have not; and what of it can be had.
+_LATER: Final = {
+    "psyche": "it exchanges DCT coefficients (DisTrO), which runs do not yet",
+    "node0": "it splits the model into stages, which come later",
+    "neuroshard": "it splits the model into stages, which come later; of whole models the same is [outer] "
+    'method = "diloco", every = 500, codec = "f32", aggregator = "trimmed_mean"',
+}
+
+
+def preset_values(name: str) -> Mapping[str, Mapping[str, Any]]:
+    """The values of a preset by section; none for the empty name.
+
+    Raises:
+        WrongValueError: there is none of that name, or runs cannot do what it asks for yet.
+    """
+    if not name:
+        return {}
+    if name in PRESETS:
+        return PRESETS[name]
+    known = ", ".join(f'"{each}"' for each in PRESETS)
+    why = _LATER.get(name)
+    told = f'preset "{name}" is not there yet: {why}' if why else f"preset is {known}, not another"
+    raise WrongValueError(told, ("preset",))

@@ -1,0 +1,109 @@
+"""A run file as a whole: all sections, what only fits together, and the text with every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from neurogrid.training.runs.run_file.section import Section
+from neurogrid.training.runs.run_file.sections import (
+    CAUSAL_LM,
+    CheckpointsSection,
+    DataSection,
+    EvalSection,
+    InnerSection,
+    MembersSection,
+    ModelSection,
+    OuterSection,
+    StopSection,
+    TrackSection,
+)
+from neurogrid.training.runs.run_file.values import Kind, pattern, text, whole, written
+
+__all__ = ["SECTIONS", "RunFile"]
+
+SECTIONS: Final[Mapping[str, type[Section]]] = {
+    each.title: each
+    for each in (
+        *(ModelSection, DataSection, StopSection, InnerSection, OuterSection, MembersSection),
+        *(CheckpointsSection, EvalSection, TrackSection),
+    )
+}
+"""All sections by their titles, in the order in which they are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile(Section):
+    """What a training run is to do, with every default filled in.
+
+    Attributes:
+        name: of the run, and of its directory.
+        preset: the one that its values were taken from; empty for none.
+        seed: of random weights, of the order of the data, and of dropout.
+    """
+
+    name: str
+    model: ModelSection
+    data: DataSection
+    stop: StopSection
+    preset: str = ""
+    seed: int = 0
+    inner: InnerSection = field(default_factory=InnerSection)
+    outer: OuterSection = field(default_factory=OuterSection)
+    members: MembersSection = field(default_factory=MembersSection)
+    checkpoints: CheckpointsSection = field(default_factory=CheckpointsSection)
+    eval: EvalSection = field(default_factory=EvalSection)
+    track: TrackSection = field(default_factory=TrackSection)
+
+    title: ClassVar[str] = ""
+    keys: ClassVar[Mapping[str, Kind]] = {
+        "name": pattern(
+            "at most 64 letters, digits, -, _ and ., the first a letter or digit",
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+        ),
+        "preset": text("the name of a preset"),
+        "seed": whole(0),
+    }
+
+    @property
+    def num_batch_samples(self) -> int:
+        """Samples of an inner step of each member."""
+        if self.model.kind == CAUSAL_LM:
+            return self.inner.batch_tokens // self.data.sequence_length
+        return self.inner.batch_samples
+
+    def text(self) -> str:
+        """The same as TOML, with all that was not given; `parse_run_file` gives an equal one."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield from _lines_of(self)
+        for title in SECTIONS:
+            yield from ("", f"[{title}]", *_lines_of(getattr(self, title)))
+
+    def _check(self) -> None:
+        if self.model.kind == CAUSAL_LM:
+            if not self.num_batch_samples:
+                raise InnerSection.fault(
+                    "batch_tokens",
+                    f"is at least [data] sequence_length, {self.data.sequence_length}: a sample is never cut",
+                    DataSection.place_of("sequence_length"),
+                )
+        elif self.stop.tokens is not None:
+            raise StopSection.fault("tokens", "is of text: images have steps, rounds, or epochs")
+        if self.outer.quorum > self.members.max:
+            raise OuterSection.fault(
+                "quorum",
+                f"is at most [members] max, {self.members.max}",
+                MembersSection.place_of("max"),
+            )
+
+
+def _lines_of(section: Section) -> Iterator[str]:
+    for key, kind in section.keys.items():
+        value = getattr(section, key)
+        if value is None:
+            yield f"# {key}: not given; {kind.says}"
+        elif (key, value) != ("preset", ""):
+            yield f"{key} = {written(value)}"

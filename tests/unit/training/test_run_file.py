@@ -1,0 +1,450 @@
+"""Run files: what is written is what is read, and what is wrong is told in one line with its place."""
+
+from __future__ import annotations
+
+import re
+import string
+import tomllib
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.averaging.aggregators import DistanceAggregator, parse_aggregator
+from neurogrid.training.averaging.codecs import parse_codec
+from neurogrid.training.optimizers.schedules import schedule_of
+from neurogrid.training.runs.run_file import (
+    InnerSection,
+    MembersSection,
+    ModelSection,
+    OuterSection,
+    RunFile,
+    RunFileError,
+    StopSection,
+    WrongValueError,
+    parse_run_file,
+)
+from neurogrid.training.runs.run_file.places import key_lines
+from neurogrid.training.runs.run_file.presets import PRESETS
+from neurogrid.training.runs.run_file.run_file import SECTIONS
+from neurogrid.training.runs.run_file.sections import METHODS
+from neurogrid.training.runs.run_file.values import MAX_WHOLE
+from neurogrid.training.wire import GroupSettings
+
+LEAST = """
+[model]
+config = "embedded"
+
+[data]
+path = "data/"
+
+[stop]
+steps = 300
+"""
+LEAST_RUN = parse_run_file(LEAST)
+
+
+def refused(text: str, *, name: str = "run.toml") -> str:
+    with pytest.raises(RunFileError) as failed:
+        parse_run_file(text, name=name)
+    told = str(failed.value)
+    assert told.isprintable(), "one line"
+    assert len(told) < 500
+    return told
+
+
+def test_the_least_has_every_default() -> None:
+    assert LEAST_RUN.name == "run"
+    assert LEAST_RUN.stop == StopSection(steps=300)
+    assert (LEAST_RUN.inner, LEAST_RUN.outer) == (InnerSection(), OuterSection())
+    assert (LEAST_RUN.seed, LEAST_RUN.preset, LEAST_RUN.track.to) == (0, "", ())
+    assert LEAST_RUN.num_batch_samples == 16
+    with pytest.raises(FrozenInstanceError):
+        LEAST_RUN.name = "other"  # type: ignore[misc]
+
+
+def test_the_text_has_all_keys() -> None:
+    table = tomllib.loads(LEAST_RUN.text())
+    for title, section in SECTIONS.items():
+        written = table[title].keys() | set(re.findall(r"^# (\w+): ", LEAST_RUN.text(), re.M))
+        assert section.keys.keys() <= written, title
+        assert [each.name for each in fields(section)] == list(section.keys)  # type: ignore[arg-type]
+    assert "# price: not given; a number from 0 to 10^9" in LEAST_RUN.text()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("run.toml", "run"),
+        ("/a/b/tiny-model.v2.toml", "tiny-model.v2"),
+        ("my first run.toml", "my-first-run"),
+        ("...", "run"),
+        ("é.toml", "run"),
+    ],
+)
+def test_a_run_is_called_like_its_file(file: str, name: str) -> None:
+    assert parse_run_file(LEAST, name=file).name == name
+    assert parse_run_file(f'name = "x"\n{LEAST}', name=file).name == "x"
+
+
+def numbers(least: float, most: float, **how: Any) -> st.SearchStrategy[float]:
+    return st.floats(least, most, allow_nan=False, **how)
+
+
+LINES = st.text(st.characters(codec="utf-8"), max_size=30).filter(str.isprintable)
+WORDS = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=20)
+COUNTS = st.integers(1, MAX_WHOLE)
+
+
+@st.composite
+def run_files(draw: st.DrawFn) -> RunFile:
+    """Any run file that there can be, with values from all over their ranges."""
+    optimizer = draw(st.sampled_from(["adamw", "sgd"]))
+    schedule = draw(st.sampled_from(["cosine", "linear", "constant", "wsd"]))
+    inner = InnerSection(
+        optimizer=optimizer,
+        lr=draw(numbers(0, 1000, exclude_min=True)),
+        betas=draw(st.tuples(*[numbers(0, 1, exclude_max=True)] * 2)),
+        eps=draw(numbers(0, 1, exclude_min=True)),
+        momentum=draw(numbers(0, 0.99)) if optimizer == "sgd" else 0.0,
+        schedule=schedule,
+        warmup=draw(st.integers(1, 10**6) | numbers(0, 0.5)),
+        decay=draw(st.integers(1, 10**6) | numbers(0, 0.5, exclude_min=True))
+        if schedule == "wsd"
+        else 0.0,
+        batch_tokens=draw(st.integers(4096, 10**9)),
+        precision=draw(st.sampled_from(["float32", "bfloat16"])),
+    )
+    every = draw(st.integers(1, 10**6))
+    method = draw(st.sampled_from(list(METHODS)))
+    chosen: dict[str, Any] = {} if method == "data_parallel" else {"every": every}
+    if method == "streaming":
+        chosen |= {
+            "fragments": draw(st.integers(1, min(every, 65_536))),
+            "overlap": draw(st.integers(0, every - 1)),
+        }
+    if method in ("streaming", "diloco"):
+        chosen |= {"lr": draw(numbers(0.01, 100)), "momentum": draw(numbers(0, 0.99))}
+    outer = OuterSection.of(
+        method,
+        **chosen,
+        codec=draw(st.sampled_from(["f32", "int4", "topk:64"])),
+        projected=draw(st.booleans()),
+        grace=draw(numbers(0.001, 1e5)),
+    )
+    least, most = sorted(draw(st.tuples(st.integers(1, 1023), st.integers(1, 1023))))
+    stop = draw(
+        st.builds(
+            StopSection,
+            tokens=st.none() | COUNTS,
+            steps=COUNTS,
+            rounds=st.none() | COUNTS,
+            hours=st.none() | numbers(0.01, 1e9),
+        )
+    )
+    return RunFile(
+        name=draw(WORDS.filter(lambda word: word[0].isalnum())),
+        model=ModelSection(draw(LINES.filter(bool))),
+        data=replace(LEAST_RUN.data, path=draw(LINES.filter(bool)), tokenizer=draw(LINES)),
+        stop=stop,
+        preset=draw(st.sampled_from(["", *PRESETS])),
+        seed=draw(st.integers(0, MAX_WHOLE)),
+        inner=inner,
+        outer=outer,
+        members=MembersSection(
+            min=least, max=most, memory=draw(COUNTS), price=draw(st.none() | numbers(0, 1e9))
+        ),
+        track=replace(LEAST_RUN.track, to=draw(st.sampled_from([(), ("aim",), ("wandb", "aim")]))),
+    )
+
+
+@given(run_files())
+def test_what_is_written_is_what_is_read(run: RunFile) -> None:
+    assert parse_run_file(run.text(), name="another.toml") == run
+    assert parse_run_file(run.text().replace("\n", "\r\n")) == run
+
+
+def every_key() -> Iterator[tuple[str, str]]:
+    for key in RunFile.keys:
+        yield "", key
+    for title, section in SECTIONS.items():
+        for key in section.keys:
+            yield title, key
+
+
+# A value of another type than the key has, or outside of what is allowed, for every key.
+WRONG = {
+    "a date": "1979-05-27",
+    "a table": "{a = 1}",
+    "a negative number": "-1",
+    "a number that is none": "nan",
+    "a boolean or a number in its place": None,
+    "a string with a line break": '"a\\nb"',
+    "a nested array": "[[1]]",
+    "a huge number": "1" + "0" * 4000,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("title", "key"), list(every_key()))
+def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: str) -> None:
+    kind = (SECTIONS[title] if title else RunFile).keys[key]
+    value = WRONG[wrong] or ("1" if kind.says == "true or false" else "true")
+    statement = f"{key} = {value}"
+    lines = LEAST_RUN.text().splitlines()
+    begin = lines.index(f"[{title}]") + 1 if title else 0
+    place = next(
+        (
+            number
+            for number, line in enumerate(lines[begin:], begin)
+            if re.match(rf"(# {key}: |{key} = )", line)
+        ),
+        begin,
+    )
+    if re.match(rf"(# {key}: |{key} = )", lines[place]):
+        lines[place] = statement
+    else:  # the preset, which is left out where there is none
+        lines.insert(place, statement)
+    told = refused("\n".join(lines))
+    called = f"[{title}] {key}" if title else key
+    assert told.startswith(f"run.toml:{place + 1}: {called} is {kind.says}, not ") or (
+        key == "preset" and told.startswith(f"run.toml:{place + 1}: preset is ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{LEAST}[inner]\nlrr = 1", 'run.toml:11: [inner] has no key "lrr": there are lr, '),
+        (f"{LEAST}[iner]\nlr = 1", 'run.toml:10: a run file has no "iner": there are inner, '),
+        (f"layout = 1\n{LEAST}", 'run.toml:1: a run file has no "layout": there are '),
+        (f'inner = "x"\n{LEAST}', 'run.toml:1: inner is a section, [inner], not "x"'),
+        ("", 'run.toml:1: [model] config is needed: "embedded", '),
+        ("\n\n[model]\n", "run.toml:3: [model] config is needed: "),
+        (LEAST.replace("steps = 300", ""), "run.toml:8: [stop] needs one of tokens, steps, "),
+        (f'{LEAST}\n[inner]\n# why\nlr =\\\n  "fast"', "run.toml:13: this is no TOML: "),
+        (f'{LEAST}\n[inner]\n\n"lr" = "fast"', "run.toml:13: [inner] lr is a number above 0 and "),
+        (f'inner.lr = "fast"\n{LEAST}', "run.toml:1: [inner] lr is a number above 0 and "),
+        (f"\ninner = {{lr = 'fast'}}\n{LEAST}", "run.toml:2: [inner] lr is a number above 0 and "),
+        (f"{LEAST}[inner]\nbetas = [\n  0.9,\n  1.5,\n]", "run.toml:11: [inner] betas is two "),
+        (f"{LEAST}[inner]\nlr = 1\nlr = 2", "run.toml:12: this is no TOML: Cannot overwrite"),
+        ('[model]\nconfig = "', "run.toml:2: this is no TOML: "),
+        ("x = " + "[" * 5000, "run.toml: nothing in a run file is nested so deeply"),
+        ("\n" * 1001, "run.toml: 1001 bytes in 1002 lines are no run file"),
+        ("#" * 20_000, "run.toml: 20000 bytes in 1 lines are no run file"),
+        (f"{LEAST}[inner]\nmomentum = 0.9", 'run.toml:11: [inner] momentum is of "sgd": 0 with '),
+        (f'{LEAST}[inner]\nschedule = "wsd"', "run.toml:11: [inner] decay is above 0 with "),
+        (f"{LEAST}[inner]\ndecay = 0.2", 'run.toml:11: [inner] decay is of schedule "wsd": 0'),
+        (
+            f'{LEAST}[inner]\nschedule = "wsd"\nwarmup = 0.6\ndecay = 0.5',
+            "run.toml:13: [inner] decay and warmup are shares of one run: ",
+        ),
+        (f"{LEAST}[outer]\nevery = 3", "run.toml:11: [outer] fragments is at most every, 3"),
+        (f"{LEAST}[outer]\noverlap = 20", "run.toml:11: [outer] overlap is less than every, 20"),
+        (
+            f'{LEAST}[outer]\nmethod = "diloco"\noverlap = 2',
+            'run.toml:12: [outer] overlap is of "streaming": 0 with "diloco"',
+        ),
+        (
+            f'{LEAST}[outer]\nmethod = "data_parallel"\nevery = 2',
+            'run.toml:12: [outer] every is 1 with method "data_parallel"',
+        ),
+        (
+            f'{LEAST}[outer]\nmethod = "averaging"\nlr = 0.7',
+            'run.toml:12: [outer] lr is 1 with method "averaging"',
+        ),
+        (
+            f"{LEAST}[outer]\nquorum = 65",
+            "run.toml:11: [outer] quorum is at most [members] max, 64",
+        ),
+        (f"{LEAST}[members]\nmax = 2\nmin = 3", "run.toml:12: [members] min is at most max, 2"),
+        (
+            LEAST.replace('"data/"', '"data/"\nsequence_length = 8192'),
+            "run.toml:7: [inner] batch_tokens is at least [data] sequence_length, 8192",
+        ),
+        (
+            LEAST.replace("steps", "tokens").replace(
+                '"embedded"', '"a"\nkind = "image-classification"'
+            ),
+            "run.toml:10: [stop] tokens is of text: ",
+        ),
+        (f'preset = "node0"\n{LEAST}', 'run.toml:1: preset "node0" is not there yet: it splits '),
+        (f'preset = "psyche"\n{LEAST}', 'run.toml:1: preset "psyche" is not there yet: it '),
+        (f'preset = "neuroshard"\n{LEAST}', 'run.toml:1: preset "neuroshard" is not there yet: '),
+        (f'preset = "other"\n{LEAST}', 'run.toml:1: preset is "hypha", not another'),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
+    assert refused(text).startswith(told), refused(text)
+
+
+@given(st.text(max_size=60) | st.text(alphabet="[]{}=.\"'\n#,x1e-_", max_size=40))
+def test_no_text_is_more_than_refused(text: str) -> None:
+    assert refused(text, name="a.toml").startswith("a.toml:")
+
+
+@given(run_files(), st.data())
+def test_a_text_that_is_cut_or_changed_is_read_or_refused(
+    run: RunFile, data: st.DataObject
+) -> None:
+    text = run.text()
+    place = data.draw(st.integers(0, len(text)))
+    changed = text[:place] + data.draw(st.sampled_from(["", "\n", "1", "=", '"', "[x]\n"]))
+    for other in (changed, changed + text[place + 1 :]):
+        try:
+            parse_run_file(other)
+        except RunFileError as exc:
+            assert re.match(r"run\.toml:\d+: ", str(exc))  # noqa: PT017
+
+
+def test_the_lines_of_keys() -> None:
+    text = """# about
+a = 1
+"b.c" = '''
+x = 1
+'''
+d.e = 2
+
+[f.g]   # more
+h = [
+  {i = 1},  # x = 2
+]
+[[j]]
+k = 1
+[[j]]
+k = 2
+"""
+    assert key_lines(text) == {
+        ("a",): 2,
+        ("b.c",): 3,
+        ("d",): 6,
+        ("d", "e"): 6,
+        ("f",): 8,
+        ("f", "g"): 8,
+        ("f", "g", "h"): 9,
+        ("f", "g", "h", "i"): 9,
+        ("j",): 12,
+        ("j", "k"): 13,
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_a_run_file_and_what_is_given_wins(preset: str) -> None:
+    run = parse_run_file(f'preset = "{preset}"\n{LEAST}')
+    assert run.preset == preset
+    for title, values in PRESETS[preset].items():
+        assert {key: getattr(getattr(run, title), key) for key in values} == values
+    own = parse_run_file(f'preset = "{preset}"\n{LEAST}[outer]\ncodec = "int4"\n')
+    assert own == replace(run, outer=replace(run.outer, codec="int4"))
+
+
+def test_a_method_has_defaults_of_its_own() -> None:
+    for method in METHODS:
+        run = parse_run_file(f'{LEAST}[outer]\nmethod = "{method}"\n')
+        assert run.outer == OuterSection.of(method)
+    assert OuterSection() == OuterSection.of("streaming")
+    assert OuterSection.of("data_parallel").every == 1
+    with pytest.raises(WrongValueError, match="method is"):
+        OuterSection.of("magic")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("7", 7), ('"8GiB"', 8 << 30), ('"1.5 kB"', 1500), ('"2MiB"', 2 << 20), ('"64"', 64)],
+)
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert parse_run_file(f"{LEAST}[members]\nmemory = {text}\n").members.memory == size
+
+
+@pytest.mark.parametrize(
+    "text", ['"8 potatoes"', '"-1GiB"', '"GiB"', '"1e3"', "1.5", '"9999999TB"']
+)
+def test_what_is_no_size(text: str) -> None:
+    assert "[members] storage is bytes, " in refused(f"{LEAST}[members]\nstorage = {text}\n")
+
+
+def is_taken(key: str, value: str) -> bool:
+    try:
+        OuterSection(**{key: value})
+    except ConfigurationError:
+        return False
+    return True
+
+
+NAMES = ["f32", "f16", "bf16", "int8", "int4", "sign", "topk", "topk:1", "topk:4096", "mean"]
+NAMES += ["topk:0", "topk:4097", "topk:5000", "topk:999", "topk:1000", "topk:4089", "topk:01"]
+NAMES += ["median", "trimmed_mean", "trimmed_mean:0", "trimmed_mean:0.25", "trimmed_mean:0.4999"]
+NAMES += ["trimmed_mean:0.5", "mean_of_signs", "krum", "multi_krum:2", "geometric_median", ""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_those_that_averaging_has(name: str) -> None:
+    """The names are said twice, as this room loads no torch."""
+
+    def known_codec() -> bool:
+        try:
+            return bool(parse_codec(name))
+        except ConfigurationError:
+            return False
+
+    def known_aggregator() -> bool:
+        try:  # a group has none that needs whole vectors
+            return not isinstance(parse_aggregator(name), DistanceAggregator)
+        except ConfigurationError:
+            return False
+
+    assert is_taken("codec", name) == known_codec()
+    assert is_taken("aggregator", name) == known_aggregator()
+
+
+@pytest.mark.parametrize("way", ["butterfly", "server", "everybody"])
+def test_what_is_said_of_a_group_is_what_a_group_takes(way: str) -> None:
+    outer = OuterSection(way=way, grace=0.001, attempt_timeout=1, quorum=1023)
+    settings = GroupSettings(
+        1,
+        outer.quorum,
+        outer.grace,
+        outer.attempt_timeout,
+        outer.codec,
+        aggregator=outer.aggregator,
+        way=outer.way,
+    )
+    assert GroupSettings.decode(settings.encode()) == settings
+
+
+@given(
+    st.sampled_from(["cosine", "linear", "constant", "wsd"]),
+    st.integers(2, 10**6),
+    st.integers(1, 10**6) | numbers(0, 0.5),
+    st.integers(1, 10**6) | numbers(0, 0.5, exclude_min=True),
+)
+def test_warm_up_and_decay_fit_into_any_run(
+    schedule: str, num_steps: int, warmup: float, decay: float
+) -> None:
+    inner = InnerSection(
+        schedule=schedule, warmup=warmup, decay=decay if schedule == "wsd" else 0.0
+    )
+    up, down = inner.warmup_steps(num_steps), inner.decay_steps(num_steps)
+    assert 0 <= up <= num_steps
+    assert 0 <= down <= num_steps - up
+    assert up == (min(num_steps, int(warmup)) if warmup >= 1 else up)
+    if schedule != "wsd":
+        assert down == 0
+
+
+def test_the_schedules_are_those_that_there_are() -> None:
+    names = {"wsd": "warmup_stable_decay"}
+    for name in ("cosine", "linear", "constant", "wsd"):
+        inner = InnerSection(schedule=name, decay=0.2 if name == "wsd" else 0.0)
+        factor = schedule_of(
+            names.get(name, name),
+            num_steps=100,
+            num_warmup_steps=inner.warmup_steps(100),
+            num_decay_steps=inner.decay_steps(100),
+        )
+        assert factor(0) == 0.0
+        assert factor(5) == 1.0
