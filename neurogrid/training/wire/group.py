@@ -29,6 +29,7 @@ from neurogrid.p2p.wire.forms import (
 )
 from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_ERROR_CHARS, MAX_PEER_ID_CHARS
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
+from neurogrid.training.wire.forms import number
 
 __all__ = [
     "DIGEST_BYTES",
@@ -76,17 +77,7 @@ _MAX_NESTED: Final = 768 * 1024
 _MAX_REASON: Final = 256
 
 
-def _number(smallest: float, largest: float) -> Form:
-    return Form(
-        f"a number from {smallest:g} to {largest:g}",
-        lambda value: type(value) in (int, float) and smallest <= value <= largest,
-        read=float,
-        write=float,
-        absent=0.0,
-    )
-
-
-_WEIGHT: Final = _number(0.0, _MAX_WEIGHT)
+_WEIGHT: Final = number(0.0, _MAX_WEIGHT)
 # Not all arrays have a writer for their items: floats go as they are.
 _WEIGHTS: Final = array(
     Form(_WEIGHT.must, lambda value: type(value) is float and 0 <= value <= _MAX_WEIGHT),
@@ -369,7 +360,7 @@ class Status(ControlPayload):
             "failed_attempt": optional(uint(MAX_U64)),
             "lost": optional(_PEERS),
             "reasons": optional(array(text(_MAX_REASON), MAX_GROUP_MEMBERS)),
-            "bandwidth": optional(_number(0.0, _MAX_WEIGHT)),
+            "bandwidth": optional(number(0.0, _MAX_WEIGHT)),
             "observes": optional(BOOLEAN),
         },
     )
@@ -487,7 +478,7 @@ class Join(ControlPayload):
             "layout": binary(DIGEST_BYTES, smallest=DIGEST_BYTES),
             "num_elements": uint(MAX_U64, smallest=1),
             "addresses": optional(array(text(MAX_ADDRESS_CHARS), 16)),
-            "bandwidth": optional(_number(0.0, _MAX_WEIGHT)),
+            "bandwidth": optional(number(0.0, _MAX_WEIGHT)),
         },
     )
 

@@ -1,0 +1,76 @@
+"""Numbers of `/neurogrid/run/1.0.0`: its protocol id, its messages, and how large each may be.
+
+Headers, Hello, Error and credit are those of `/neurogrid/tensor/1.1.0`, and so are the messages by which blobs travel:
+slices, manifests and checkpoints are blobs.
+
+Source: protocol_spec/training/runs.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from neurogrid.p2p.wire import (
+    OF_THE_STREAM,
+    Answers,
+    MessageCode,
+    MessageTable,
+    MessageType,
+    Traits,
+)
+
+__all__ = ["DEFAULT_RUN_LIMITS", "PROTOCOL_RUN", "RunLimits", "RunMessage", "run_table"]
+
+MIB = 1024 * 1024
+
+PROTOCOL_RUN: Final = "/neurogrid/run/1.0.0"
+"""The protocol id of runs: a leader, its members, and nodes that have data."""
+
+_OF_TRANSFERS: Final = frozenset(
+    {
+        MessageType.TRANSFER_OFFER,
+        MessageType.TRANSFER_ACCEPT,
+        MessageType.TRANSFER_REQUEST,
+        MessageType.WEIGHTS,
+        MessageType.WEIGHTS_ACK,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """The largest Data accepted, in bytes, for each kind of message of a run's own."""
+
+    # A config of 1 MiB and a run file of 64 KiB.
+    start: int = 2 * MIB
+    # Contributions to eight rounds, of 4,096 ranges each, and 65,536 slices take four fifths of it.
+    control: int = MIB
+
+
+DEFAULT_RUN_LIMITS: Final = RunLimits()
+"""Limits that every peer of 1.0.0 must accept."""
+
+
+class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
+    """The first byte of a header."""
+
+    # A leader looks for members, and keeps them.
+    ASK = 0x60, Traits(is_request=True)
+    OFFER = 0x61, Traits(answers=Answers.REQUEST)
+    START = 0x62, Traits("start", is_request=True)
+    STARTED = 0x63, Traits(answers=Answers.REQUEST)
+    RENEW = 0x64, Traits(is_request=True)
+    RENEWED = 0x65, Traits(answers=Answers.REQUEST)
+    # What is to be done, and what was.
+    ORDER = 0x66, Traits()
+    REPORT = 0x67, Traits()
+    DISMISS = 0x68, Traits()
+    # A node that has the data.
+    HOLD = 0x69, Traits(is_request=True)
+    HELD = 0x6A, Traits(answers=Answers.REQUEST)
+
+
+def run_table(limits: RunLimits = DEFAULT_RUN_LIMITS) -> MessageTable:
+    """The messages that may stand on a stream of a run: its own, those of the stream, those of transfers."""
+    return MessageTable(PROTOCOL_RUN, (*RunMessage, *OF_THE_STREAM, *_OF_TRANSFERS), limits)

@@ -1,0 +1,323 @@
+"""The payloads by which members are told what to do, and tell what they did.
+
+Each says the whole state of its sender, as far as the other needs it: one that is lost or comes twice does no harm.
+
+Source: protocol_spec/training/runs.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from neurogrid.p2p.wire.blob_id import BLOB_ID_BYTES
+from neurogrid.p2p.wire.control import ControlPayload
+from neurogrid.p2p.wire.faults import violation
+from neurogrid.p2p.wire.forms import (
+    BOOLEAN,
+    Form,
+    Map,
+    array,
+    binary,
+    line,
+    nullable,
+    one_of,
+    optional,
+    text,
+    uint,
+)
+from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_ERROR_CHARS
+from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
+from neurogrid.training.wire.forms import number
+from neurogrid.training.wire.runs.forms import ADDRESSES, COUNT, RUN
+
+__all__ = [
+    "FINISH_NEVER",
+    "MAX_HELD_SLICES",
+    "MAX_RANGES",
+    "MAX_RUN_SOURCES",
+    "MAX_TOLD_ROUNDS",
+    "MAX_WORKS",
+    "MEMBER_STATES",
+    "Contribution",
+    "Order",
+    "Report",
+    "SampleRange",
+    "Work",
+]
+
+MEMBER_STATES: Final = frozenset(
+    {"starting", "ready", "training", "averaging", "waiting", "failed"}
+)
+"""What a member does."""
+
+MAX_RANGES: Final = 4096
+"""Ranges of samples in one work, or in what a member contributed to one round."""
+
+MAX_WORKS: Final = 4
+"""Works in one order: the one at hand, and those for the rounds after it."""
+
+MAX_TOLD_ROUNDS: Final = 8
+"""Rounds in one report: those whose outcome the leader has yet to write down."""
+
+MAX_HELD_SLICES: Final = 65_536
+"""Slices in one report."""
+
+MAX_RUN_SOURCES: Final = 64
+"""Addresses in one order of peers that have slices."""
+
+FINISH_NEVER: Final = MAX_U32
+"""Batches after which a member stops that is to do all of its work."""
+
+_MAX_VALUE: Final = 1e30
+# Ranges of three integers of 5 bytes, and 4 KiB for the other keys.
+_MAX_NESTED: Final = 64 * 1024
+
+
+class SampleRange(NamedTuple):
+    """Samples of one slice.
+
+    Attributes:
+        slice: u32, its number in the manifest.
+        start, stop: u32, the samples [start, stop) of it; at least one.
+    """
+
+    slice: int
+    start: int
+    stop: int
+
+
+def num_samples(ranges: Iterable[SampleRange]) -> int:
+    """The samples of all ranges together."""
+    return sum(r.stop - r.start for r in ranges)
+
+
+def _read_ranges(flat: tuple[int, ...]) -> tuple[SampleRange, ...]:
+    if not flat or len(flat) % 3:
+        raise violation("ranges must be triples of slice, start and stop, and at least one")
+    ranges = tuple(map(SampleRange, flat[::3], flat[1::3], flat[2::3]))
+    for r in ranges:
+        if r.start >= r.stop:
+            raise violation(f"a range of samples from {r.start} to {r.stop} has none")
+    return ranges
+
+
+def _write_ranges(ranges: Any) -> list[int]:
+    return [bound for r in ranges for bound in (r.slice, r.start, r.stop)]
+
+
+_RANGES: Final = replace(
+    array(uint(MAX_U32), 3 * MAX_RANGES), read=_read_ranges, write=_write_ranges
+)
+
+
+def _rounds(what: str, items: Iterable[Any]) -> None:
+    if not all(first.round < second.round for first, second in pairwise(items)):
+        raise violation(f"{what} must have rounds in order, and none twice")
+
+
+def _nested(decode: Callable[[bytes], ControlPayload], max_items: int) -> Form:
+    """An array of maps as byte strings."""
+    return replace(
+        optional(array(binary(_MAX_NESTED, smallest=1), max_items)),
+        read=lambda items: tuple(map(decode, items)),
+        write=lambda items: [item.encode() for item in items],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work(ControlPayload):
+    """What a member is to train on in one round.
+
+    Attributes:
+        round: u64, from 1.
+        step: u64, inner steps that the run has behind it by then: the place in the schedule.
+        batches: u32, from 1.
+        batch_samples: u32, from 1: of each batch.
+        ranges: the samples in order; `batches` times `batch_samples`.
+    """
+
+    round: int
+    step: int
+    batches: int
+    batch_samples: int
+    ranges: tuple[SampleRange, ...]
+
+    _map = Map(
+        "a work",
+        {
+            "round": uint(MAX_U64, smallest=1),
+            "step": uint(MAX_U64),
+            "batches": uint(MAX_U32, smallest=1),
+            "batch_samples": uint(MAX_U32, smallest=1),
+            "ranges": _RANGES,
+        },
+        max_bytes=_MAX_NESTED,
+    )
+
+    def _check(self) -> None:
+        told = num_samples(self.ranges)
+        if told != self.batches * self.batch_samples:
+            raise violation(
+                f"a work of {self.batches} batches of {self.batch_samples} samples has ranges of {told}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Order(ControlPayload):
+    """What a leader tells a member to do.
+
+    Attributes:
+        run: the id of the run.
+        number: u64, from 1, greater than in any order before.
+        works: the work at hand and those after it, by their rounds; none while there is nothing to do.
+        finish_after: batches of the first work after which the member is to stop, and to contribute what it has;
+            `FINISH_NEVER` for all.
+        committed: u64, the round up to which the leader has written down who contributed what: reports need not
+            repeat it.
+        sources: multiaddrs of peers that have slices, with their peer ids.
+        saves: u64, the round after which the member is to save its optimiser; 0 for none.
+        ends: the run is at its end: nothing comes after these works.
+    """
+
+    run: bytes
+    number: int
+    works: tuple[Work, ...] = ()
+    finish_after: int = FINISH_NEVER
+    committed: int = 0
+    sources: tuple[str, ...] = ()
+    saves: int = 0
+    ends: bool = False
+
+    _map = Map(
+        "Order",
+        {
+            "run": RUN,
+            "number": uint(MAX_U64, smallest=1),
+            "works": _nested(Work.decode, MAX_WORKS),
+            "finish_after": replace(optional(uint(MAX_U32)), absent=FINISH_NEVER),
+            "committed": COUNT,
+            "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
+            "saves": COUNT,
+            "ends": optional(BOOLEAN),
+        },
+    )
+
+    def _check(self) -> None:
+        _rounds("works of an order", self.works)
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution(ControlPayload):
+    """What a member put into a round.
+
+    Attributes:
+        round: u64, from 1.
+        samples: u64, from 1: of all ranges.
+        ranges: the samples that its difference comes of.
+    """
+
+    round: int
+    samples: int
+    ranges: tuple[SampleRange, ...]
+
+    _map = Map(
+        "a contribution",
+        {
+            "round": uint(MAX_U64, smallest=1),
+            "samples": uint(MAX_U64, smallest=1),
+            "ranges": _RANGES,
+        },
+        max_bytes=_MAX_NESTED,
+    )
+
+    def _check(self) -> None:
+        told = num_samples(self.ranges)
+        if told != self.samples:
+            raise violation(f"a contribution of {self.samples} samples has ranges of {told}")
+
+
+@dataclass(frozen=True, slots=True)
+class Report(ControlPayload):
+    """How a member stands.
+
+    Attributes:
+        run: the id of the run.
+        seat: u32, the member's.
+        state: one of `MEMBER_STATES`.
+        reason: why it failed, or what it waits for; one line, for people.
+        order: u64, the number of the last order that it has; 0 for none.
+        round: u64, of the work that it does, or last did; 0 for none yet.
+        batches_done: u32, of that work.
+        batch_seconds: a moving mean of what a batch takes; 0 while it is not known.
+        loss_sum: over the label tokens of that work so far.
+        num_tokens: u64, label tokens of that work so far.
+        contributions: what it put into rounds after the last order's `committed`.
+        held: slices that it has, by their numbers, rising.
+        group_addresses: multiaddrs at which members of the group can dial it.
+        saved_round, saved: the round after which its optimiser was saved last, and the blob that it is; 0 and empty
+            for none.
+        memory_bytes: that its trainer has taken at most.
+        micro_batch: samples that it computes at once; 0 while it is not known.
+        gradient_norm: of the last batch, before clipping; None where there is none.
+        difference_norm: of the last difference; None where there is none.
+        cosine: between the last difference and the mean of its round; None where there is none.
+    """
+
+    run: bytes
+    seat: int
+    state: str
+    reason: str = ""
+    order: int = 0
+    round: int = 0
+    batches_done: int = 0
+    batch_seconds: float = 0.0
+    loss_sum: float = 0.0
+    num_tokens: int = 0
+    contributions: tuple[Contribution, ...] = ()
+    held: tuple[int, ...] = ()
+    group_addresses: tuple[str, ...] = ()
+    saved_round: int = 0
+    saved: bytes = b""
+    memory_bytes: int = 0
+    micro_batch: int = 0
+    gradient_norm: float | None = None
+    difference_norm: float | None = None
+    cosine: float | None = None
+
+    _map = Map(
+        "Report",
+        {
+            "run": RUN,
+            "seat": uint(MAX_U32),
+            "state": one_of(MEMBER_STATES),
+            "reason": optional(line(MAX_ERROR_CHARS)),
+            "order": COUNT,
+            "round": COUNT,
+            "batches_done": optional(uint(MAX_U32)),
+            "batch_seconds": optional(number(0.0, 86_400.0)),
+            "loss_sum": optional(number(-_MAX_VALUE, _MAX_VALUE)),
+            "num_tokens": COUNT,
+            "contributions": _nested(Contribution.decode, MAX_TOLD_ROUNDS),
+            "held": optional(array(uint(MAX_U32), MAX_HELD_SLICES)),
+            "group_addresses": ADDRESSES,
+            "saved_round": COUNT,
+            "saved": optional(binary(BLOB_ID_BYTES)),
+            "memory_bytes": COUNT,
+            "micro_batch": optional(uint(MAX_U32)),
+            "gradient_norm": nullable(number(0.0, _MAX_VALUE)),
+            "difference_norm": nullable(number(0.0, _MAX_VALUE)),
+            "cosine": nullable(number(-1.0, 1.0)),
+        },
+    )
+
+    def _check(self) -> None:
+        _rounds("contributions of Report", self.contributions)
+        if not all(first < second for first, second in pairwise(self.held)):
+            raise violation("held of Report must rise")
+        if len(self.saved) not in (0, BLOB_ID_BYTES) or bool(self.saved) != bool(self.saved_round):
+            raise violation("Report has a saved state without its round, or a round without it")
+        if self.state == "failed" and not self.reason:
+            raise violation("Report has failed without a reason")
