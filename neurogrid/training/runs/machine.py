@@ -1,0 +1,324 @@
+"""The leader of a run as a pure machine: no clock, no socket, no torch.
+
+It is told who is ready, what the group decided, and how fast members are; it says what goes into the journal, and by
+that who is to do what. Each member has the work at hand and the one after it, so that nobody waits for the leader, and
+a leader that is away for a round holds up nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from neurogrid.training.runs.projection import share_batches
+from neurogrid.training.runs.state import (
+    Assignment,
+    Began,
+    Dealt,
+    Decided,
+    Ended,
+    Entry,
+    Joined,
+    Left,
+    Occupant,
+    Phase,
+    Resumed,
+    RunState,
+    Seat,
+    Stopping,
+)
+
+__all__ = ["Outcome", "Rules", "RunMachine"]
+
+# Works that a member has: the one at hand, and the one after it.
+_NUM_AHEAD: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a run file says of who does how much.
+
+    Attributes:
+        min_members: below which nothing is dealt.
+        max_members: more stand by.
+        batch_samples: samples of a batch.
+        steps: batches of a round, of a member that takes as many as the run file says.
+        num_parts: in which the weights are synced, a round each.
+        projected: whether members get batches by their speed.
+        max_samples: after which the run ends; None for no such end.
+        max_rounds: the same in rounds.
+    """
+
+    min_members: int
+    max_members: int
+    batch_samples: int
+    steps: int
+    num_parts: int = 1
+    projected: bool = True
+    max_samples: int | None = None
+    max_rounds: int | None = None
+
+    def num_samples(self, num_members: int) -> int:
+        """Samples of a whole run with so many members; 0 where that is not known."""
+        known = [] if self.max_samples is None else [self.max_samples]
+        if self.max_rounds is not None:
+            known.append(self.max_rounds * self.steps * self.batch_samples * num_members)
+        return min(known, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A decision of the group, as far as the run cares.
+
+    Attributes:
+        index: of the decision.
+        round: its number; 0 for a change of members.
+        digest: of the aggregate.
+        weights: of the contributors, by peer id.
+        members: of the group from here on.
+    """
+
+    index: int
+    round: int
+    digest: bytes
+    weights: Mapping[str, float]
+    members: frozenset[Occupant]
+
+
+class RunMachine:
+    """Leads a run. What its methods give is to be written into the journal; the state has it already.
+
+    Args:
+        rules: of the run.
+        state: where it stands.
+    """
+
+    def __init__(self, rules: Rules, state: RunState) -> None:
+        self.rules, self.state = rules, state
+        self._speeds: dict[int, float] = {}
+        self._reserved: dict[str, int] = {}
+        self._entries: list[Entry] = []
+
+    # What others look at
+
+    def works(self, seat: int) -> tuple[Assignment, ...]:
+        """The work of a seat at hand, and those after it."""
+        held = self.state.seats.get(seat)
+        return tuple(held.works) if held is not None else ()
+
+    def drain(self) -> list[Entry]:
+        """Entries for the journal since the last call."""
+        entries, self._entries = self._entries, []
+        return entries
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a peer that has no seat can get one."""
+        return len(self.state.occupied()) + len(self._reserved) < self.rules.max_members
+
+    # What happens
+
+    def reserve(self, peer: str) -> int:
+        """The seat that a peer is going to take: one that is vacant, or a new one."""
+        if peer not in self._reserved:
+            taken = set(self._reserved.values())
+            vacant = [seat.number for seat in self.state.vacant() if seat.number not in taken]
+            fresh = max([self.state.num_seats - 1, *taken]) + 1
+            self._reserved[peer] = vacant[0] if vacant else fresh
+        return self._reserved[peer]
+
+    def release(self, peer: str) -> None:
+        """A peer does not take the seat that was reserved for it."""
+        self._reserved.pop(peer, None)
+
+    def joined(self, seat: int, occupant: Occupant, name: str) -> None:
+        """A member is ready, on a seat that was reserved for it or that it has."""
+        self._reserved.pop(occupant.peer, None)
+        if self.state.phase is Phase.ENDED:
+            return
+        before = self.state.seat_of(occupant.peer)
+        if before is not None:
+            if before.occupant == occupant:
+                return
+            self._note(Left(before.number, "its process began anew"))
+        held = self.state.seats.get(seat)
+        is_free = held.occupant is None if held is not None else seat >= self.state.num_seats
+        if not is_free:
+            # Its own seat is gone: what it had was dealt to others.
+            seat = max([self.state.num_seats - 1, *self._reserved.values()]) + 1
+        self._note(Joined(seat, occupant.peer, occupant.incarnation, name))
+        self._go_on()
+
+    def left(self, seat: int, reason: str) -> None:
+        """A member is lost, or a vacant seat is waited for no more."""
+        if seat in self.state.seats:
+            self._leave(seat, reason)
+            self._go_on()
+
+    def measured(self, seat: int, batch_seconds: float) -> None:
+        """A batch takes a member so long."""
+        if batch_seconds > 0:
+            self._speeds[seat] = batch_seconds
+
+    def decided(self, outcome: Outcome) -> list[str]:
+        """The group has decided.
+
+        Returns:
+            What is wrong with contributions, by peer: such a member is to be dismissed.
+        """
+        if outcome.index <= self.state.index:
+            return []
+        wrong: list[str] = []
+        if outcome.round:
+            contributions = []
+            for peer, weight in outcome.weights.items():
+                seat = self.state.seat_of(peer)
+                if seat is None:
+                    wrong.append(peer)
+                    continue
+                num_works = _num_works(seat.works, weight)
+                if sum(work.weight for work in seat.works[:num_works]) != weight:
+                    wrong.append(peer)
+                contributions.append((seat.number, num_works))
+            ranges = tuple(
+                each
+                for number, num_works in contributions
+                for work in self.state.seats[number].works[:num_works]
+                for each in work.ranges
+            )
+            self._note(
+                Decided(
+                    outcome.index,
+                    outcome.round,
+                    outcome.digest.hex(),
+                    tuple(contributions),
+                    ranges,
+                )
+            )
+        else:
+            self.state.index = outcome.index
+        for seat in self.state.occupied():
+            if seat.occupant not in outcome.members:
+                self._leave(seat.number, "the group goes on without it")
+        self._go_on()
+        return wrong
+
+    def resume(self, round_number: int) -> None:
+        """Go on from the checkpoint after this round, with members that take the seats anew."""
+        self._note(Resumed(round_number))
+
+    def stop(self, reason: str) -> None:
+        """Deal nothing more, and end when what was dealt is in."""
+        if self.state.phase in (Phase.WAITING, Phase.TRAINING):
+            self._finish(reason)
+            self._go_on()
+
+    # What follows
+
+    def _note(self, entry: Entry) -> None:
+        self.state.apply(entry)
+        self._entries.append(entry)
+
+    def _leave(self, seat: int, reason: str) -> None:
+        self._speeds.pop(seat, None)
+        self._note(Left(seat, reason))
+
+    def _go_on(self) -> None:
+        state = self.state
+        if state.phase is Phase.WAITING and self._has_quorum():
+            num_members = len(state.occupied())
+            self._note(Began(num_members, self.rules.num_samples(num_members)))
+        if state.phase is Phase.TRAINING:
+            if self._is_trained():
+                self._finish(f"{state.num_used} samples were trained on")
+            elif self._is_last_round():
+                for seat in list(state.seats.values()):
+                    if seat.works:
+                        self._leave(seat.number, "its last work came after the last round")
+                self._finish(f"{state.round} rounds were made")
+        if state.phase is Phase.TRAINING and self._has_quorum():
+            while self._deal():
+                pass
+        if state.phase is Phase.FINISHING and not any(seat.works for seat in state.seats.values()):
+            self._note(Ended(state.reason))
+
+    def _has_quorum(self) -> bool:
+        return len(self.state.occupied()) >= self.rules.min_members and not self.state.vacant()
+
+    def _is_trained(self) -> bool:
+        most = self.rules.max_samples
+        return most is not None and self.state.num_used >= most
+
+    def _is_last_round(self) -> bool:
+        most = self.rules.max_rounds
+        return most is not None and self.state.round >= most
+
+    def _finish(self, reason: str) -> None:
+        """Deal nothing but the syncs of those parts of the weights that had no turn since the last steps."""
+        self._note(Stopping(reason))
+        works = [
+            (seat.number, self.state.deal(seat.number, 0, weight=self.rules.batch_samples))
+            for _ in range(self.rules.num_parts - 1)
+            for seat in self.state.occupied()
+        ]
+        if works:
+            self._entries.append(Dealt(tuple(works)))
+
+    def _deal(self) -> bool:
+        """Deal one work to each member that has fewest, if it has too few; whether there was anything to deal."""
+        state, rules = self.state, self.rules
+        ahead = _NUM_AHEAD
+        if rules.max_rounds is not None:
+            ahead = min(ahead, rules.max_rounds - state.round)
+        members = state.occupied()
+        fewest = min(len(seat.works) for seat in members)
+        if fewest >= ahead:
+            return False
+        left = math.inf if rules.max_samples is None else rules.max_samples - state.num_dealt
+        shares = self._shares(members, left)
+        position = self._position()
+        works: list[tuple[int, Assignment]] = []
+        for seat in members:
+            num_samples = min(shares[seat.number] * rules.batch_samples, left)
+            if len(seat.works) > fewest or num_samples <= 0:
+                continue
+            work = state.deal(
+                seat.number,
+                int(num_samples),
+                position=position,
+                stride=rules.steps / shares[seat.number],
+            )
+            if work.num_samples == 0:  # the last epoch is dealt
+                break
+            left -= work.num_samples
+            works.append((seat.number, work))
+        if works:
+            self._entries.append(Dealt(tuple(works)))
+        return bool(works)
+
+    def _shares(self, members: Sequence[Seat], left: float) -> dict[int, int]:
+        """Batches of each member in its next work."""
+        total = self.rules.steps * len(members)
+        total = max(min(total, math.ceil(min(left, 2**53) / self.rules.batch_samples)), len(members))
+        if not self.rules.projected:
+            return {seat.number: -(-total // len(members)) for seat in members}
+        numbers = [seat.number for seat in members]
+        shares = share_batches([self._speeds.get(number) for number in numbers], total)
+        return dict(zip(numbers, shares, strict=True))
+
+    def _position(self) -> float:
+        """Inner steps that are dealt so far, of a member that takes as many as the run file says."""
+        state, rules = self.state, self.rules
+        return state.num_dealt / (rules.batch_samples * max(state.num_members, 1))
+
+
+def _num_works(works: Sequence[Assignment], weight: float) -> int:
+    """How many works, from the first, are in a contribution of this weight."""
+    total = 0
+    for number, work in enumerate(works):
+        if total + work.weight > weight:
+            return number
+        total += work.weight
+    return len(works)

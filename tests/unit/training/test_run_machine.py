@@ -1,0 +1,294 @@
+"""The leader of a run as a pure machine: whatever happens to members, each sample of an epoch is used exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neurogrid.training.runs.machine import Outcome, Rules, RunMachine
+from neurogrid.training.runs.state import (
+    Decided,
+    Entry,
+    Occupant,
+    Phase,
+    Resumed,
+    RunState,
+    parse_entry,
+)
+
+SIZES = (7, 5, 9, 3)
+
+
+class Cluster:
+    """A leader and its members, as far as decisions go: who is there, and which of their works are trained."""
+
+    def __init__(self, rules: Rules, *, num_epochs: int | None = None) -> None:
+        self.rules, self.num_epochs = rules, num_epochs
+        self.state = RunState(SIZES, seed=1, num_epochs=num_epochs)
+        self.machine = RunMachine(rules, self.state)
+        self.journal: list[Entry] = []
+        self.members: dict[str, Occupant] = {}
+        self.trained: dict[Occupant, int] = {}
+        self.index = self.round = 0
+        self.num_peers = 0
+
+    def note(self) -> None:
+        self.journal += self.machine.drain()
+
+    def join(self, peer: str = "") -> str:
+        self.num_peers += 1
+        peer = peer or f"peer{self.num_peers}"
+        occupant = Occupant(peer, self.num_peers)
+        seat = self.machine.reserve(peer)
+        self.members[peer] = occupant
+        self.trained[occupant] = 0
+        self.machine.joined(seat, occupant, "")
+        self.note()
+        return peer
+
+    def lose(self, peer: str) -> None:
+        del self.members[peer]
+        self.index += 1
+        self.decide({}, is_round=False)
+
+    def train(self, peer: str, num_works: int = 1) -> None:
+        occupant = self.members[peer]
+        self.trained[occupant] = max(self.trained[occupant], num_works)
+
+    def decide(self, weights: dict[str, float], *, is_round: bool = True) -> list[str]:
+        wrong = self.machine.decided(
+            Outcome(
+                self.index,
+                self.round if is_round else 0,
+                bytes(32),
+                weights,
+                frozenset(self.members.values()),
+            )
+        )
+        self.note()
+        return wrong
+
+    def average(self, *, without: str | None = None) -> None:
+        """A round of all that have trained what they have at hand."""
+        weights = {}
+        for peer, occupant in self.members.items():
+            seat = self.state.seat_of(peer)
+            if seat is None or peer == without or not seat.works:
+                continue
+            num_works = max(1, min(self.trained[occupant], len(seat.works)))
+            weights[peer] = float(sum(work.weight for work in seat.works[:num_works]))
+            self.trained[occupant] = 0
+        if weights:
+            self.index += 1
+            self.round += 1
+            assert self.decide(weights) == []
+
+    def restarted(self) -> None:
+        """The leader is killed, and begins again with its journal."""
+        self.state = RunState(SIZES, seed=1, num_epochs=self.num_epochs)
+        for entry in self.journal:
+            told = json.loads(json.dumps(entry.to_json()))
+            again = parse_entry(entry.kind, told)
+            assert again == entry
+            self.state.apply(again)
+        self.machine = RunMachine(self.rules, self.state)
+
+
+def used(journal: list[Entry]) -> Counter[tuple[int, int]]:
+    """How often each sample was used, as the journal says."""
+    rounds: list[Decided] = []
+    for entry in journal:
+        if isinstance(entry, Resumed):
+            rounds = [r for r in rounds if r.round <= entry.round]
+        elif isinstance(entry, Decided):
+            rounds.append(entry)
+    return Counter(
+        (each.slice, number)
+        for entry in rounds
+        for each in entry.ranges
+        for number in range(each.start, each.stop)
+    )
+
+
+def everything(times: int) -> Counter[tuple[int, int]]:
+    return Counter(
+        {(index, number): times for index, size in enumerate(SIZES) for number in range(size)}
+    )
+
+
+def rules(**changes: object) -> Rules:
+    values: dict[str, object] = {
+        "min_members": 1,
+        "max_members": 8,
+        "batch_samples": 2,
+        "steps": 3,
+        "max_samples": sum(SIZES),
+    }
+    return Rules(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_one_member_trains_on_all_of_it_and_the_run_ends() -> None:
+    cluster = Cluster(rules(), num_epochs=1)
+    cluster.join()
+    while cluster.state.phase is not Phase.ENDED:
+        cluster.average()
+    assert used(cluster.journal) == everything(1)
+    assert cluster.state.num_used == sum(SIZES)
+
+
+def test_each_member_has_the_work_at_hand_and_the_next() -> None:
+    cluster = Cluster(rules(min_members=2, max_samples=None))
+    cluster.join()
+    assert cluster.machine.works(0) == ()
+    cluster.join()
+    for seat in (0, 1):
+        works = cluster.machine.works(seat)
+        assert [work.num_samples for work in works] == [6, 6]
+        assert [work.position for work in works] == [0.0, 3.0]
+        assert [work.stride for work in works] == [1.0, 1.0]
+
+
+def test_a_slow_member_gets_less_and_its_batches_count_for_more() -> None:
+    cluster = Cluster(rules(min_members=3, max_samples=None, steps=10))
+    cluster.machine.reserve("a")
+    for seat, seconds in ((0, 0.1), (1, 0.1), (2, 0.5)):
+        cluster.machine.measured(seat, seconds)
+    for peer in ("a", "b", "c"):
+        cluster.join(peer)
+    fast, _, slow = (cluster.machine.works(seat)[0] for seat in range(3))
+    assert fast.num_samples == 2 * 14
+    assert slow.num_samples == 2 * 2
+    assert slow.stride == 5.0
+
+
+def test_parts_that_had_no_turn_are_synced_at_the_end() -> None:
+    cluster = Cluster(rules(num_parts=3, max_rounds=4, max_samples=None))
+    cluster.join()
+    while cluster.state.phase is not Phase.ENDED:
+        cluster.average()
+    rounds = [entry for entry in cluster.journal if isinstance(entry, Decided)]
+    assert [bool(entry.ranges) for entry in rounds] == [True] * 4 + [False] * 2
+
+
+def test_a_member_that_is_late_contributes_both_works_to_the_next_round() -> None:
+    cluster = Cluster(rules(min_members=2, max_samples=None))
+    late, other = cluster.join(), cluster.join()
+    cluster.average(without=late)
+    assert len(cluster.machine.works(0)) == 2
+    cluster.train(late, 2)
+    cluster.average()
+    last = [entry for entry in cluster.journal if isinstance(entry, Decided)][-1]
+    assert dict(last.contributions) == {0: 2, 1: 1}
+    assert cluster.state.seat_of(other) is not None
+
+
+def test_a_contribution_of_another_weight_is_found() -> None:
+    cluster = Cluster(rules(max_samples=None))
+    peer = cluster.join()
+    cluster.index = cluster.round = 1
+    assert cluster.decide({peer: 7.0}) == [peer]
+    assert sum(used(cluster.journal).values()) == 6
+
+
+def test_what_is_resumed_deals_what_was_dealt() -> None:
+    cluster = Cluster(rules(min_members=2, max_samples=None))
+    cluster.join("a")
+    cluster.join("b")
+    for _ in range(3):
+        cluster.average()
+    wanted = [cluster.machine.works(seat) for seat in (0, 1)]
+    cluster.average()
+    cluster.average()
+    cluster.restarted()
+    cluster.machine.resume(3)
+    assert not any(cluster.state.occupied())
+    cluster.join("c")
+    cluster.join("d")
+    assert [cluster.machine.works(seat) for seat in (0, 1)] == wanted
+
+
+def test_a_vacant_seat_that_nobody_takes_is_dealt_to_the_rest() -> None:
+    cluster = Cluster(rules(min_members=1), num_epochs=1)
+    cluster.join("a")
+    cluster.join("b")
+    cluster.average()
+    cluster.restarted()
+    cluster.machine.resume(1)
+    cluster.join("a")
+    (vacant,) = cluster.state.vacant()
+    cluster.machine.left(vacant.number, "nobody came")
+    cluster.note()
+    cluster.index, cluster.round = 0, 1
+    while cluster.state.phase is not Phase.ENDED:
+        cluster.average()
+    assert used(cluster.journal) == everything(1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_each_sample_is_used_once_whatever_happens(data: st.DataObject) -> None:
+    num_epochs = data.draw(st.integers(1, 2))
+    cluster = Cluster(
+        rules(
+            max_samples=num_epochs * sum(SIZES),
+            num_parts=data.draw(st.integers(1, 2)),
+            projected=data.draw(st.booleans()),
+            steps=data.draw(st.integers(1, 4)),
+        ),
+        num_epochs=num_epochs,
+    )
+    events = ("join", "lose", "average", "late", "ahead", "restart", "resume", "speed", "again")
+    for event in data.draw(st.lists(st.sampled_from(events), max_size=40)):
+        peers = sorted(cluster.members)
+        if event == "join" and cluster.machine.has_room:
+            cluster.join()
+        elif event == "average":
+            cluster.average()
+        elif event == "restart":
+            cluster.restarted()
+        elif event == "resume" and cluster.state.phase is not Phase.ENDED:
+            cluster.machine.resume(data.draw(st.integers(0, cluster.state.round)))
+            cluster.members.clear()
+            cluster.round, cluster.index = cluster.state.round, 0
+            for seat in cluster.state.vacant():
+                if data.draw(st.booleans()):
+                    cluster.join()
+                else:
+                    cluster.machine.left(seat.number, "nobody came")
+            cluster.note()
+        elif peers:
+            peer = data.draw(st.sampled_from(peers))
+            if event == "lose":
+                cluster.lose(peer)
+            elif event == "late":
+                cluster.average(without=peer)
+            elif event == "ahead":
+                cluster.train(peer, 2)
+            elif event == "again":
+                cluster.join(peer)
+            elif seat := cluster.state.seat_of(peer):
+                cluster.machine.measured(seat.number, data.draw(st.floats(0.01, 1.0)))
+    if not cluster.members and cluster.state.phase is not Phase.ENDED:
+        cluster.join()
+    for seat in cluster.state.vacant():
+        cluster.machine.left(seat.number, "nobody came")
+    cluster.note()
+    for _ in range(400):
+        if cluster.state.phase is Phase.ENDED:
+            break
+        cluster.average()
+    assert cluster.state.phase is Phase.ENDED
+    assert used(cluster.journal) == everything(num_epochs)
+
+
+def test_an_altered_journal_is_noticed() -> None:
+    cluster = Cluster(rules(max_samples=None))
+    cluster.join()
+    state = RunState(SIZES, seed=2)
+    with pytest.raises(Exception, match="other samples"):
+        for entry in cluster.journal:
+            state.apply(entry)
