@@ -195,9 +195,32 @@ class Group:
         return tuple(decision for decision in self._machine.history if decision.is_round)
 
     @property
+    def history(self) -> tuple[Decision, ...]:
+        """The last decisions, in order: rounds, and changes of members; also such before this one joined."""
+        return self._machine.history
+
+    @property
+    def incarnation(self) -> int:
+        """The number that this process has as a member."""
+        return self._machine.me.incarnation
+
+    @property
     def waits_for(self) -> tuple[str, ...]:
         """Peer ids of the members that the current round waits for, as its leader says."""
         return self._machine.waits_for
+
+    def observe(self, is_observer: bool) -> None:
+        """No round is to wait for this member until it averages, or rounds are to wait for it again."""
+        self._machine.observe(is_observer, trio.current_time())
+        self._act()
+
+    async def wait_change(self) -> None:
+        """Wait until something was decided, or has come.
+
+        Raises:
+            NotAMemberError: this peer is no member any more.
+        """
+        await self._wait_change()
 
     async def wait_members(self, number: int, *, timeout: float) -> None:
         """Wait until there are so many members.
