@@ -1,0 +1,624 @@
+"""The leader of a run: finds members, deals work, follows the group that averages, and keeps what comes of it.
+
+What is decided is the matter of `runs.machine`; here it is told what happens, and what it says is written down, told to
+members and done.
+
+Source: protocol_spec/training/runs.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+from torch import Tensor
+
+from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.node.roles import Table, authorise
+from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.trust import WORKER
+from neurogrid.p2p.wire import Hello, MessageCode, MessageType, TensorMessage
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.averaging.groups import (
+    Group,
+    NotAMemberError,
+    Outcome,
+    RoundTimeout,
+    open_group,
+)
+from neurogrid.training.leading.keeper import Keeper
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.runs.machine import Outcome as Decision
+from neurogrid.training.runs.machine import RunMachine
+from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.resources import Bid, LeaseBook, Need, Resources, choose_offers, lacking
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.state import Occupant, Phase
+from neurogrid.training.wire import GroupSettings
+from neurogrid.training.wire.runs import (
+    Ask,
+    Dismiss,
+    Offer,
+    Order,
+    Renew,
+    Renewed,
+    Report,
+    RunMessage,
+    Start,
+    Started,
+    Work,
+    run_table,
+)
+
+__all__ = ["LEADER_TAKES", "Leader", "RunFacts"]
+
+logger = logging.getLogger(__name__)
+
+_WORKERS: Final = frozenset({WORKER})
+
+LEADER_TAKES: Final[Table] = {
+    RunMessage.REPORT: _WORKERS,
+    RunMessage.HOLD: _WORKERS,
+    MessageType.TRANSFER_REQUEST: _WORKERS,
+    MessageType.TRANSFER_OFFER: _WORKERS,
+    MessageType.WEIGHTS: _WORKERS,
+}
+"""The roles that a leader takes each message from."""
+
+_HEARTBEAT: Final = 1.0
+_ASK_TIMEOUT: Final = 10.0
+_GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
+_RETRY: Final = 3.0
+_GOODBYE: Final = 5.0
+# Times that a member may fail before it is not asked again.
+_MAX_FAILURES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What all members of a run are told alike.
+
+    Attributes:
+        run_id: 16 bytes.
+        run_file: of the run.
+        config: of the model, as JSON.
+        manifest: the blob id of the data's manifest.
+        num_parameters: that are trained.
+    """
+
+    run_id: bytes
+    run_file: RunFile
+    config: str
+    manifest: bytes
+    num_parameters: int
+
+
+@dataclass
+class _Peer:
+    """A worker, as the leader has it.
+
+    Attributes:
+        seat: that is reserved for it, or that it has.
+        is_started: whether it was told to begin.
+        num_failures: so often it could not.
+    """
+
+    seat: int | None = None
+    name: str = ""
+    is_started: bool = False
+    is_enlisting: bool = False
+    report: Report | None = None
+    order: Order | None = None
+    num_orders: int = 0
+    num_failures: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class Leader:
+    """Leads a run with the members of a host's cluster. Keep `run` running; it returns when the run is over.
+
+    Args:
+        host: this peer's.
+        exchange: of runs, on it.
+        facts: what members are told.
+        machine: what decides.
+        state: the common weights.
+        keeper: what is kept on disk: journal, metrics, checkpoints.
+        progress: is told what people may want to see.
+        wait: seconds that vacant seats and the first members are waited for.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        exchange: Exchange,
+        facts: RunFacts,
+        machine: RunMachine,
+        state: OuterState,
+        keeper: Keeper,
+        progress: LeaderProgress,
+        *,
+        wait: float,
+    ) -> None:
+        self._host, self._exchange, self._facts = host, exchange, facts
+        self._machine, self._state, self._keeper = machine, state, keeper
+        self._progress, self._wait = progress, wait
+        self._peers: dict[str, _Peer] = {}
+        self._book = LeaseBook()
+        self._offers: dict[str, tuple[Offer, float]] = {}
+        self._sources: dict[str, tuple[str, ...]] = {}
+        self._group: Group | None = None
+        self._changed = RenewedEvent()
+        self._applied = RenewedEvent()
+        self._nursery: trio.Nursery | None = None
+        authorise(exchange, LEADER_TAKES)
+        exchange.on_message(RunMessage.REPORT, self._on_report)
+        exchange.on_peer_opened(self._on_opened)
+        exchange.on_peer_lost(self._on_lost)
+
+    @property
+    def peers(self) -> dict[str, _Peer]:
+        """Workers that are or were here, by peer id."""
+        return self._peers
+
+    @property
+    def machine(self) -> RunMachine:
+        """What decides."""
+        return self._machine
+
+    @property
+    def state(self) -> OuterState:
+        """The common weights."""
+        return self._state
+
+    # The run
+
+    async def run(self) -> None:
+        """Lead the run to its end.
+
+        Raises:
+            NeuroGridError: it cannot go on; says why.
+        """
+        state = self._machine.state
+        with unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                join = await self._find_group(state.occupied()) if state.occupied() else ()
+                if state.occupied() and not join:
+                    self._machine.resume(self._keeper.latest_round)
+                    self._write()
+                while state.phase is not Phase.ENDED:
+                    try:
+                        async with self._open_group(join) as group:
+                            self._group = group
+                            await self._lead(group)
+                    except NotAMemberError as exc:
+                        logger.warning("the leader joins its group anew: %s", exc)
+                        join = self._group_addresses()
+                        self._group = None
+                await self._keeper.finish(self._state)
+                await self._say_goodbye()
+                nursery.cancel_scope.cancel()
+
+    def _open_group(self, join: Sequence[str]) -> object:
+        outer = self._facts.run_file.outer
+        settings = GroupSettings(
+            # The leader is one, and contributes nothing.
+            min_members=1 + self._facts.run_file.members.min,
+            quorum=outer.quorum,
+            grace=outer.grace,
+            attempt_timeout=outer.attempt_timeout,
+            codec=outer.codec,
+            aggregator=outer.aggregator,
+            way=outer.way,
+            purpose=f"run {self._facts.run_id.hex()}",
+        )
+        return open_group(
+            self._host,
+            self._state.group_layout,
+            join=join,
+            settings=None if join else settings,
+            observes=True,
+        )
+
+    async def _find_group(self, occupied: Sequence[object]) -> Sequence[str]:
+        """Addresses of members that go on without the leader; empty where there are none."""
+        self._progress.say("looking for the members that were there")
+        with trio.move_on_after(min(self._wait, 15.0)):
+            while not (addresses := self._group_addresses()):
+                await self._changed.wait()
+            return addresses
+        return ()
+
+    def _group_addresses(self) -> tuple[str, ...]:
+        return tuple(
+            address
+            for peer in self._peers.values()
+            if peer.report is not None and peer.report.incarnation
+            for address in peer.report.group_addresses
+        )
+
+    async def _lead(self, group: Group) -> None:
+        state = self._machine.state
+        fetched = await group.fetch_state(self._state.sizes, timeout=600)
+        if fetched is not None:
+            await trio.to_thread.run_sync(self._state.load, fetched)
+        group.show_state(self._state.state())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_decisions, group)
+            nursery.start_soon(self._follow_outcomes, group)
+            nursery.start_soon(self._enlist_all)
+            nursery.start_soon(self._renew)
+            nursery.start_soon(self._tell_orders)
+            nursery.start_soon(self._give_up_vacant)
+            nursery.start_soon(self._watch_hours)
+            while state.phase is not Phase.ENDED or self._state.round < state.round:
+                await self._applied.wait()
+            nursery.cancel_scope.cancel()
+
+    def _write(self) -> None:
+        """Write down what the machine says, before anybody acts on it."""
+        entries = self._machine.drain()
+        if entries:
+            self._keeper.write(entries)
+            self._changed.set()
+            self._applied.set()
+
+    # The group
+
+    async def _follow_decisions(self, group: Group) -> None:
+        while True:
+            for decision in group.history:
+                if decision.index > self._machine.state.index:
+                    self._decided(
+                        Decision(
+                            decision.index,
+                            decision.round if decision.is_round else 0,
+                            decision.digest,
+                            dict(zip(decision.contributors, decision.weights, strict=True)),
+                            frozenset(Occupant(m.peer, m.incarnation) for m in decision.members),
+                        )
+                    )
+            await group.wait_change()
+
+    def _decided(self, decision: Decision) -> None:
+        seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
+        wrong = self._machine.decided(decision)
+        for peer_id in wrong:
+            logger.error("%s has contributed with a weight that is not its own", peer_id)
+            self._dismiss(peer_id, "its contribution was not of the work that it was given")
+        for number in seats.keys() - {seat.number for seat in self._machine.state.occupied()}:
+            self._progress.say(f"{seats[number] or f'member {number}'} is lost: the others go on")
+        if decision.round:
+            self._keeper.decided(decision.round, self._told_totals(), self._machine.state)
+        self._write()
+
+    def _told_totals(self) -> dict[int, tuple[float, int]]:
+        """Losses and tokens that each seat has told of since it began."""
+        return {
+            peer.seat: (peer.report.loss_sum, peer.report.num_tokens)
+            for peer in self._peers.values()
+            if peer.seat is not None and peer.report is not None
+        }
+
+    async def _follow_outcomes(self, group: Group) -> None:
+        while True:
+            try:
+                outcome = await group.next_outcome(timeout=3600)
+            except RoundTimeout:
+                continue
+            with trio.CancelScope(shield=True):
+                await self._apply(group, outcome)
+
+    async def _apply(self, group: Group, outcome: Outcome) -> None:
+        group.take_state_back()
+        await trio.to_thread.run_sync(partial(self._state.apply, outcome))
+        group.show_state(self._state.state())
+        # The decision is older than its outcome.
+        while self._machine.state.round < outcome.round:
+            await self._changed.wait()
+        await self._keeper.applied(self._state, self._machine.state, self._saved)
+        self._applied.set()
+
+    def _saved(self, round_number: int) -> dict[int, tuple[str, bytes]]:
+        """Who has which blob of its optimiser after a round, by seat."""
+        return {
+            peer.seat: (peer_id, peer.report.saved)
+            for peer_id, peer in self._peers.items()
+            if peer.seat is not None
+            and peer.report is not None
+            and peer.report.saved_round == round_number
+        }
+
+    # Members
+
+    def _on_opened(self, peer_id: str, hello: Hello) -> None:
+        if hello.role == "worker":
+            self._peers.setdefault(peer_id, _Peer(name=hello.name))
+            self._changed.set()
+
+    def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return
+        logger.info("lost %s: %s", peer_id, reason)
+        # Whether it is lost to the others is the group's to decide; one that has not begun is asked again.
+        self._book.drop(peer_id)
+        if self._machine.state.seat_of(peer_id) is None:
+            self._machine.release(peer_id)
+            del self._peers[peer_id]
+        else:
+            peer.is_started = False
+        self._changed.set()
+
+    async def _enlist_all(self) -> None:
+        """Ask workers that are here and have nothing to do."""
+        members = self._facts.run_file.members
+        need = Need(members.memory, members.storage, members.cores, members.gpu, members.price)
+        while True:
+            free = [
+                peer_id
+                for peer_id, peer in self._peers.items()
+                if not peer.is_started
+                and peer.num_failures < _MAX_FAILURES
+                and self._host.is_connected(peer_id)
+            ]
+            if free and self._machine.state.phase in (Phase.WAITING, Phase.TRAINING):
+                self._offers.clear()
+                async with trio.open_nursery() as nursery:
+                    for peer_id in free:
+                        nursery.start_soon(self._ask, peer_id, need)
+                bids = {
+                    peer_id: Bid(
+                        Resources(offer.memory, offer.storage, offer.cores, offer.gpu), offer.price
+                    )
+                    for peer_id, (offer, _) in self._offers.items()
+                }
+                for peer_id in choose_offers(bids, need):
+                    known = self._machine.state.seat_of(peer_id) is not None
+                    if known or self._machine.has_room:
+                        await self._start(peer_id, *self._offers[peer_id])
+            pause = _RETRY if any(not peer.is_started for peer in self._peers.values()) else math.inf
+            with trio.move_on_after(min(pause, 60.0)):
+                await self._changed.wait()
+                await trio.sleep(0.05)
+
+    async def _ask(self, peer_id: str, need: Need) -> None:
+        ask = Ask(
+            run=self._facts.run_id,
+            memory=need.memory,
+            storage=need.storage,
+            cores=need.cores,
+            gpu=need.gpu,
+            price=need.price,
+        )
+        asked_at = trio.current_time()
+        try:
+            answer = await self._request(peer_id, RunMessage.ASK, ask.encode(), RunMessage.OFFER)
+            offer = Offer.decode(answer.data)
+        except PeerRefusedError as exc:
+            self._note_refusal(peer_id, str(exc))
+            return
+        except NeuroGridError as exc:
+            logger.info("%s was asked, and does not answer: %s", peer_id, exc)
+            return
+        bid = Bid(Resources(offer.memory, offer.storage, offer.cores, offer.gpu), offer.price)
+        if reason := lacking(bid, need):
+            self._note_refusal(peer_id, reason)
+            return
+        self._offers[peer_id] = offer, asked_at
+
+    def _note_refusal(self, peer_id: str, reason: str) -> None:
+        peer = self._peers.get(peer_id)
+        if peer is not None and peer.num_failures == 0:
+            self._progress.say(f"{peer.name or peer_id} takes no part yet: {reason}")
+        logger.info("%s takes no part: %s", peer_id, reason)
+
+    async def _start(self, peer_id: str, offer: Offer, asked_at: float) -> None:
+        peer = self._peers.get(peer_id)
+        group = self._group
+        if peer is None or group is None:
+            return
+        held = self._machine.state.seat_of(peer_id)
+        seat = held.number if held is not None else self._machine.reserve(peer_id)
+        facts = self._facts
+        start = Start(
+            run=facts.run_id,
+            lease=offer.lease,
+            seat=seat,
+            run_file=facts.run_file.text(),
+            config=facts.config,
+            kind=facts.run_file.model.kind,
+            manifest=facts.manifest,
+            num_parameters=facts.num_parameters,
+            total_steps=self._keeper.total_steps(self._machine),
+            group=tuple(group.addresses[:16]),
+            state=self._keeper.optimizer_blob(seat) if held is None else b"",
+        )
+        try:
+            answer = await self._request(
+                peer_id, RunMessage.START, start.encode(), RunMessage.STARTED
+            )
+            started = Started.decode(answer.data)
+        except NeuroGridError as exc:
+            logger.info("%s was not started: %s", peer_id, exc)
+            if held is None:
+                self._machine.release(peer_id)
+            return
+        self._book.granted(peer_id, offer.lease, started.until, asked_at=asked_at)
+        peer.seat, peer.is_started, peer.versions = seat, True, dict(offer.versions)
+        peer.name = offer.name or peer.name
+
+    async def _request(
+        self, peer_id: str, code: MessageCode, data: bytes, answer: MessageCode
+    ) -> TensorMessage:
+        return await self._exchange.request(
+            peer_id,
+            TensorMessage(code, request_id=new_request_id(), data=data),
+            answer,
+            timeout=_ASK_TIMEOUT,
+        )
+
+    async def _renew(self) -> None:
+        while True:
+            now = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                for peer_id, lease in self._book.due(now):
+                    nursery.start_soon(self._renew_one, peer_id, lease)
+            for peer_id in self._book.expire(trio.current_time()):
+                if (peer := self._peers.get(peer_id)) is not None:
+                    peer.is_started = False  # it is asked anew
+                    self._changed.set()
+            await trio.sleep(_HEARTBEAT / 2)
+
+    async def _renew_one(self, peer_id: str, lease: int) -> None:
+        asked_at = trio.current_time()
+        renew = Renew(self._facts.run_id, lease)
+        try:
+            answer = await self._request(
+                peer_id, RunMessage.RENEW, renew.encode(), RunMessage.RENEWED
+            )
+            until = Renewed.decode(answer.data).until
+            self._book.renewed(peer_id, lease, until, asked_at=asked_at)
+        except NeuroGridError as exc:
+            logger.info("the lease of %s was not renewed: %s", peer_id, exc)
+
+    def _on_report(self, message: TensorMessage) -> None:
+        peer_id, report = sender_of(message), Report.decode(message.data)
+        if report.run != self._facts.run_id:
+            return
+        peer = self._peers.setdefault(peer_id, _Peer())
+        peer.report = report
+        if report.state == "failed":
+            self._note_failure(peer_id, peer, report.reason)
+            return
+        seat = self._machine.state.seat_of(peer_id)
+        occupant = Occupant(peer_id, report.incarnation)
+        if report.incarnation and self._is_in_group(occupant):
+            if seat is None or seat.occupant != occupant:
+                if peer.seat is None:
+                    peer.seat = self._machine.reserve(peer_id)
+                self._machine.joined(peer.seat, occupant, peer.name)
+                seat = self._machine.state.seat_of(peer_id)
+                self._progress.say(f"{peer.name or peer_id} takes part")
+            if seat is not None:
+                peer.seat = seat.number
+                self._machine.measured(seat.number, report.batch_seconds)
+        self._write()
+        self._changed.set()
+
+    def _is_in_group(self, occupant: Occupant) -> bool:
+        group = self._group
+        return group is not None and any(
+            (member.peer, member.incarnation) == occupant for member in group.history[-1].members
+        )
+
+    def _note_failure(self, peer_id: str, peer: _Peer, reason: str) -> None:
+        peer.num_failures += 1
+        peer.is_started = False
+        peer.report = None
+        self._progress.say(f"{peer.name or peer_id} has failed: {reason}")
+        seat = self._machine.state.seat_of(peer_id)
+        if seat is not None:
+            self._machine.left(seat.number, reason)
+        self._machine.release(peer_id)
+        self._book.drop(peer_id)
+        self._write()
+        self._changed.set()
+
+    def _dismiss(self, peer_id: str, reason: str) -> None:
+        self._book.drop(peer_id)
+        if (peer := self._peers.get(peer_id)) is not None:
+            peer.num_failures = _MAX_FAILURES
+        assert self._nursery is not None
+        self._nursery.start_soon(self._send, peer_id, RunMessage.DISMISS, self._farewell(reason))
+
+    def _farewell(self, reason: str) -> bytes:
+        return Dismiss(self._facts.run_id, reason).encode()
+
+    async def _give_up_vacant(self) -> None:
+        """Wait for those who are to take the seats of a run that goes on, but not for ever."""
+        await trio.sleep(self._wait)
+        for seat in self._machine.state.vacant():
+            self._progress.say(f"nobody took seat {seat.number}: the run goes on without it")
+            self._machine.left(seat.number, f"nobody took it within {self._wait:g} s")
+        self._write()
+
+    async def _watch_hours(self) -> None:
+        hours = self._facts.run_file.stop.hours
+        if hours is None:
+            return
+        while (left := 3600 * hours - self._keeper.seconds) > 0:
+            await trio.sleep(min(left, 60.0))
+        self._machine.stop(f"{hours:g} hours are over")
+        self._write()
+
+    # Orders
+
+    async def _tell_orders(self) -> None:
+        while True:
+            changed = self._changed.next
+            async with trio.open_nursery() as nursery:
+                for seat in self._machine.state.occupied():
+                    assert seat.occupant is not None
+                    peer = self._peers.get(seat.occupant.peer)
+                    if peer is None or not self._host.is_connected(seat.occupant.peer):
+                        continue
+                    order = self._order(peer, seat.occupant, seat.number)
+                    nursery.start_soon(
+                        self._send, seat.occupant.peer, RunMessage.ORDER, order.encode()
+                    )
+            with trio.move_on_after(_HEARTBEAT):
+                await changed.wait()
+
+    def _order(self, peer: _Peer, occupant: Occupant, seat: int) -> Order:
+        batch_samples = self._machine.rules.batch_samples
+        works = tuple(
+            Work(
+                number=work.number,
+                position=work.position,
+                stride=work.stride,
+                batch_samples=batch_samples,
+                weight=work.weight,
+                ranges=work.ranges,
+            )
+            for work in self._machine.works(seat)
+        )
+        peer.num_orders += 1
+        return Order(
+            run=self._facts.run_id,
+            number=peer.num_orders,
+            incarnation=occupant.incarnation,
+            works=works[:4],
+            sources=tuple(a for addresses in self._sources.values() for a in addresses)[:64],
+            ends=self._machine.state.phase is Phase.ENDED,
+        )
+
+    async def _send(self, peer_id: str, code: MessageCode, data: bytes) -> None:
+        with trio.move_on_after(10 * _HEARTBEAT), suppress(TransportError):
+            await self._exchange.send(peer_id, TensorMessage(code, data=data))
+
+    async def _say_goodbye(self) -> None:
+        reason = self._machine.state.reason or "the run is over"
+        with trio.move_on_after(_GOODBYE):
+            async with trio.open_nursery() as nursery:
+                for peer_id, peer in self._peers.items():
+                    if peer.is_started and self._host.is_connected(peer_id):
+                        nursery.start_soon(
+                            self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
+                        )
+
+
+def draw_run_id() -> bytes:
+    """The id of a new run."""
+    return secrets.token_bytes(16)

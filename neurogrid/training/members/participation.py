@@ -1,0 +1,404 @@
+"""A member's part in one run: it joins the group, and does one work after the other until there are none.
+
+    work -> batches -> trainer (a process of its own) -> what was learned -> average with the others -> common weights
+
+What it is told comes in orders, what it tells goes into reports; both are states, so that one that is lost or comes
+twice does no harm. What a member has learned and no round has yet stays on top of the common weights, and counts in the
+next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+import trio
+
+from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.temporary import temporary_directory
+from neurogrid.training.averaging.groups import (
+    Group,
+    NotAMemberError,
+    Outcome,
+    RoundTimeout,
+    open_group,
+)
+from neurogrid.training.data.blobs import SliceCache
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.trainer import (
+    BatchDone,
+    FileRange,
+    Trained,
+    Trainer,
+    TrainerError,
+    open_trainer,
+)
+from neurogrid.training.wire.runs import Order, Report, Start, Work
+
+__all__ = ["Participation"]
+
+logger = logging.getLogger(__name__)
+
+_JOIN_TIMEOUT: Final = 120.0
+_FETCH_TIMEOUT: Final = 600.0
+# Of what a batch takes: how much the last one counts in the moving mean.
+_LATEST: Final = 0.3
+# Times that a member begins anew before it says that it cannot.
+_MAX_RESTARTS: Final = 3
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What was trained since the member joined."""
+
+    loss_sum: float = 0.0
+    num_tokens: int = 0
+    num_samples: int = 0
+
+
+class Participation:
+    """A member's part in one run. Keep `run` running.
+
+    Args:
+        host: this peer's.
+        leader: the peer id of the leader of the run.
+        start: what it has been told to begin with.
+        slices: where slices come from and lie.
+        settings: what may be used.
+        tell: is called whenever the report has changed.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        leader: str,
+        start: Start,
+        slices: SliceCache,
+        settings: MemberSettings,
+        tell: Callable[[], None],
+    ) -> None:
+        self.leader = leader
+        self._host, self._start, self._slices, self._settings = host, start, slices, settings
+        self._tell = tell
+        self._run_file: RunFile = parse_run_file(start.run_file)
+        self._order: Order | None = None
+        self._changed = RenewedEvent()
+        self._totals = _Totals()
+        self._report = Report(run=start.run, seat=start.seat, state="starting")
+        self._done = 0
+        self._saving: Path | None = None
+
+    @property
+    def run_id(self) -> bytes:
+        """Of the run, 16 bytes."""
+        return self._start.run
+
+    @property
+    def report(self) -> Report:
+        """How the member stands."""
+        return self._report
+
+    def take(self, order: Order) -> None:
+        """The leader's order, unless a later one is there."""
+        if self._order is None or order.number > self._order.number:
+            self._order = order
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Take part until the run ends.
+
+        Raises:
+            NeuroGridError: this machine cannot; the report says why.
+        """
+        num_failures = 0
+        while True:
+            try:
+                await self._take_part()
+                return
+            except (NotAMemberError, TrainerError) as exc:
+                num_failures += 1
+                if num_failures > _MAX_RESTARTS:
+                    self._fail(exc)
+                    raise
+                logger.warning("this machine begins anew with the run: %s", exc)
+                self._note(state="starting", reason=_line(exc), incarnation=0, done=0)
+            except NeuroGridError as exc:
+                self._fail(exc)
+                raise
+
+    def _fail(self, error: NeuroGridError) -> None:
+        self._note(state="failed", reason=_line(error))
+
+    def _note(self, **changes: object) -> None:
+        self._report = replace(self._report, **changes)
+        self._tell()
+
+    async def _take_part(self) -> None:
+        manifest = Manifest.decode(
+            await self._slices.fetch_bytes(
+                self._start.manifest, [self.leader], timeout=_FETCH_TIMEOUT
+            )
+        )
+        settings = trainer_settings(
+            self._run_file,
+            self._start.config,
+            total_steps=self._start.total_steps,
+            device=self._settings.device,
+            threads=self._settings.threads,
+            memory_limit=self._settings.memory,
+        )
+        outer = self._run_file.outer
+        with temporary_directory("neurogrid-member-") as directory:
+            async with open_trainer(settings) as trainer:
+                if trainer.layout.num_elements != self._start.num_parameters:
+                    raise ConfigurationError(
+                        f"the model has {trainer.layout.num_elements} parameters here and "
+                        f"{self._start.num_parameters} with the leader: versions of transformers differ"
+                    )
+                state = OuterState(
+                    trainer.layout,
+                    trainer.weights,
+                    lr=outer.lr,
+                    momentum=outer.momentum,
+                    num_parts=outer.fragments,
+                )
+                if self._start.state:
+                    path = directory / "optimizer.safetensors"
+                    await self._slices.fetch_file(
+                        self._start.state, [self.leader], path, timeout=_FETCH_TIMEOUT
+                    )
+                    await trainer.load_optimizer(path)
+                async with open_group(
+                    self._host,
+                    state.group_layout,
+                    join=self._start.group,
+                    observes=True,
+                    timeout=_JOIN_TIMEOUT,
+                ) as group:
+                    await _Work(self, group, trainer, state, manifest, directory).run()
+
+
+class _Work:
+    """A member while it is one: what it has in its hands."""
+
+    def __init__(
+        self,
+        part: Participation,
+        group: Group,
+        trainer: Trainer,
+        state: OuterState,
+        manifest: Manifest,
+        directory: Path,
+    ) -> None:
+        self._part, self._group, self._trainer = part, group, trainer
+        self._state, self._manifest, self._directory = state, manifest, directory
+        self._weight = 0
+        self._done = 0
+
+    async def run(self) -> None:
+        """Begin where the others are, and work until the run ends."""
+        group, state = self._group, self._state
+        fetched = await group.fetch_state(state.sizes, timeout=_FETCH_TIMEOUT)
+        if fetched is None:
+            raise NotAMemberError("nobody else is in the group")
+        await trio.to_thread.run_sync(state.load, fetched)
+        group.show_state(state.state())
+        self._part._note(
+            state="ready",
+            reason="",
+            incarnation=group.incarnation,
+            round=state.round,
+            group_addresses=group.addresses[:16],
+        )
+        while (work := await self._next_work()) is not None:
+            group.observe(False)
+            if work.ranges:
+                await self._train(work)
+            self._weight += work.weight
+            self._done = work.number
+            await self._average()
+            while self._weight and self._work_at_hand() is None and not self._is_over():
+                await self._average()  # the last work was late
+
+    # Orders
+
+    def _order(self) -> Order | None:
+        order = self._part._order
+        if order is None or order.incarnation != self._group.incarnation:
+            return None
+        return order
+
+    def _work_at_hand(self) -> Work | None:
+        order = self._order()
+        if order is None:
+            return None
+        return next((work for work in order.works if work.number > self._done), None)
+
+    def _is_over(self) -> bool:
+        order = self._order()
+        return order is not None and order.ends and self._work_at_hand() is None
+
+    async def _next_work(self) -> Work | None:
+        """The next work, when it is there; None at the end of the run. Rounds go on meanwhile."""
+        work = self._work_at_hand()
+        if work is not None or self._is_over():
+            return work
+        self._part._note(state="waiting")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_on)
+            while (work := self._work_at_hand()) is None and not self._is_over():
+                await self._part._changed.wait()
+            nursery.cancel_scope.cancel()
+        return work
+
+    async def _look_on(self) -> None:
+        """Take over what others learn."""
+        while True:
+            try:
+                outcome = await self._group.next_outcome(timeout=3600)
+            except RoundTimeout:
+                continue
+            with trio.CancelScope(shield=True):
+                await self._apply(outcome)
+
+    # Training
+
+    async def _train(self, work: Work) -> None:
+        part = self._part
+        part._note(state="training", batches_done=0)
+        batches = await self._batches(work)
+
+        def told(done: BatchDone) -> None:
+            before = part._report.batch_seconds
+            seconds = done.seconds if not before else before + _LATEST * (done.seconds - before)
+            part._note(batches_done=done.batches, batch_seconds=seconds)
+
+        trained = await self._trainer.train(
+            batches,
+            step=round(work.position),
+            seed=_seed(part._run_file.seed, part._start.seat, work.number),
+            on_batch=told,
+        )
+        if trained.not_finite:
+            raise TrainerError(trained.not_finite)
+        self._count(trained)
+
+    def _count(self, trained: Trained) -> None:
+        totals = self._part._totals
+        totals.loss_sum += trained.loss_sum
+        totals.num_tokens += trained.labels
+        totals.num_samples += trained.samples
+        self._part._note(
+            loss_sum=totals.loss_sum,
+            num_tokens=totals.num_tokens,
+            num_samples=totals.num_samples,
+            memory_bytes=trained.memory_bytes,
+            micro_batch=trained.micro_batch,
+            gradient_norm=trained.gradient_norm,
+        )
+
+    async def _batches(self, work: Work) -> list[list[FileRange]]:
+        """The batches of a work, on this machine."""
+        order = self._order()
+        sources = [self._part.leader, *(order.sources if order is not None else ())]
+        numbers = sorted({each.slice for each in work.ranges})
+        if numbers[-1] >= len(self._manifest.slices):
+            raise RemoteProtocolError(
+                f"a work is about slice {numbers[-1]}, and the data have {len(self._manifest.slices)}"
+            )
+        paths = {
+            number: await self._part._slices.fetch(
+                self._manifest.slices[number], sources, timeout=_FETCH_TIMEOUT
+            )
+            for number in numbers
+        }
+        ranges = [FileRange(paths[each.slice], each.start, each.stop) for each in work.ranges]
+        return _cut(ranges, work.batch_samples)
+
+    # Rounds
+
+    async def _average(self) -> None:
+        """Contribute to the next round, and take over what comes of it."""
+        self._part._note(state="averaging", done=self._done)
+        vector = await trio.to_thread.run_sync(self._state.contribution)
+        if not bool(torch.isfinite(vector).all()):
+            raise TrainerError("the weights are not finite any more")
+        while True:
+            try:
+                outcome = await self._group.average(
+                    vector,
+                    weight=float(self._weight),
+                    timeout=self._part._run_file.outer.attempt_timeout,
+                )
+                break
+            except RoundTimeout as exc:
+                logger.warning("%s; still waiting", exc)
+        norm = float(vector.norm())
+        cosine = None
+        if outcome.has_contributed and norm:
+            cosine = float(torch.cosine_similarity(vector, outcome.values, dim=0))
+            cosine = min(1.0, max(-1.0, cosine))
+        await self._apply(outcome)
+        if outcome.has_contributed:
+            self._weight = 0
+        self._part._note(difference_norm=norm, cosine=cosine)
+        await self._save_if_due()
+
+    async def _apply(self, outcome: Outcome) -> None:
+        self._group.take_state_back()
+        await trio.to_thread.run_sync(partial(self._state.apply, outcome))
+        self._group.show_state(self._state.state())
+        self._part._note(round=outcome.round)
+
+    async def _save_if_due(self) -> None:
+        """Keep the optimiser for the checkpoint of this round."""
+        checkpoints = self._part._run_file.checkpoints
+        round_ = self._state.round
+        if not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
+            return
+        path = self._directory / f"optimizer-{round_}.safetensors"
+        await self._trainer.save_optimizer(path)
+        blob_id = await self._part._slices.offer(path)
+        self._part._note(saved_round=round_, saved=blob_id)
+        for old in self._directory.glob("optimizer-*.safetensors"):
+            if old not in (path, self._directory / f"optimizer-{round_ - checkpoints.every}.safetensors"):
+                self._part._slices.withdraw(old)
+                old.unlink()
+
+
+def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange]]:
+    """Ranges as batches of so many samples; the last may have fewer."""
+    batches: list[list[FileRange]] = [[]]
+    room = batch_samples
+    for each in ranges:
+        start = each.start
+        while start < each.stop:
+            if not room:
+                batches.append([])
+                room = batch_samples
+            stop = min(each.stop, start + room)
+            batches[-1].append(FileRange(each.path, start, stop))
+            room -= stop - start
+            start = stop
+    return batches
+
+
+def _seed(run: int, seat: int, number: int) -> int:
+    digest = hashlib.sha256(f"neurogrid work {run} {seat} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

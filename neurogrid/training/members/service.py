@@ -1,0 +1,228 @@
+"""A worker's side of a run: what its leader asks, takes, orders and ends.
+
+Source: protocol_spec/training/runs.md.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import platform
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.node.roles import Table, authorise
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.streams.message_forms import sender_of
+
+from neurogrid.p2p.trust import COORDINATOR, WORKER
+from neurogrid.p2p.wire import ErrorCode, MessageCode, MessageType, TensorMessage
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.data.blobs import SliceCache
+from neurogrid.training.members.participation import Participation
+from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
+from neurogrid.training.wire.runs import (
+    Ask,
+    Dismiss,
+    Offer,
+    Order,
+    Renew,
+    Renewed,
+    RunMessage,
+    Start,
+    Started,
+    run_table,
+)
+
+__all__ = ["MEMBER_TAKES", "MemberService", "versions"]
+
+logger = logging.getLogger(__name__)
+
+_LEADERS: Final = frozenset({COORDINATOR})
+_ALL: Final = frozenset({COORDINATOR, WORKER})
+
+MEMBER_TAKES: Final[Table] = {
+    RunMessage.ASK: _LEADERS,
+    RunMessage.START: _LEADERS,
+    RunMessage.RENEW: _LEADERS,
+    RunMessage.ORDER: _LEADERS,
+    RunMessage.DISMISS: _LEADERS,
+    MessageType.TRANSFER_REQUEST: _ALL,
+    MessageType.TRANSFER_OFFER: _ALL,
+    MessageType.WEIGHTS: _ALL,
+}
+"""The roles that a member takes each message from."""
+
+_HEARTBEAT: Final = 1.0
+# Between two reports, where something changes all the time.
+_SMALLEST_PAUSE: Final = 0.05
+_LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """What this machine computes with: members that differ may get other bits."""
+    import neurogrid
+
+    found = [("neurogrid", neurogrid.__version__), ("python", platform.python_version())]
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found.append((name, importlib.metadata.version(name)))
+    return tuple(found)
+
+
+class MemberService:
+    """Lends this machine to runs, one at a time. Keep `run` running.
+
+    Args:
+        host: this peer's.
+        settings: what may be used.
+        directory: for slices, private to this process where the settings name none.
+    """
+
+    def __init__(self, host: Host, settings: MemberSettings, directory: Path) -> None:
+        self._host, self._settings = host, settings
+        self.exchange = Exchange(host, run_table(), role="worker", name=settings.name)
+        authorise(self.exchange, MEMBER_TAKES)
+        self.slices = SliceCache(self.exchange, directory, max_bytes=settings.storage)
+        self._leases = LeaseTable(
+            Resources(settings.memory, settings.storage, settings.cores, settings.gpu),
+            price=settings.price,
+        )
+        self._part: Participation | None = None
+        self._scope: trio.CancelScope | None = None
+        self._starting: tuple[str, Start] | None = None
+        self._came = RenewedEvent()
+        self._report_changed = RenewedEvent()
+        for code, handler in (
+            (RunMessage.ASK, self._on_ask),
+            (RunMessage.START, self._on_start),
+            (RunMessage.RENEW, self._on_renew),
+        ):
+            self.exchange.on_message(code, handler)
+        self.exchange.on_message(RunMessage.ORDER, self._on_order)
+        self.exchange.on_message(RunMessage.DISMISS, self._on_dismiss)
+        self.exchange.on_peer_opened(lambda peer_id, hello: self._report_changed.set())
+
+    @property
+    def part(self) -> Participation | None:
+        """The run that this machine takes part in."""
+        return self._part
+
+    async def run(self) -> None:
+        """Take part in one run after another."""
+        while True:
+            while self._starting is None:
+                await self._came.wait()
+            (leader, start), self._starting = self._starting, None
+            await self._take_part(leader, start)
+
+    async def _take_part(self, leader: str, start: Start) -> None:
+        part: Participation | None = None
+        with trio.CancelScope() as self._scope, unwrap_errors():
+            async with trio.open_nursery() as nursery:
+                try:
+                    part = self._part = Participation(
+                        self._host,
+                        leader,
+                        start,
+                        self.slices,
+                        self._settings,
+                        self._report_changed.set,
+                    )
+                    nursery.start_soon(self._report, part)
+                    logger.info("takes part in run %s of %s", start.run.hex(), leader)
+                    await part.run()
+                    logger.info("run %s is over", start.run.hex())
+                except NeuroGridError as exc:
+                    logger.error("this machine takes no part in run %s: %s", start.run.hex(), exc)
+                if part is not None:
+                    await self._tell(part)
+                nursery.cancel_scope.cancel()
+        self._part, self._scope = None, None
+
+    # What the leader asks
+
+    async def _on_ask(self, message: TensorMessage) -> None:
+        ask = Ask.decode(message.data)
+        need = Need(ask.memory, ask.storage, ask.cores, ask.gpu, ask.price)
+        now = trio.current_time()
+        lease = self._leases.offer(sender_of(message), ask.run, need, now)
+        has = self._leases.resources
+        offer = Offer(
+            lease=lease.number,
+            until=lease.until - now,
+            memory=has.memory,
+            storage=has.storage,
+            cores=has.cores,
+            gpu=has.gpu,
+            price=self._settings.price,
+            versions=versions(),
+            name=self._settings.name,
+        )
+        await self._answer(message, RunMessage.OFFER, offer.encode())
+
+    async def _on_start(self, message: TensorMessage) -> None:
+        start, leader = Start.decode(message.data), sender_of(message)
+        self._leases.take(leader, start.run, start.lease, trio.current_time())
+        part = self._part
+        if part is None or (part.run_id, part.leader) != (start.run, leader):
+            self._starting = leader, start
+            if self._scope is not None:
+                self._scope.cancel()  # its lease had ended
+            self._came.set()
+        await self._answer(message, RunMessage.STARTED, Started(until=LEASE_SECONDS).encode())
+
+    async def _on_renew(self, message: TensorMessage) -> None:
+        renew = Renew.decode(message.data)
+        self._leases.renew(sender_of(message), renew.run, renew.lease, trio.current_time())
+        await self._answer(message, RunMessage.RENEWED, Renewed(until=LEASE_SECONDS).encode())
+
+    def _on_order(self, message: TensorMessage) -> None:
+        order, part = Order.decode(message.data), self._part
+        if part is None or (part.leader, part.run_id) != (sender_of(message), order.run):
+            raise RequestRefusedError(
+                "this machine takes no part in that run", code=ErrorCode.UNAUTHORIZED
+            )
+        part.take(order)
+
+    def _on_dismiss(self, message: TensorMessage) -> None:
+        dismiss, part = Dismiss.decode(message.data), self._part
+        self._leases.release(sender_of(message), dismiss.run)
+        if part is not None and (part.leader, part.run_id) == (sender_of(message), dismiss.run):
+            logger.info("the leader needs this machine no more: %s", dismiss.reason)
+            if self._scope is not None:
+                self._scope.cancel()
+
+    async def _answer(self, message: TensorMessage, code: MessageCode, data: bytes) -> None:
+        await self.exchange.send(
+            sender_of(message), TensorMessage(code, request_id=message.request_id, data=data)
+        )
+
+    # What the leader is told
+
+    async def _report(self, part: Participation) -> None:
+        while True:
+            changed = self._report_changed.next
+            await self._tell(part)
+            await trio.sleep(_SMALLEST_PAUSE)
+            with trio.move_on_after(_HEARTBEAT):
+                await changed.wait()
+
+    async def _tell(self, part: Participation) -> None:
+        if not self._host.is_connected(part.leader):
+            return  # the connection is kept elsewhere
+        with trio.move_on_after(10 * _HEARTBEAT):
+            try:
+                await self.exchange.send(
+                    part.leader, TensorMessage(RunMessage.REPORT, data=part.report.encode())
+                )
+            except TransportError as exc:
+                logger.debug("the leader cannot be told: %s", exc)

@@ -1,0 +1,113 @@
+"""The common weights of a run, as each of its members and its leader have them: what is averaged, and what comes of it.
+
+Knows no peers. The weights may be synced in parts, one a round in turn: then each part has been trained on since its
+last turn, and what was trained on other parts stays with the member.
+
+Source: DiLoCo (Douillard et al., 2023), and its streaming form (2025).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.averaging.groups import Outcome, State
+from neurogrid.training.averaging.parts import AllOfIt, Fragments, Layout, gather, scatter
+from neurogrid.training.optimizers import OuterOptimizer
+
+__all__ = ["OuterState"]
+
+
+class OuterState:
+    """Weights at the last sync, outer momentum, and a member's own weights.
+
+    Args:
+        layout: of the model's trained parameters.
+        weights: float32 [num_elements], a member's own: read, and written to when a round is applied.
+        lr, momentum: of the outer step.
+        num_parts: in which the weights are synced.
+
+    Attributes:
+        layout, weights: as given.
+        group_layout: of the vector that the group averages.
+        round: the last round that is in the weights.
+
+    Raises:
+        ConfigurationError: the model has fewer tensors than parts.
+    """
+
+    def __init__(
+        self, layout: Layout, weights: Tensor, *, lr: float, momentum: float, num_parts: int = 1
+    ) -> None:
+        self.layout, self.weights = layout, weights
+        self.round = 0
+        self._outer = OuterOptimizer(weights, lr=lr, momentum=momentum)
+        self._turns = Fragments(layout, num_parts) if num_parts > 1 else AllOfIt(layout)
+        longest = max(self._turns.num_elements(turn) for turn in range(num_parts))
+        self.group_layout = (
+            layout
+            if num_parts == 1
+            # Names the model: members with another one are refused.
+            else Layout((f"{self._turns.name} of {layout.digest.hex()}",), ((longest,),))
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each vector of the state."""
+        return tuple(len(vector) for vector in self._outer.state_vectors())
+
+    @property
+    def common(self) -> Tensor:
+        """float32 [num_elements], the weights that all members have in common. Not to be written to."""
+        return self._outer.theta0
+
+    def contribution(self) -> Tensor:
+        """What was learned since the last sync of the part whose turn is next: float32 [group_layout.num_elements]."""
+        spans = self._turns.spans(self.round)
+        vector = torch.zeros(self.group_layout.num_elements)
+        part = self._turns.num_elements(self.round)
+        self._outer.difference(self.weights, vector[:part], spans)
+        return vector
+
+    def apply(self, outcome: Outcome) -> None:
+        """Take over what a round has come to.
+
+        Where this member's contribution is not in it, what it has learned stays on top.
+
+        Raises:
+            ConfigurationError: it is not the next round.
+        """
+        if outcome.round != self.round + 1:
+            raise ConfigurationError(
+                f"round {outcome.round} cannot be applied to the weights after round {self.round}"
+            )
+        spans = self._turns.spans(self.round)
+        late = None if outcome.has_contributed else self.contribution()
+        part = self._turns.num_elements(self.round)
+        self._outer.step(outcome.values[:part], spans)
+        agreed = gather(self._outer.theta0, spans)
+        scatter(agreed if late is None else agreed + late[:part], self.weights, spans)
+        self.round = outcome.round
+
+    def state(self) -> State:
+        """What a newcomer needs: live buffers, which `apply` writes to."""
+        return State(self.round, tuple(self._outer.state_vectors()))
+
+    def load(self, state: State) -> None:
+        """Begin where the others are."""
+        self._outer.load(state.vectors)
+        self.round = state.round
+        self.weights.copy_(self._outer.theta0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The vectors by name, as copies: for a checkpoint."""
+        return self._outer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], round_number: int) -> None:
+        """Take over what `state_dict` gave after a round."""
+        self._outer.load_state_dict(state)
+        self.round = round_number
+        self.weights.copy_(self._outer.theta0)
