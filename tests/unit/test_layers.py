@@ -175,6 +175,7 @@ HOUSE = (
     ),
     # Pure: no clock, no file, no torch. What a run is to do, and what that takes.
     Room("neurogrid.training.runs.run_file", frozenset({"neurogrid.errors"})),
+    Room("neurogrid.training.runs.estimate", frozenset({"neurogrid.errors"})),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
     training(".averaging.shares", frozenset()),
