@@ -102,7 +102,9 @@ def command_line(name: str) -> Room:
     # trio_typing: the stubs that come with libp2p hide trio's own types from mypy.
     outside = frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"})
     return Room(
-        f"neurogrid.cli{name}", BELOW_SERVER | {"neurogrid.server", "neurogrid.hub"}, outside
+        f"neurogrid.cli{name}",
+        BELOW_SERVER | {"neurogrid.server", "neurogrid.hub", "neurogrid.training"},
+        outside,
     )
 
 
@@ -175,6 +177,9 @@ HOUSE = (
     ),
     # Pure: no clock, no file, no torch. What a run is to do, and what that takes.
     Room("neurogrid.training.runs.run_file", frozenset({"neurogrid.errors"})),
+    Room("neurogrid.training.runs.estimate", frozenset({"neurogrid.errors"})),
+    training(".runs.run_directory", frozenset()),
+    training(".runs", frozenset()),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
     training(".averaging.shares", frozenset()),
@@ -190,6 +195,13 @@ HOUSE = (
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
+    Room(
+        "neurogrid.training.leading.settings",
+        COMMON | {"neurogrid.p2p", "neurogrid.node"},
+        frozenset(),
+        COMMAND_LINE,
+    ),
+    training(".leading.model_numbers", frozenset({"torch", "transformers", "huggingface_hub"})),
     training(".distributed.posts", frozenset()),
     training(".distributed.chunks", frozenset()),
     training(".distributed"),

@@ -4,14 +4,15 @@
     neurogrid chat [MODEL]          with --chat
     neurogrid serve [MODEL]         without either
     neurogrid plan [MODEL]          with --plan-only
-    neurogrid download NAME         fetches a model, and no more
     neurogrid diagnose              with --diagnose
     neurogrid ticket DIR            with --cluster DIR --ticket
     neurogrid join [TICKET]         a worker with --join
+    neurogrid download NAME         fetches a model, and no more
+    neurogrid train RUN.toml        leads a training run (`train_words`)
 
-Each has the options of `neurogrid-coordinator` or `neurogrid-worker` that mean something to it, from the same
-functions, and is carried out by the same code. What is different: without any option that names others, or lets them
-in, a coordinator computes alone on this machine.
+Each but the last two has the options of `neurogrid-coordinator` or `neurogrid-worker` that mean something to it, from
+the same functions, and is carried out by the same code. What is different: without any option that names others, or
+lets them in, a coordinator computes alone on this machine.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Final, NoReturn
 
 from neurogrid.cli.commands import coordinator, download, worker
 from neurogrid.cli.commands.cluster import add_ticket_options
+from neurogrid.cli.commands.command import Command
 from neurogrid.cli.commands.coordinator_options import (
     add_generation_options,
     add_model_options,
@@ -34,6 +34,7 @@ from neurogrid.cli.commands.coordinator_options import (
     add_worker_options,
 )
 from neurogrid.cli.commands.serve import add_serving_options
+from neurogrid.cli.commands.train_words import TRAIN_COMMANDS
 from neurogrid.cli.entry import leave
 from neurogrid.cli.options.common import ArgumentParser, add_common_options
 from neurogrid.cli.options.model import HUB_NAMES
@@ -60,39 +61,6 @@ OTHERS: Final = ("--new-cluster", "--cluster", "--min-peers", "--local-workers",
 SAMPLING: Final = ("--max-tokens", "--temperature", "--top-p", "--seed")
 # Files that are models, of kinds that are not read: whoever names one means a model.
 WEIGHTS: Final = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml")
-
-
-@dataclass(frozen=True)
-class Command:
-    """One of the words behind `neurogrid`.
-
-    Attributes:
-        argument: what may stand behind it; empty for nothing.
-        summary: in a line of the list of all.
-        first: the flags that `--help` shows.
-        examples: what stands behind `neurogrid`, and what that does.
-        add_options: to its parser.
-        mode: options that it stands for.
-    """
-
-    name: str
-    argument: str
-    summary: str
-    description: str
-    first: tuple[str, ...]
-    examples: tuple[tuple[str, str], ...]
-    add_options: Callable[[argparse.ArgumentParser], None]
-    mode: dict[str, object]
-
-    @property
-    def takes_model(self) -> bool:
-        """Whether a checkpoint is named."""
-        return "MODEL" in self.argument
-
-    @property
-    def carrier(self) -> ModuleType:
-        """What carries it out: a coordinator, a worker, or neither."""
-        return {"join": worker, "download": download}.get(self.name, coordinator)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -312,6 +280,7 @@ COMMANDS: Final = (
         _add_diagnose,
         {"diagnose": True},
     ),
+    *TRAIN_COMMANDS,
 )
 
 
@@ -352,21 +321,29 @@ def _command(name: str) -> Command:
     return next(command for command in COMMANDS if command.name == name)
 
 
+def _typed(argv: Sequence[str]) -> tuple[Command | None, Sequence[str]]:
+    """The command that the first words are, and what stands behind it: `train check` before `train`."""
+    for length in (2, 1):
+        for command in COMMANDS:
+            if list(argv[:length]) == command.name.split(" "):
+                return command, argv[length:]
+    return None, argv
+
+
 def parse(argv: Sequence[str]) -> tuple[Command, ArgumentParser, argparse.Namespace]:
     """The command, its parser, and its options as those of `neurogrid-coordinator` or `neurogrid-worker`."""
-    names = [command.name for command in COMMANDS]
-    if not argv or argv[0] not in names:
+    command, rest = _typed(argv)
+    if command is None:
         parser = build_parser()
         parser.parse_args(argv)  # says its help or version, or what is wrong
         parser.print_help()
         parser.exit()
-    command = _command(argv[0])
     parser = _PartParser(prog=f"{NAME} {command.name}")
     whole = command.carrier.build_parser()
     # What the command has no option for has its default, or what the command stands for.
     options = argparse.Namespace(**{**vars(whole.parse_args([])), **command.mode})
     # Intermixed: arguments may stand before, behind and between options.
-    parser.parse_intermixed_args(argv[1:], options)
+    parser.parse_intermixed_args(rest, options)
     _take_arguments(command, parser, options)
     if command.carrier is coordinator:
         options.alone = not options.diagnose and not options.ticket and is_alone(options)

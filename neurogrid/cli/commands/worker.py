@@ -45,7 +45,7 @@ from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.server.http.listeners import check_port
 
-__all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run"]
+__all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run", "take_work"]
 
 NAME = "neurogrid-worker"
 EXAMPLES = (
@@ -62,7 +62,7 @@ EXAMPLES = (
 # What most people need, beside the ticket: `--help` shows these, `--help-all` all.
 FIRST = (
     *("--cluster", "--gpu", "--memory-limit", "--cache-dir", "--cache-limit", "--port"),
-    *("--allow", "--insecure", "--metrics-port", "--log-level"),
+    *("--allow", "--insecure", "--metrics-port", "--log-level", "--serve", "--train"),
 )
 
 
@@ -81,6 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """All options of a worker."""
+    work = parser.add_argument_group("work", "both, unless one of them is named")
+    work.add_argument("--serve", action="store_true", help="hold layers of models that are served")
+    work.add_argument("--train", action="store_true", help="be a member of training runs")
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on the GPU of number N")
@@ -151,6 +154,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """
     prepare_threads(options)
     take_ticket(options)
+    take_work(options)
     if options.wait_for_assignment and options.model is None:
         parser.error("--wait-for-assignment needs --model")
     if options.gpu is not None and options.gpu < 0:
@@ -228,6 +232,12 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return run_command(
             parser.prog, serve, screen=screen, status_on_signal=ExitStatus.OK, farewells=farewells
         )
+
+
+def take_work(options: argparse.Namespace) -> None:
+    """Let a worker of which nothing is said do both: serve models, and train."""
+    if not (options.serve or options.train):
+        options.serve = options.train = True
 
 
 async def _wait_stdin_eof() -> None:

@@ -146,12 +146,22 @@ class _PrintCompletion(argparse.Action):
             parser.error(str(missing_extra(exc)))
 
         kinds = {"DIR": shtab.DIRECTORY, "MODEL": shtab.DIRECTORY, "FILE": shtab.FILE}
+        _drop_phrases(parser)
         actions: list[Any] = list(_actions_of(parser))
         for action in actions:
             if action.metavar in kinds:
                 action.complete = kinds[action.metavar]  # an attribute that argparse has not
         print(shtab.complete(parser, shell=values))
         parser.exit()
+
+
+def _drop_phrases(parser: argparse.ArgumentParser) -> None:
+    """Leave out parts that are called by two words: shells complete one at a time."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name in [name for name in action.choices if " " in name]:
+                del action.choices[name]
+            action._choices_actions = [each for each in action._choices_actions if " " not in each.dest]
 
 
 def _actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

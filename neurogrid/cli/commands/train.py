@@ -1,0 +1,308 @@
+"""`neurogrid train`: lead a training run, or serve its data, until it has ended.
+
+stdout gets the path of the last checkpoint, and nothing else. What ends at once is in `train_files` and `train_check`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from neurogrid.cli.commands.cluster import add_ticket_options
+from neurogrid.cli.commands.coordinator_options import CLUSTER_WAIT
+from neurogrid.cli.commands.train_check import add_check_options, check
+from neurogrid.cli.commands.train_files import (
+    add_export_options,
+    add_prepare_options,
+    add_status_options,
+    export,
+    prepare,
+    status,
+)
+from neurogrid.cli.commands.train_model import add_run_file, model_of, run_directory
+from neurogrid.cli.libraries import import_libraries
+from neurogrid.cli.options.common import (
+    ArgumentParser,
+    ExitStatus,
+    add_output_options,
+    listening,
+    port_number,
+    positive_float,
+    positive_int,
+    run_command,
+    set_up_logging,
+    warn_of_loopback,
+    whole_number,
+)
+from neurogrid.cli.options.model import add_offline_option
+from neurogrid.cli.options.reach import add_reach_options, reaching
+from neurogrid.cli.options.threads import prepare_threads
+from neurogrid.cli.options.trust import (
+    TICKET_VARIABLE,
+    Trust,
+    add_trust_options,
+    take_ticket,
+    trust_of,
+)
+from neurogrid.cli.signals import ending_at_once
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.training.runs.run_directory import RunDirectory
+
+__all__ = [
+    "add_check_options",
+    "add_data_options",
+    "add_export_options",
+    "add_prepare_options",
+    "add_run_options",
+    "add_status_options",
+    "build_parser",
+    "run",
+]
+
+NAME: Final = "neurogrid train"
+Farewells = list[Callable[[], Awaitable[None]]]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options that all of its commands have."""
+    return ArgumentParser(prog=NAME, description="", is_whole=False)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a run to lead."""
+    add_run_file(parser)
+    run_group = parser.add_argument_group("run")
+    run_group.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the run here: run file, journal, metrics, checkpoints (default: runs/NAME, by the name of the run)",
+    )
+    run_group.add_argument(
+        "--resume", action="store_true", help="go on with the run that is kept there"
+    )
+    run_group.add_argument(
+        "--local-workers",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="start N workers on this machine, which share it (default %(default)s)",
+    )
+    run_group.add_argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="compute on the CPU with N threads, of which local workers get equal parts (default: OMP_NUM_THREADS, "
+        "or one for each core)",
+    )
+    run_group.add_argument(
+        "--wait",
+        type=positive_float,
+        default=CLUSTER_WAIT,
+        metavar="SECONDS",
+        help="how long to wait for as many members as the run file asks for (default %(default)g)",
+    )
+    add_offline_option(run_group)
+    _add_network_options(parser, port_flag="--p2p-port")
+    add_ticket_options(parser.add_argument_group("cluster"))
+    add_output_options(parser)
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a data node."""
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="what `neurogrid train prepare` wrote"
+    )
+    trust = parser.add_argument_group("trust", "which run's members are served")
+    add_trust_options(trust, is_worker=True)
+    _add_network_options(parser, port_flag="--port")
+    add_output_options(parser)
+
+
+def _add_network_options(parser: argparse.ArgumentParser, *, port_flag: str) -> None:
+    network = parser.add_argument_group("network")
+    network.add_argument(
+        port_flag,
+        dest="port",
+        type=port_number,
+        metavar="PORT",
+        help="port to listen on, for TCP and QUIC, 0 for a free one (default 9000, or a free one if taken)",
+    )
+    network.add_argument(
+        "--listen",
+        action="append",
+        default=[],
+        metavar="MULTIADDR",
+        help="listen here instead, e.g. /ip4/192.168.1.5/tcp/9000; may be given again",
+    )
+    network.add_argument(
+        "--name",
+        metavar="NAME",
+        help="what other peers are told that this machine is called, '' for nothing (default: its host name)",
+    )
+    add_reach_options(network)
+    # Whoever is admitted stands in a certificate here, always.
+    parser.set_defaults(insecure=False, identity=None)
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Do what the options say; returns the exit status."""
+    prepare_threads(options)
+    screen = set_up_logging(options.log_level, as_json=options.json_logs)
+    ends = {"check": check, "prepare": prepare, "export": export, "status": status}
+    if (ends_at_once := ends.get(options.word)) is not None:
+        return run_command(parser.prog, lambda: ends_at_once(options, screen), screen=screen)
+    farewells: Farewells = []
+    serves = options.word == "data"
+    if serves:
+        take_ticket(options)
+        if not (options.join or options.cluster or options.allow):
+            parser.error(
+                "a ticket is needed, which `neurogrid train` prints, or --cluster DIR where this machine has joined "
+                "before"
+            )
+    else:
+        os.environ.pop(TICKET_VARIABLE, None)  # is not for the workers started here
+    work = _serve_data if serves else _lead
+    with screen.never_waiting():
+        return run_command(
+            parser.prog,
+            lambda: work(options, screen, farewells),
+            screen=screen,
+            # A data node does its work until a signal ends it; a run that is cut off has not reached its end.
+            status_on_signal=ExitStatus.OK if serves else None,
+            farewells=farewells,
+        )
+
+
+async def _lead(options: argparse.Namespace, screen: Screen, farewells: Farewells) -> int:
+    from neurogrid.training.runs.run_directory import RunDirectory, read_run_file
+
+    with ending_at_once():
+        run_file = read_run_file(options.run_file)
+        directory = RunDirectory(run_directory(options, run_file))
+        _judge_directory(directory, resume=options.resume)
+        _take_cluster(options, directory)
+    model = await model_of(run_file, options, screen)
+    with ending_at_once():
+        where = listening(options, port_flag="--p2p-port")
+        trust = trust_of(options, is_worker=False)
+        warn_of_loopback(where, is_chosen=bool(options.listen))
+        # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
+        import_libraries(screen, "neurogrid.training.leading")
+    from neurogrid.training.leading import lead
+    from neurogrid.training.leading.settings import LeaderSettings
+
+    assert trust.admission is not None
+    assert trust.identity_file is not None
+    settings = LeaderSettings(
+        run=run_file,
+        directory=directory.path,
+        model=model,
+        admission=trust.admission,
+        identity_file=trust.identity_file,
+        local_workers=options.local_workers,
+        num_threads=options.threads,
+        wait=options.wait,
+        resume=options.resume,
+        listen=where.addresses,
+        listen_fallback=where.fallback,
+        name=options.name,
+        reach=reaching(options, where.addresses),
+    )
+    with trust.held():
+        checkpoint = await lead(settings, TrainingLines(screen, trust, farewells))
+    screen.print(str(checkpoint))
+    return ExitStatus.OK
+
+
+async def _serve_data(options: argparse.Namespace, screen: Screen, farewells: Farewells) -> int:
+    with ending_at_once():
+        where = listening(options, port_flag="--port")
+        trust = trust_of(options, is_worker=True)
+        warn_of_loopback(where, is_chosen=bool(options.listen))
+        import_libraries(screen, "neurogrid.training.leading")
+    from neurogrid.training.leading import serve_data
+    from neurogrid.training.leading.settings import DataNodeSettings
+
+    settings = DataNodeSettings(
+        directory=options.directory,
+        admission=trust.admission,
+        identity_file=trust.identity_file,
+        bootstrap=trust.bootstrap,
+        listen=where.addresses,
+        listen_fallback=where.fallback,
+        name=options.name,
+        reach=reaching(options, where.addresses),
+    )
+    await serve_data(settings, TrainingLines(screen, trust, farewells))
+    return ExitStatus.OK
+
+
+def _judge_directory(directory: RunDirectory, *, resume: bool) -> None:
+    """Refuse to begin where a run is kept, and to go on where there is none."""
+    if resume and not directory.has_run:
+        raise ConfigurationError(
+            f"{directory.path} has no run to go on with: leave out --resume to begin one, or name its directory with "
+            "--dir"
+        )
+    if directory.has_run and not resume:
+        raise ConfigurationError(
+            f"{directory.path} has a run already: --resume goes on with it, and --dir DIR begins another one elsewhere"
+        )
+
+
+def _take_cluster(options: argparse.Namespace, directory: RunDirectory) -> None:
+    """Let the cluster of the run stand for the options that name one: it is made when the run begins."""
+    is_there = directory.cluster.exists()
+    options.cluster = directory.cluster if is_there else None
+    options.new_cluster = None if is_there else directory.cluster
+    options.allow, options.join = [], None
+
+
+class TrainingLines:
+    """A run in lines on stderr."""
+
+    def __init__(self, screen: Screen, trust: Trust, farewells: Farewells) -> None:
+        self._screen, self._trust, self._farewells = screen, trust, farewells
+
+    def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Say how others join, where they join here."""
+        if self._trust.cluster is None:
+            return
+        line = self._trust.invite(peer_id, addresses, self._screen.is_terminal)
+        # As it is to be typed elsewhere: one line, however narrow the terminal.
+        self._screen.say(
+            line, whole=True, event="listening", peer_id=peer_id, addresses=list(addresses)
+        )
+
+    def at_end(self, farewell: Callable[[], Awaitable[None]]) -> None:
+        """Do this before a signal ends the process."""
+        self._farewells.append(farewell)
+
+    def say(self, text: str) -> None:
+        """Say something, on a line of its own."""
+        self._screen.say(text)
+
+    def metrics(self, figures: Mapping[str, float]) -> None:
+        """Say how far the run is."""
+        self._screen.say(told(figures), event="metrics", figures=dict(figures))
+
+
+def told(figures: Mapping[str, float]) -> str:
+    """A line of metrics.jsonl for people, with what it has."""
+    parts = [
+        f"round {figures['round']:g}" if "round" in figures else "",
+        f"step {figures['step']:g}" if "step" in figures else "",
+        f"loss {figures['loss']:.4f}" if "loss" in figures else "",
+        f"held-out loss {figures['eval_loss']:.4f}" if "eval_loss" in figures else "",
+        f"{figures['tokens']:,.0f} tokens" if "tokens" in figures else "",
+        f"{figures['members']:g} members" if "members" in figures else "",
+    ]
+    return ", ".join(filter(None, parts))

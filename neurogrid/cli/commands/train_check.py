@@ -1,0 +1,203 @@
+"""`neurogrid train check`: whether a run file is right, all that it says, and what the run will take.
+
+stdout gets the run file with every default filled in, and the rest below it as comments: it is a run file again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from neurogrid.cli.commands.train_model import add_run_file, model_of, run_directory
+from neurogrid.cli.libraries import import_libraries
+from neurogrid.cli.options.common import (
+    ExitStatus,
+    add_output_options,
+    positive_float,
+    positive_int,
+    size_in_bytes,
+)
+from neurogrid.cli.options.model import add_offline_option
+from neurogrid.cli.signals import ending_at_once
+from neurogrid.errors import ConfigurationError
+from neurogrid.planner import format_bytes
+
+if TYPE_CHECKING:
+    from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.training.leading.model_numbers import ModelNumbers
+    from neurogrid.training.runs.estimate import Estimate
+    from neurogrid.training.runs.run_directory import RunDirectory
+    from neurogrid.training.runs.run_file import RunFile
+
+__all__ = ["add_check_options", "check"]
+
+
+def add_check_options(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add_run_file(parser)
+    group = parser.add_argument_group("what it will take")
+    group.add_argument(
+        "--members",
+        type=positive_int,
+        metavar="N",
+        help="tell it for N members (default: as many as the run waits for, and at least 2)",
+    )
+    group.add_argument(
+        "--speed",
+        type=positive_float,
+        action="append",
+        default=[],
+        metavar="N",
+        help="tokens a second that a member trains, of images samples a second; given again for each member where they "
+        "differ",
+    )
+    group.add_argument(
+        "--bandwidth",
+        type=size_in_bytes,
+        metavar="BYTES",
+        help="that a member sends in a second, e.g. 10MB",
+    )
+    group.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="where the run is kept, if it has begun: what a round took is measured there (default: runs/NAME)",
+    )
+    add_offline_option(group)
+    add_output_options(parser)
+
+
+async def check(options: argparse.Namespace, screen: Screen) -> int:
+    """Print what the run file comes to; returns the exit status.
+
+    Raises:
+        ConfigurationError: it is wrong, or names a model that is none.
+    """
+    from neurogrid.training.runs.run_directory import RunDirectory, read_run_file
+
+    with ending_at_once():
+        run = read_run_file(options.run_file)
+        num_members = _num_members(options, run)
+        directory = RunDirectory(run_directory(options, run))
+    model = await model_of(run, options, screen)
+    import_libraries(screen, "neurogrid.training.leading.model_numbers")
+    from neurogrid.training.leading.model_numbers import model_numbers
+    from neurogrid.training.runs.estimate import activation_bytes, estimate
+
+    numbers = await trio.to_thread.run_sync(model_numbers, model, run.model.kind)
+    _judge_length(run, numbers)
+    a_sample = 0
+    if numbers.hidden_size and numbers.num_layers and numbers.vocab_size:
+        a_sample = activation_bytes(
+            run,
+            hidden_size=numbers.hidden_size,
+            num_layers=numbers.num_layers,
+            vocab_size=numbers.vocab_size,
+        )
+    told = estimate(
+        run,
+        numbers.num_parameters,
+        num_members=num_members,
+        sample_activation_bytes=a_sample,
+        num_samples=_num_samples(run),
+        speeds=[speed / _unit(run) for speed in options.speed],
+        bytes_per_second=options.bandwidth,
+    )
+    screen.print(run.text())
+    for line in (*_lines(run, told), *_measured(directory)):
+        screen.print(f"# {line}")
+    return ExitStatus.OK
+
+
+def _num_members(options: argparse.Namespace, run: RunFile) -> int:
+    num_speeds = len(options.speed)
+    num_members: int = options.members or (
+        num_speeds if num_speeds > 1 else max(2, run.members.min)
+    )
+    if num_speeds > 1 and num_speeds != num_members:
+        raise ConfigurationError(
+            f"give --speed once for all members, or for each of {num_members}, not {num_speeds} times"
+        )
+    return num_members
+
+
+def _judge_length(run: RunFile, numbers: ModelNumbers) -> None:
+    length = run.data.sequence_length
+    if run.model.kind == "causal-lm" and 0 < numbers.max_tokens < length:
+        raise ConfigurationError(
+            f"[data] sequence_length is {length}, and the model's sequences have at most {numbers.max_tokens} tokens"
+        )
+
+
+def _unit(run: RunFile) -> int:
+    """Tokens of a sample, where speeds are told in tokens."""
+    return run.data.sequence_length if run.model.kind == "causal-lm" else 1
+
+
+def _num_samples(run: RunFile) -> int | None:
+    """Samples of the data, where they are prepared; None where they are not."""
+    file = Path(run.data.path) / "manifest.json"
+    if not file.is_file():
+        return None
+    from neurogrid.training.data.manifest import Manifest
+
+    return Manifest.decode(file.read_bytes()).num_samples
+
+
+def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
+    """What the run will take, for people."""
+    known = format_bytes(told.activation_bytes) if told.activation_bytes else "not known,"
+    yield f"what it takes, with {told.num_members} members"
+    yield f"parameters   {told.num_parameters:,} that are trained"
+    yield (
+        f"memory       about {format_bytes(told.memory_bytes)} of a member: "
+        f"{format_bytes(told.trainer_bytes)} for weights, gradients and optimiser, "
+        f"{format_bytes(told.outer_bytes)} for what is averaged, {known} for one sample on its way, the rest for "
+        "Python and torch"
+    )
+    unit = f" ({run.num_batch_samples * _unit(run):,} tokens)" if _unit(run) > 1 else ""
+    yield (
+        f"a round      {run.outer.every:,} steps of {run.num_batch_samples:,} samples{unit} for each member, "
+        f"{told.round_samples:,} samples in all"
+    )
+    yield (
+        f"bytes        {format_bytes(told.sent_bytes)} sent and {format_bytes(told.received_bytes)} received by a "
+        "member in a round"
+    )
+    yield f"checkpoint   {format_bytes(told.checkpoint_bytes)} of weights"
+    if told.num_rounds is not None:
+        yield f"rounds       {told.num_rounds:,}"
+    if told.compute_seconds is not None:
+        exchanging = (
+            "and exchanging, by its bandwidth (--bandwidth)"
+            if told.exchange_seconds is None
+            else f"and {told.exchange_seconds:.1f} s exchanging"
+        )
+        yield f"time         a round takes {told.compute_seconds:.1f} s computing, {exchanging}"
+    if told.round_seconds is not None and told.num_rounds is not None:
+        yield f"             {_span(told.num_rounds * told.round_seconds)} in all"
+
+
+def _measured(directory: RunDirectory) -> Iterator[str]:
+    """What rounds took, where the run has begun."""
+    found = [each for each in directory.figures() if {"round", "seconds", "tokens"} <= each.keys()]
+    if len(found) < 2 or found[-1]["round"] <= found[0]["round"]:
+        return
+    first, last = found[0], found[-1]
+    seconds = last["seconds"] - first["seconds"]
+    yield f"measured     a round took {seconds / (last['round'] - first['round']):.1f} s in {directory.path}"
+    if seconds > 0:
+        yield f"             {(last['tokens'] - first['tokens']) / seconds:,.0f} tokens a second, of all members"
+
+
+def _span(seconds: float) -> str:
+    """A time span for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

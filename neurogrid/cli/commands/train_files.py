@@ -1,0 +1,243 @@
+"""`neurogrid train prepare`, `export` and `status`: data sets and the directories of runs, on this machine alone."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from neurogrid.cli.commands.train_model import EMBEDDED, place_of
+from neurogrid.cli.libraries import import_libraries
+from neurogrid.cli.options.common import (
+    ExitStatus,
+    add_output_options,
+    positive_int,
+    whole_number,
+)
+from neurogrid.cli.signals import ending_at_once
+from neurogrid.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.training.runs.run_directory import Figures, RunDirectory
+    from neurogrid.training.runs.run_file import StopSection
+
+__all__ = [
+    "add_export_options",
+    "add_prepare_options",
+    "add_status_options",
+    "export",
+    "prepare",
+    "status",
+]
+
+_RUN_SYNC: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
+
+
+def add_prepare_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `neurogrid train prepare`."""
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="a file of text, .jsonl or .parquet, a directory of them, or a directory with images in one for each "
+        "class",
+    )
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the directory that the data set is written to"
+    )
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help=f"the directory of a tokenizer, or {EMBEDDED!r} for that of the model that comes along (default: one is "
+        "trained on the text)",
+    )
+    text.add_argument(
+        "--vocab-size",
+        type=positive_int,
+        default=8192,
+        metavar="N",
+        help="tokens of a tokenizer that is trained (default %(default)s)",
+    )
+    text.add_argument(
+        "--sequence-length",
+        type=positive_int,
+        default=256,
+        metavar="N",
+        help="tokens of a sample (default %(default)s)",
+    )
+    samples = parser.add_argument_group("samples")
+    samples.add_argument(
+        "--slice-samples",
+        type=positive_int,
+        default=1024,
+        metavar="N",
+        help="samples of a slice, which is what machines send one another (default %(default)s)",
+    )
+    samples.add_argument(
+        "--held-out",
+        type=share,
+        default=0.02,
+        metavar="SHARE",
+        help="part of the samples that is kept for evaluation (default %(default)g)",
+    )
+    samples.add_argument(
+        "--seed",
+        type=whole_number,
+        default=0,
+        metavar="S",
+        help="of the order of the samples (default %(default)s)",
+    )
+    samples.add_argument(
+        "--licence",
+        default="",
+        metavar="TEXT",
+        help="of the data, in words, which the manifest repeats",
+    )
+    add_output_options(parser)
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `neurogrid train export`."""
+    _add_run_directory(parser)
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the directory that the model is written to"
+    )
+    add_output_options(parser)
+
+
+def add_status_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `neurogrid train status`."""
+    _add_run_directory(parser)
+    add_output_options(parser)
+
+
+def _add_run_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="where the run is kept: runs/NAME"
+    )
+
+
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to 0.5."""
+    try:
+        value = float(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from exc
+    if not 0 <= value <= 0.5:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 0.5")
+    return value
+
+
+async def prepare(options: argparse.Namespace, screen: Screen) -> int:
+    """Write a data set, and print where it lies; returns the exit status."""
+    with ending_at_once():
+        if not options.source.exists():
+            raise ConfigurationError(f"{options.source}: there is no such file or directory")
+        import_libraries(screen, "neurogrid.training.data.preparing")
+    from neurogrid.training.data.preparing import prepare
+
+    write = partial(
+        prepare,
+        options.source,
+        options.out,
+        tokenizer=_tokenizer(options.tokenizer),
+        vocab_size=options.vocab_size,
+        sequence_length=options.sequence_length,
+        slice_samples=options.slice_samples,
+        held_out=options.held_out,
+        seed=options.seed,
+        licence=options.licence,
+    )
+    # A signal does not wait for it.
+    manifest = await _RUN_SYNC(write, abandon_on_cancel=True)
+    screen.say(f"{manifest.num_samples:,} samples in {len(manifest.slices):,} slices")
+    screen.print(str(options.out))
+    return ExitStatus.OK
+
+
+def _tokenizer(told: str | None) -> Path | None:
+    if told is None:
+        return None
+    place = place_of(told) if told == EMBEDDED else Path(told)
+    assert isinstance(place, Path)
+    return place
+
+
+async def export(options: argparse.Namespace, screen: Screen) -> int:
+    """Write the newest checkpoint as a model of transformers, and print where; returns the exit status."""
+    from neurogrid.training.checkpoints import export
+    from neurogrid.training.runs.run_directory import RunDirectory
+
+    with ending_at_once():
+        RunDirectory(options.directory).read_run()  # for its errors
+    await _RUN_SYNC(export, options.directory, options.out, abandon_on_cancel=True)
+    screen.print(str(options.out))
+    return ExitStatus.OK
+
+
+async def status(options: argparse.Namespace, screen: Screen) -> int:
+    """Print how far a run is, by what is in its directory; returns the exit status."""
+    from neurogrid.training.runs.run_directory import RunDirectory
+
+    with ending_at_once():
+        for name, value in _rows(RunDirectory(options.directory), now=time.time()):
+            screen.print(f"{name:<12} {value}")
+    return ExitStatus.OK
+
+
+def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
+    run = directory.read_run()
+    yield "run", f"{run.name}, {run.model.config} on {run.data.path}"
+    lines = directory.figures()
+    if not lines:
+        yield "round", "none yet"
+        return
+    last = lines[-1]
+    yield "round", _counted(last, "round")
+    yield "step", _counted(last, "step")
+    yield "tokens", _counted(last, "tokens")
+    if "loss" in last:
+        yield "loss", f"{last['loss']:.4f}"
+    held_out = [each for each in lines if "eval_loss" in each]
+    if held_out:
+        at = f" at step {held_out[-1]['step']:g}" if "step" in held_out[-1] else ""
+        yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
+    yield "members", _counted(last, "members")
+    before = lines[-2] if len(lines) > 1 else {"tokens": 0.0, "seconds": 0.0}
+    if {"tokens", "seconds"} <= before.keys() & last.keys():
+        seconds = last["seconds"] - before["seconds"]
+        if seconds > 0:
+            yield "speed", f"{(last['tokens'] - before['tokens']) / seconds:,.0f} tokens a second"
+    yield "stops", ", ".join(_goals(run.stop, last))
+    steps = directory.steps()
+    newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
+    yield "checkpoint", f"{newest}, of {len(steps)}" if newest is not None else "none yet"
+    yield "as of", f"{max(0.0, now - directory.metrics.stat().st_mtime):.0f} s ago"
+
+
+def _counted(figures: Figures, name: str) -> str:
+    return f"{figures[name]:,.0f}" if name in figures else "not known"
+
+
+def _goals(stop: StopSection, figures: Figures) -> Iterator[str]:
+    """What the run stops at, each with how much of it is done."""
+    done = {
+        "tokens": figures.get("tokens"),
+        "steps": figures.get("step"),
+        "rounds": figures.get("round"),
+        "hours": figures["seconds"] / 3600 if "seconds" in figures else None,
+        "epochs": None,
+    }
+    for name in stop.keys:
+        goal = getattr(stop, name)
+        if goal is not None:
+            number = done[name]
+            part = "" if number is None else f" ({min(1.0, number / goal):.0%})"
+            yield f"{goal:,g} {name}{part}"

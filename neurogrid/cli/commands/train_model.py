@@ -1,0 +1,63 @@
+"""What every command about a run file begins with: the file, the directory of the run, and where its model is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from neurogrid.cli.options.model import model_place, named_model
+from neurogrid.errors import ConfigurationError
+from neurogrid.hub.names import ModelName
+
+if TYPE_CHECKING:
+    from neurogrid.cli.terminal.screen import Screen
+    from neurogrid.training.runs.run_file import RunFile
+
+__all__ = ["EMBEDDED", "add_run_file", "model_of", "run_directory"]
+
+EMBEDDED: Final = "embedded"
+# Where runs are kept that are told no place of their own.
+RUNS: Final = Path("runs")
+
+
+def add_run_file(parser: argparse.ArgumentParser) -> None:
+    """The argument that names the run file."""
+    parser.add_argument(
+        "run_file",
+        type=Path,
+        metavar="RUN.toml",
+        help="the run file: model, data, when to stop, and what else is not as by default",
+    )
+
+
+def run_directory(options: argparse.Namespace, run: RunFile) -> Path:
+    """Where the run is kept."""
+    directory: Path | None = options.dir
+    return RUNS / run.name if directory is None else directory
+
+
+async def model_of(run: RunFile, options: argparse.Namespace, screen: Screen) -> Path:
+    """The directory of the model that a run file names, fetched from the hub if need be; or its config.json.
+
+    Raises:
+        ConfigurationError: it cannot be had.
+    """
+    place = place_of(run.model.config)
+    if isinstance(place, ModelName):
+        return await named_model(place, screen, is_offline=options.offline)
+    if not place.exists():
+        raise ConfigurationError(
+            f'[model] config = "{run.model.config}": there is no such directory or file here, and it is neither '
+            f'"{EMBEDDED}" nor OWNER/NAME at a hub'
+        )
+    return place
+
+
+def place_of(config: str) -> Path | ModelName:
+    """What `config` of [model] says: a path, or a name at the hub."""
+    if config == EMBEDDED:
+        from neurogrid.model.embedded import embedded_model_path
+
+        return embedded_model_path()
+    return model_place(config)

@@ -1,0 +1,107 @@
+"""The commands behind `neurogrid train`: a run file, or a word that says what else.
+
+    neurogrid train RUN.toml            lead a run
+    neurogrid train check RUN.toml      whether it is right, and what it takes
+    neurogrid train prepare SOURCE OUT  make a data set
+    neurogrid train data DIR            serve one to the members of a run
+    neurogrid train status DIR          how far a run is
+    neurogrid train export DIR OUT      write its model
+
+A file that is called like one of the words is ./check.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from neurogrid.cli.commands.command import Command
+from neurogrid.cli.commands.train import (
+    add_check_options,
+    add_data_options,
+    add_export_options,
+    add_prepare_options,
+    add_run_options,
+    add_status_options,
+)
+
+__all__ = ["TRAIN_COMMANDS"]
+
+TRAIN_COMMANDS: Final = (
+    Command(
+        "train",
+        "RUN.toml",
+        "train a model together with other machines",
+        "Lead a training run to its end. Others join it with the ticket that it prints (neurogrid join); the path of "
+        "the last checkpoint goes to stdout. The run file needs [model] config, [data] path, and something in [stop].",
+        ("--local-workers", "--dir", "--resume", "--wait", "--p2p-port", "--ticket-file"),
+        (
+            ("train run.toml --local-workers 2", "on two workers of this machine"),
+            ("train run.toml", "on the machines that join"),
+            ("train run.toml --resume", "go on with it"),
+            ("train check run.toml", "whether it is right, and what it takes"),
+        ),
+        add_run_options,
+        {"word": "run"},
+    ),
+    Command(
+        "train check",
+        "RUN.toml",
+        "whether a run file is right, and what the run takes",
+        "Print a run file with all its defaults, and below it, as comments, what the run takes: parameters, memory of "
+        "a member, bytes and time of a round.",
+        (),
+        (
+            ("train check run.toml", "memory, bytes and rounds"),
+            ("train check run.toml --speed 4000 --bandwidth 10MB", "and how long it takes"),
+        ),
+        add_check_options,
+        {"word": "check"},
+    ),
+    Command(
+        "train prepare",
+        "SOURCE OUT",
+        "make a data set of text or images",
+        "Make a data set: slices, which machines send one another, and a manifest. Its directory is [data] path of run "
+        "files.",
+        (),
+        (
+            ("train prepare texts/ data/", "with a tokenizer that is trained on the text"),
+            ("train prepare texts.jsonl data/ --tokenizer DIR", "with one that there is"),
+        ),
+        add_prepare_options,
+        {"word": "prepare"},
+    ),
+    Command(
+        "train data",
+        "DIR",
+        "serve a data set to the members of a run",
+        "Serve the slices of a data set to the members of a run, until a signal ends it.",
+        ("--join", "--cluster", "--port", "--listen"),
+        (
+            ("train data data/ --join @ticket", "with the ticket of the run in a file"),
+            ("train data data/ --join - --cluster ~/member", "and remember the cluster"),
+        ),
+        add_data_options,
+        {"word": "data"},
+    ),
+    Command(
+        "train status",
+        "DIR",
+        "how far a run is",
+        "Print how far a run is, by what is in its directory: whether or not it is going on.",
+        (),
+        (("train status runs/run", "rounds, loss, speed, and the newest checkpoint"),),
+        add_status_options,
+        {"word": "status"},
+    ),
+    Command(
+        "train export",
+        "DIR OUT",
+        "write the model of a run for transformers and neurogrid serve",
+        "Write the model of a run's newest checkpoint, as transformers and neurogrid serve open it.",
+        (),
+        (("train export runs/run model/", "then neurogrid chat model/ talks to it"),),
+        add_export_options,
+        {"word": "export"},
+    ),
+)

@@ -1,0 +1,130 @@
+"""The directory of a run: what its files are called, and how far the run is by what stands in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.run_file.parsing import MAX_BYTES
+
+__all__ = ["Figures", "RunDirectory", "read_run_file"]
+
+# A line of metrics.jsonl has some hundred bytes: the last lines are in these.
+_MAX_TAIL_BYTES: Final = 256 * 1024
+
+Figures = dict[str, float]
+"""A line of metrics.jsonl: names and numbers. `tokens` and `seconds` count from the beginning of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The directory of a run.
+
+    Attributes:
+        path: of the directory, which need not exist.
+    """
+
+    path: Path
+
+    @property
+    def run_file(self) -> Path:
+        """The run file, with every default filled in."""
+        return self.path / "run.toml"
+
+    @property
+    def journal(self) -> Path:
+        """What was decided, entry by entry."""
+        return self.path / "journal"
+
+    @property
+    def metrics(self) -> Path:
+        """Figures, one object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints, `step-N` each."""
+        return self.path / "checkpoints"
+
+    @property
+    def cluster(self) -> Path:
+        """The directory of the cluster that members join."""
+        return self.path / "cluster"
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run has begun in it."""
+        return self.journal.exists()
+
+    def read_run(self) -> RunFile:
+        """The run that is kept here.
+
+        Raises:
+            ConfigurationError: there is none, or its run file is wrong.
+        """
+        if not self.run_file.exists():
+            raise ConfigurationError(f"{self.path} has no run in it: there is no {self.run_file}")
+        return read_run_file(self.run_file)
+
+    def figures(self) -> list[Figures]:
+        """The last lines of the metrics, the newest last; none where there are none yet.
+
+        Lines that are no figures are left out: whoever writes may be in the middle of one.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
+        try:
+            with self.metrics.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                start = stream.seek(max(0, size - _MAX_TAIL_BYTES))
+                lines = stream.read().split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            raise ConfigurationError(
+                f"{self.metrics} cannot be read: {exc.strerror or exc}"
+            ) from exc
+        # What precedes the first line break may be the end of a line, and what follows the last its beginning.
+        return [each for line in lines[start > 0 : -1] if (each := _figures(line)) is not None]
+
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, ascending."""
+        found = (each.name.removeprefix("step-") for each in self.checkpoints.glob("step-*"))
+        return sorted(int(step) for step in found if step.isascii() and step.isdecimal())
+
+
+def read_run_file(path: Path) -> RunFile:
+    """Read and check a run file.
+
+    Raises:
+        RunFileError: it is wrong.
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        text = data.decode() if len(data) <= MAX_BYTES else None
+    except OSError as exc:
+        raise ConfigurationError(f"{path}: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        line = data[: exc.start].count(b"\n") + 1
+        raise ConfigurationError(f"{path}:{line}: this is no text in UTF-8") from exc
+    if text is None:
+        raise ConfigurationError(f"{path} is no run file: those have at most {MAX_BYTES} bytes")
+    return parse_run_file(text, name=str(path))
+
+
+def _figures(line: bytes) -> Figures | None:
+    try:
+        table = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(table, dict):
+        return None
+    return {key: value for key, value in table.items() if type(value) in (int, float)}

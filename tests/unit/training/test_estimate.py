@@ -1,0 +1,146 @@
+"""What a run takes: numbers against those that are known another way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogrid.training.averaging.codecs import parse_codec
+from neurogrid.training.runs.estimate import BASE_BYTES, activation_bytes, codec_bytes, estimate
+from neurogrid.training.runs.run_file import OuterSection, RunFile, StopSection, parse_run_file
+
+MILLION = 1_000_000
+RUN = parse_run_file(
+    """
+[model]
+config = "embedded"
+[data]
+path = "data/"
+[stop]
+tokens = 2_000_000
+[outer]
+method = "diloco"
+codec = "f32"
+"""
+)
+
+
+def with_outer(run: RunFile, **values: object) -> RunFile:
+    return replace(run, outer=replace(run.outer, **values))
+
+
+def test_the_memory_of_a_member_is_counted_by_vectors() -> None:
+    told = estimate(RUN, MILLION, sample_activation_bytes=7)
+    # Weights, gradients, two moments of AdamW, and the weights that both processes see.
+    assert told.trainer_bytes == 5 * 4 * MILLION
+    # Common weights, outer momentum, difference, aggregate; and the forms of the last two.
+    assert told.outer_bytes == 6 * 4 * MILLION
+    assert told.activation_bytes == 7
+    assert told.memory_bytes == BASE_BYTES + 44 * MILLION + 7
+    sgd = replace(RUN, inner=replace(RUN.inner, optimizer="sgd", micro_batch=4))
+    assert estimate(sgd, MILLION).trainer_bytes == 3 * 4 * MILLION
+    assert estimate(sgd, MILLION, sample_activation_bytes=7).activation_bytes == 28
+    momentum = replace(sgd, inner=replace(sgd.inner, momentum=0.9, precision="bfloat16"))
+    assert estimate(momentum, MILLION).trainer_bytes == (4 * 4 + 2) * MILLION
+    average = replace(RUN, outer=OuterSection.of("averaging", codec="f32"))
+    assert estimate(average, MILLION).outer_bytes == 5 * 4 * MILLION
+
+
+@pytest.mark.parametrize(
+    ("way", "members", "sent", "received"),
+    [
+        ("butterfly", 1, 4, 0),
+        ("butterfly", 2, 2 + 4, 4),
+        ("butterfly", 4, 3 + 4, 6),
+        ("server", 4, 4, 4),
+        ("everybody", 4, 16, 12),
+    ],
+)
+def test_bytes_of_a_round(way: str, members: int, sent: int, received: int) -> None:
+    told = estimate(with_outer(RUN, way=way), MILLION, num_members=members)
+    assert (told.sent_bytes, told.received_bytes) == (sent * MILLION, received * MILLION)
+
+
+@given(
+    st.sampled_from(["f32", "f16", "bf16", "int8", "int4", "sign", "topk", "topk:1", "topk:4096"]),
+    st.integers(1, 10_000_000),
+)
+def test_forms_are_as_large_as_they_are(codec: str, num_elements: int) -> None:
+    exact = parse_codec(codec).num_bytes(num_elements)
+    told = codec_bytes(codec, num_elements)
+    assert exact <= told <= exact + 12_000
+    whole = num_elements * 4096
+    assert codec_bytes(codec, whole) == parse_codec(codec).num_bytes(whole)
+
+
+def test_a_form_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="no form"):
+        codec_bytes("zip", 1)
+
+
+def test_uneven_members_finish_together_when_their_work_is_projected() -> None:
+    speeds = (1.0, 1.0, 0.5, 0.2)
+    a_member = 20 * 16
+    told = estimate(RUN, MILLION, num_members=4, speeds=speeds)
+    assert told.compute_seconds == pytest.approx(4 * a_member / 2.7)
+    slow = estimate(with_outer(RUN, projected=False), MILLION, num_members=4, speeds=speeds)
+    assert slow.compute_seconds == pytest.approx(a_member / 0.2)
+    assert told.round_seconds is None
+    assert estimate(RUN, MILLION).compute_seconds is None
+
+
+def test_time_of_a_round_with_bandwidth() -> None:
+    told = estimate(RUN, MILLION, num_members=4, speeds=(10,), bytes_per_second=MILLION)
+    assert told.compute_seconds == pytest.approx(32)
+    assert told.exchange_seconds == pytest.approx(7)
+    assert told.round_seconds == pytest.approx(39)
+
+
+@pytest.mark.parametrize(
+    ("stop", "rounds"),
+    [
+        (StopSection(tokens=2_000_000), 13),  # 2 members, 20 steps of 4,096 tokens
+        (StopSection(steps=300), 15),
+        (StopSection(steps=301), 16),
+        (StopSection(rounds=7, steps=300), 7),
+        (StopSection(epochs=2), 2),
+        (StopSection(hours=1), 100),
+        (StopSection(hours=1, rounds=3), 3),
+    ],
+)
+def test_rounds_until_it_stops(stop: StopSection, rounds: int) -> None:
+    told = estimate(
+        replace(RUN, stop=stop),
+        MILLION,
+        num_samples=600,
+        speeds=(320 / 30,),
+        bytes_per_second=MILLION,
+    )
+    assert told.round_samples == 640
+    assert told.round_seconds == pytest.approx(36)
+    assert told.num_rounds == rounds
+
+
+def test_what_cannot_be_told_is_not() -> None:
+    for stop in (StopSection(hours=1), StopSection(epochs=1)):
+        assert estimate(replace(RUN, stop=stop), MILLION).num_rounds is None
+
+
+def test_activations_grow_with_the_model_and_halve_in_bfloat16() -> None:
+    sizes = {"hidden_size": 192, "num_layers": 8, "vocab_size": 4096}
+    full = activation_bytes(RUN, **sizes)
+    half = activation_bytes(replace(RUN, inner=replace(RUN.inner, precision="bfloat16")), **sizes)
+    assert full - half == 256 * 34 * 192 * 8
+    # What torch keeps of this shape, one sample, was 33 MB.
+    assert 0.5 < full / 33_231_884 < 2
+
+
+@pytest.mark.parametrize(
+    ("members", "speeds"), [(0, ()), (3, (1.0, 2.0)), (1, (0.0,)), (2, (1.0, -1.0))]
+)
+def test_speeds_are_those_of_the_members(members: int, speeds: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="members with speeds"):
+        estimate(RUN, MILLION, num_members=members, speeds=speeds)
