@@ -192,6 +192,14 @@ HOUSE = (
     training(".averaging.rounds", frozenset()),
     training(".averaging.groups", frozenset({"trio", "torch", "blake3"})),
     training(".averaging"),
+    # A child process and its owner; of peers it knows nothing.
+    Room(
+        "neurogrid.training.trainer",
+        COMMON | {"neurogrid.model"},
+        TORCH | {"trio", "msgpack"},
+        COMMAND_LINE,
+    ),
+    training(".checkpoints", frozenset({"torch", "safetensors"})),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),

@@ -20,6 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
     PreTrainedConfig,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "COMPUTE_DTYPES",
     "PreTrainedConfig",
     "build_config",
+    "build_image_config",
     "config_fingerprint",
     "eos_token_ids",
     "model_config_message",
@@ -69,6 +71,7 @@ _BUILD_ERRORS = (
 
 _DEFAULT_ROPE_THETA = 10_000.0
 _MAX_LAYER_TYPE_LENGTH = 64
+_MAX_IMAGE_CLASSES = 2**16
 
 
 def build_config(config: Mapping[str, object]) -> PreTrainedConfig:
@@ -83,16 +86,8 @@ def build_config(config: Mapping[str, object]) -> PreTrainedConfig:
             are not what the family takes.
     """
     sanitized = sanitize_checkpoint_config(config)
-    model_type = sanitized.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise UnsupportedModelError("the model's config has no model_type")
+    model_type = _known_model_type(sanitized, config)
     shown = repr(model_type[:64])
-    if model_type not in CONFIG_MAPPING:
-        code = ", and the code that it brings is never run" if config.get("auto_map") else ""
-        raise UnsupportedModelError(
-            f"model type {shown} is unknown to transformers {transformers.__version__}{code}; "
-            "a newer transformers may know it: pip install --upgrade transformers"
-        )
     if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
             f"model type {shown} has no causal language model in transformers "
@@ -104,6 +99,29 @@ def build_config(config: Mapping[str, object]) -> PreTrainedConfig:
             value = getattr(built, name, None)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a positive integer")
+    except _BUILD_ERRORS as exc:
+        raise UnsupportedModelError(
+            f"the config of model type {shown} is refused: {_one_line(exc)}"
+        ) from exc
+    return built
+
+
+def build_image_config(config: Mapping[str, object]) -> PreTrainedConfig:
+    """The config object of the image classifier that `config` (a config.json, of any origin) describes.
+
+    Raises:
+        UnsupportedModelError: as of `build_config`; or transformers has no image classifier for the model type.
+    """
+    sanitized = sanitize_checkpoint_config(config)
+    model_type = _known_model_type(sanitized, config)
+    shown = repr(model_type[:64])
+    if CONFIG_MAPPING[model_type] not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        raise UnsupportedModelError(
+            f"model type {shown} has no image classifier in transformers {transformers.__version__}"
+        )
+    try:
+        built = _as_transformers_would(sanitized, CONFIG_MAPPING[model_type])
+        built.num_labels = _num_image_classes(config)
     except _BUILD_ERRORS as exc:
         raise UnsupportedModelError(
             f"the config of model type {shown} is refused: {_one_line(exc)}"
@@ -196,6 +214,28 @@ def eos_token_ids(
     if not found and isinstance(text_config, Mapping):
         return _token_ids(text_config.get("eos_token_id"))
     return found
+
+
+def _known_model_type(sanitized: Mapping[str, object], config: Mapping[str, object]) -> str:
+    model_type = sanitized.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise UnsupportedModelError("the model's config has no model_type")
+    if model_type not in CONFIG_MAPPING:
+        code = ", and the code that it brings is never run" if config.get("auto_map") else ""
+        raise UnsupportedModelError(
+            f"model type {model_type[:64]!r} is unknown to transformers {transformers.__version__}{code}; "
+            "a newer transformers may know it: pip install --upgrade transformers"
+        )
+    return model_type
+
+
+def _num_image_classes(config: Mapping[str, object]) -> int:
+    """The classes that a config has names for, or counts; sanitised ones have neither."""
+    names = config.get("id2label")
+    count = len(names) if isinstance(names, Mapping) else config.get("num_labels", 2)
+    if type(count) is not int or not 0 < count <= _MAX_IMAGE_CLASSES:
+        raise ValueError(f"num_labels must be from 1 to {_MAX_IMAGE_CLASSES}")
+    return count
 
 
 def _as_transformers_would(

@@ -1,0 +1,59 @@
+"""What a trainer's two processes say to each other: maps in msgpack, each behind its length, over pipes.
+
+Neither side unpacks anything but plain data, and none that is longer than a bound.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgpack
+
+__all__ = ["LENGTH_BYTES", "MAX_FRAME_BYTES", "pack", "parse_length", "unpack"]
+
+MAX_FRAME_BYTES: Final = 64 * 1024**2
+"""A round's batches, or a layout: 100 bytes for each range, or each tensor."""
+
+_LENGTH = struct.Struct("!I")
+LENGTH_BYTES: Final = _LENGTH.size
+
+
+def pack(told: Mapping[str, Any]) -> bytes:
+    """A frame.
+
+    Raises:
+        ValueError: it is longer than a frame may be.
+    """
+    data: bytes = msgpack.packb(dict(told))
+    if len(data) > MAX_FRAME_BYTES:
+        raise ValueError(f"{len(data)} bytes at once for a trainer: at most {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(data)) + data
+
+
+def parse_length(prefix: bytes) -> int:
+    """How many bytes follow the first `LENGTH_BYTES`.
+
+    Raises:
+        ValueError: more than a frame may have.
+    """
+    (length,) = _LENGTH.unpack(prefix)
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes")
+    return int(length)
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """What a frame says.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        told = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as exc:
+        raise ValueError("a frame that is no msgpack") from exc
+    if not isinstance(told, dict):
+        raise ValueError("a frame that is no map")
+    return told

@@ -1,0 +1,360 @@
+"""A trainer as its owner has it: a child process that computes, and the memory that both share.
+
+The child has model, optimiser and batches, so that neither its crash nor its computing stops the network. One call at a
+time; others wait for it. No call has a time limit of its own: put it in a cancel scope. A call that is cancelled in the
+middle costs the process, and `restart` makes another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import trio
+
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.trainer.control import NEVER, Control
+from neurogrid.training.trainer.errors import BatchError, TrainerDiedError, TrainerError
+from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
+from neurogrid.training.trainer.results import Applied, BatchDone, Evaluation, Gradient, Trained
+from neurogrid.training.trainer.settings import FileRange, TrainerSettings, as_fields
+from neurogrid.training.trainer.shared import make_shared, map_shared, shared_directory
+
+__all__ = ["Trainer", "open_trainer"]
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT: Final = 5.0  # seconds
+MAX_LINE_BYTES: Final = 64 * 1024
+# Lines of what a process said that an error repeats, and characters of each.
+_NUM_LAST_WORDS: Final = 3
+_MAX_WORD_CHARS: Final = 300
+
+_ERRORS: Final = {
+    cls.__name__: cls
+    for cls in (
+        BatchError,
+        CheckpointError,
+        ConfigurationError,
+        TrainerError,
+        UnsupportedModelError,
+    )
+}
+
+
+@asynccontextmanager
+async def open_trainer(
+    settings: TrainerSettings, *, checkpoint: Path | None = None
+) -> AsyncIterator[Trainer]:
+    """Start a trainer, and yield it when its model is there. It ends with the block.
+
+    Args:
+        checkpoint: a directory with the initial weights, safetensors; None for random ones by the seed.
+
+    Raises:
+        UnsupportedModelError, CheckpointError, ConfigurationError: there can be no such model.
+        TrainerDiedError: the process ended.
+    """
+    with unwrap_errors(), shared_directory() as folder:
+        async with trio.open_nursery() as nursery:
+            trainer = Trainer(settings, checkpoint, folder, nursery)
+            try:
+                await trainer.restart()
+                yield trainer
+            finally:
+                await trainer._end()
+
+
+class Trainer:
+    """A model in a process of its own that learns. Made by `open_trainer`.
+
+    Attributes:
+        settings: as given.
+        layout: of the trained parameters, tied ones once.
+        weights: float32 [layout.num_elements], shared: what a call begins with, and where it leaves what came of it.
+            At first the initial weights.
+    """
+
+    layout: Layout
+    weights: torch.Tensor
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        checkpoint: Path | None,
+        folder: Path,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.settings = settings
+        self._checkpoint = checkpoint
+        self._folder = folder
+        self._nursery = nursery
+        self._control = Control.open(folder)
+        self._process: trio.Process | None = None
+        self._gradients: torch.Tensor | None = None
+        self._words: deque[str] = deque(maxlen=_NUM_LAST_WORDS)
+        self._said = trio.Event()  # all that the process had to say
+        self._lock = trio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None where it has ended."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def are_weights_torn(self) -> bool:
+        """Whether a process died while it wrote `weights`: they are to be written anew then, before `restart`."""
+        return self._process is None and self._control.is_writing
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        """Float32 [layout.num_elements], shared: what `gradient` writes, and `apply_gradient` applies.
+
+        Raises:
+            ConfigurationError: there is no room for it.
+        """
+        if self._gradients is None:
+            file = self._folder / "gradients"
+            make_shared(file, self.layout.num_elements)
+            self._gradients = map_shared(file, self.layout.num_elements)
+        return self._gradients
+
+    async def restart(self) -> None:
+        """End the process, if it runs, and start another: with `weights` as they are, and a new inner optimiser.
+
+        Raises:
+            TrainerDiedError: it ended before it was ready.
+        """
+        async with self._lock:
+            await self._end()
+            self._words.clear()
+            self._said = trio.Event()
+            self._control.is_writing = False
+            self._process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", "neurogrid.training.trainer.program"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environment(),
+                # Ctrl-C is for its owner, which ends it.
+                start_new_session=True,
+            )
+            self._nursery.start_soon(self._log_words, self._process, self._said)
+            told = await self._exchange(
+                {
+                    "settings": self.settings.text(),
+                    "folder": str(self._folder),
+                    "checkpoint": None if self._checkpoint is None else str(self._checkpoint),
+                },
+                None,
+            )
+            if not hasattr(self, "weights"):
+                shapes = tuple(tuple(shape) for shape in told["shapes"])
+                self.layout = Layout(tuple(told["names"]), shapes)
+                self.weights = map_shared(self._folder / "weights", self.layout.num_elements)
+
+    async def train(
+        self,
+        batches: Sequence[Sequence[FileRange]],
+        *,
+        step: int,
+        seed: int,
+        on_batch: Callable[[BatchDone], None] = lambda _: None,
+    ) -> Trained:
+        """Make a step of each batch, from `weights` on, and leave the new ones there.
+
+        Args:
+            batches: each of ranges, in order.
+            step: of the first batch within the run, from 0: for its learning rate.
+            seed: of what is random in the steps, with the number of each.
+            on_batch: is told after each.
+
+        Raises:
+            BatchError: a slice cannot be learned from. The inner optimiser has made the steps before it all the same.
+            TrainerError: one sample does not fit into memory.
+            TrainerDiedError: the process ended.
+        """
+        order = {
+            "order": "train",
+            "batches": [[as_fields(each) for each in batch] for batch in batches],
+            "step": step,
+            "seed": seed,
+        }
+        async with self._lock:
+            self._control.finish_after = NEVER
+            return Trained(**await self._exchange(order, on_batch))
+
+    def finish_after(self, num_batches: int) -> None:
+        """Have the call of `train` that is under way end after so many of its batches, or the one that it is at."""
+        if num_batches < 0:
+            raise ValueError(f"{num_batches} batches")
+        self._control.finish_after = num_batches
+
+    async def evaluate(self, ranges: Sequence[FileRange]) -> Evaluation:
+        """The loss of `weights` on some samples, without dropout. Errors as of `train`."""
+        if not ranges:
+            raise ValueError("nothing to evaluate")
+        return Evaluation(**await self._call("evaluate", ranges=list(map(as_fields, ranges))))
+
+    async def gather_statistics(self, ranges: Sequence[FileRange]) -> None:
+        """Make what batch normalisation keeps the mean over some samples, by `weights`. Errors as of `train`.
+
+        Before `evaluate` and `save` where the weights are others' as well: these statistics are no weights and are not
+        averaged. Of models that have none it changes nothing.
+        """
+        await self._call("gather_statistics", ranges=list(map(as_fields, ranges)))
+
+    async def gradient(self, batch: Sequence[FileRange], *, step: int, seed: int) -> Gradient:
+        """Write the gradient of a batch's mean loss at `weights` into `gradients`. Arguments and errors as of `train`.
+
+        Members that average theirs, weighted by labels, have the gradient of all their batches as one.
+        """
+        assert len(self.gradients) == self.layout.num_elements  # it is there
+        fields = list(map(as_fields, batch))
+        return Gradient(**await self._call("gradient", batch=fields, step=step, seed=seed))
+
+    async def apply_gradient(self, *, step: int) -> Applied:
+        """Make a step of `weights` by `gradients`, which may be clipped. Arguments and errors as of `train`."""
+        assert len(self.gradients) == self.layout.num_elements
+        return Applied(**await self._call("apply_gradient", step=step))
+
+    async def save(self, directory: Path) -> None:
+        """Write `weights` as a checkpoint that transformers opens: config.json and safetensors in float32.
+
+        Raises:
+            TrainerError: the disk is full, or the like; what was written is worth nothing.
+        """
+        await self._call("save", path=str(directory))
+
+    async def save_optimizer(self, path: Path) -> None:
+        """Write the inner optimiser as safetensors, with the size of micro-batches and the model's buffers.
+
+        Raises:
+            TrainerError: as of `save`.
+        """
+        await self._call("save_optimizer", path=str(path))
+
+    async def load_optimizer(self, path: Path) -> None:
+        """Take over what `save_optimizer` wrote: with the weights of then, all goes on with the same bits.
+
+        Raises:
+            CheckpointError: it is damaged, or of another model or optimiser.
+        """
+        await self._call("load_optimizer", path=str(path))
+
+    async def _call(self, order: str, **arguments: object) -> dict[str, Any]:
+        async with self._lock:
+            return await self._exchange({"order": order, **arguments}, None)
+
+    async def _exchange(
+        self, order: dict[str, Any], on_batch: Callable[[BatchDone], None] | None
+    ) -> dict[str, Any]:
+        """The answer to an order. The lock is held."""
+        process = self._process
+        if process is None:
+            raise TrainerDiedError(
+                "the trainer's process has ended: restart it first",
+                are_weights_torn=self.are_weights_torn,
+            )
+        assert process.stdin is not None
+        try:
+            await process.stdin.send_all(pack(order))
+            while True:
+                told = unpack(await _receive(process))
+                if "progress" not in told:
+                    break
+                if on_batch is not None:
+                    on_batch(BatchDone(**told["progress"]))
+        except (trio.BrokenResourceError, EOFError) as exc:
+            raise await self._died(process) from exc
+        except BaseException:  # half an answer is left behind
+            await self._end()
+            raise
+        if "error" in told:
+            raise _ERRORS.get(told["error"], TrainerError)(told["text"])
+        return told
+
+    async def _died(self, process: trio.Process) -> TrainerDiedError:
+        await self._end()
+        with trio.move_on_after(STOP_TIMEOUT):
+            await self._said.wait()
+        status = process.returncode or 0
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        words = " | ".join(self._words)
+        said = f"; its last words: {words}" if words else ""
+        return TrainerDiedError(
+            f"the trainer's process {how}{said}", are_weights_torn=self.are_weights_torn
+        )
+
+    async def _end(self) -> None:
+        """End the process, if it runs, and close its pipes."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with trio.CancelScope(shield=True):
+            await process.stdin.aclose()
+            with trio.move_on_after(STOP_TIMEOUT):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await process.stdout.aclose()
+
+    def _environment(self) -> dict[str, str]:
+        # What this process imports, that one has to find.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if self.settings.threads:
+            environment["OMP_NUM_THREADS"] = str(self.settings.threads)
+        environment["HF_HUB_OFFLINE"] = "1"
+        return environment
+
+    async def _log_words(self, process: trio.Process, said: trio.Event) -> None:
+        """Log what the process says, each line as it comes, until it ends."""
+        assert process.stderr is not None
+        buffer = b""
+        async with process.stderr as stderr:
+            async for data in stderr:
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    self._log_line(line)
+                if len(buffer) > MAX_LINE_BYTES:
+                    self._log_line(buffer)
+                    buffer = b""
+        if buffer:
+            self._log_line(buffer)
+        said.set()
+
+    def _log_line(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text.strip("^ "):
+            self._words.append(text[:_MAX_WORD_CHARS])
+            logger.warning("trainer: %s", text)
+
+
+async def _receive(process: trio.Process) -> bytes:
+    """The bytes of the next frame."""
+    length = parse_length(await _receive_bytes(process, LENGTH_BYTES))
+    return await _receive_bytes(process, length)
+
+
+async def _receive_bytes(process: trio.Process, length: int) -> bytes:
+    assert process.stdout is not None
+    received = bytearray()
+    while len(received) < length:
+        data = await process.stdout.receive_some(min(length - len(received), 1024**2))
+        if not data:
+            raise EOFError
+        received += data
+    return bytes(received)

@@ -1,0 +1,133 @@
+"""How much memory a computation takes, measured: of the process on the CPU, of the device elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+
+from neurogrid.errors import ConfigurationError
+
+__all__ = ["Memory", "is_out_of_memory", "limit_memory", "memory_of"]
+
+_SELF = Path("/proc/self")
+# What torch says, and what others make of it.
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory", "bad_alloc")
+
+
+class Memory(ABC):
+    """The memory of a device.
+
+    Attributes:
+        limit: bytes that may be in use, those that are in use already among them.
+    """
+
+    limit: int
+
+    @abstractmethod
+    def used(self) -> float:
+        """Bytes that are in use."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """From here on the peak is watched."""
+
+    @abstractmethod
+    def peak(self) -> float:
+        """The most bytes that were in use since `begin`."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Give back what is kept for later."""
+
+
+class _OfProcess(Memory):
+    """Memory of this process, as Linux counts it: all that is resident, what is shared among it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit or _status("VmRSS") + _available()
+
+    def used(self) -> float:
+        return _status("VmRSS")
+
+    def begin(self) -> None:
+        (_SELF / "clear_refs").write_text("5")
+
+    def peak(self) -> float:
+        return _status("VmHWM")
+
+    def let_go(self) -> None:
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class _OfAccelerator(Memory):
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self._module = torch.get_device_module(device)
+        self._device = device
+        free, _ = self._module.mem_get_info(device)
+        here = free + self._module.memory_reserved(device)
+        self.limit = min(limit, here) if limit else here
+
+    def used(self) -> float:
+        return float(self._module.memory_allocated(self._device))
+
+    def begin(self) -> None:
+        self._module.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> float:
+        return float(self._module.max_memory_allocated(self._device))
+
+    def let_go(self) -> None:
+        self._module.empty_cache()
+
+
+def memory_of(device: torch.device, limit: int) -> Memory:
+    """The memory of `device`.
+
+    Args:
+        limit: bytes; 0 for what is free.
+
+    Raises:
+        ConfigurationError: nobody says on this system how much memory is in use.
+    """
+    if device.type != "cpu":
+        return _OfAccelerator(device, limit)
+    if not (_SELF / "clear_refs").exists():
+        raise ConfigurationError(
+            "how much memory a step takes is known on Linux alone: give micro_batch a number"
+        )
+    return _OfProcess(limit)
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Whether that is what torch says."""
+    is_known = isinstance(exc, MemoryError | torch.OutOfMemoryError)
+    return is_known or any(words in str(exc) for words in _NO_MEMORY)
+
+
+def _status(key: str) -> int:
+    """Bytes of a line of this process's status."""
+    return _field((_SELF / "status").read_text(), key)
+
+
+def _available() -> int:
+    return _field(Path("/proc/meminfo").read_text(), "MemAvailable")
+
+
+def _field(text: str, key: str) -> int:
+    line = next(line for line in text.splitlines() if line.startswith(f"{key}:"))
+    return int(line.split()[1]) * 1024
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Have allocations fail that would bring this process far above `num_bytes` of memory; on Linux."""
+    # Here, not above: it exists on Unix alone.
+    from resource import RLIM_INFINITY, RLIMIT_DATA, getrlimit, setrlimit
+
+    # Address space that is set aside and not used yet does not count for us, and does for the kernel.
+    bound = num_bytes + max(_status("VmData") - _status("RssAnon"), 0)
+    _, hard = getrlimit(RLIMIT_DATA)
+    bound = bound if hard == RLIM_INFINITY else min(bound, hard)
+    setrlimit(RLIMIT_DATA, (bound, bound))

@@ -1,0 +1,110 @@
+"""A model to be trained: made by transformers from a config or a checkpoint, no code of others, weights in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.model.files.checkpoint import Checkpoint
+from neurogrid.model.files.checkpoint_files import read_model_config, weight_files
+from neurogrid.model.files.config import build_config, build_image_config
+from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
+
+__all__ = ["make_model", "save_model", "trained_parameters"]
+
+_CLASSES: dict[str, Any] = {
+    "causal-lm": AutoModelForCausalLM,
+    "image-classification": AutoModelForImageClassification,
+}
+
+
+def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) -> torch.nn.Module:
+    """The model, on the CPU, in float32.
+
+    Args:
+        kind: of `KINDS`.
+        config: JSON of transformers' config.
+        seed: of random weights.
+        checkpoint: a directory with safetensors; None for random weights.
+
+    Raises:
+        UnsupportedModelError: transformers has no such model, or the weights are quantised.
+        CheckpointError: the checkpoint is damaged, or is of another model.
+        ConfigurationError: the config is no JSON, or there is no such directory.
+    """
+    try:
+        raw = json.loads(config)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigurationError("the config of the model is not valid JSON") from exc
+    if not isinstance(raw, dict):
+        raise ConfigurationError("the config of the model is not a JSON object")
+    built = build_config(raw) if kind == "causal-lm" else build_image_config(raw)
+    if checkpoint is not None:
+        _check_checkpoint(kind, checkpoint)
+    torch.manual_seed(seed)
+    try:
+        with quiet_transformers():
+            if checkpoint is None:
+                return _CLASSES[kind].from_config(built, dtype=torch.float32)  # type: ignore[no-any-return]
+            model, found = _CLASSES[kind].from_pretrained(
+                checkpoint,
+                config=built,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except (OSError, *MODEL_CODE_ERRORS) as exc:
+        if checkpoint is None:
+            raise UnsupportedModelError(
+                f"transformers makes no model of this config: {one_line(exc)}"
+            ) from exc
+        raise CheckpointError(
+            f"{checkpoint}: transformers does not load it: {one_line(exc)}"
+        ) from exc
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointError(
+            f"{checkpoint}: has no {missing[0][:80]} ({len(missing)} tensors of the model are missing); config and "
+            "weights do not belong together"
+        )
+    return model  # type: ignore[no-any-return]
+
+
+def trained_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters that are trained, by name, in the order of the model; tied ones once.
+
+    Raises:
+        UnsupportedModelError: there are none.
+    """
+    found: dict[str, Tensor] = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    if not found:
+        raise UnsupportedModelError("the model has no parameters that are trained")
+    return found
+
+
+def save_model(model: torch.nn.Module, directory: Path) -> None:
+    """Write config.json and safetensors as transformers opens them, buffers too."""
+    with quiet_transformers():
+        model.save_pretrained(directory)  # type: ignore[operator]
+
+
+def _check_checkpoint(kind: str, checkpoint: Path) -> None:
+    if kind == "causal-lm":
+        if Checkpoint.open(checkpoint).has_codes:
+            raise UnsupportedModelError(
+                f"{checkpoint}: its weights are quantised, and cannot be trained; use the float16, bfloat16 or float32 "
+                "checkpoint"
+            )
+        return
+    if read_model_config(checkpoint).get("quantization_config"):
+        raise UnsupportedModelError(f"{checkpoint}: its weights are quantised")
+    weight_files(checkpoint)

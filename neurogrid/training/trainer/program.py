@@ -1,0 +1,287 @@
+"""The trainer's own process: `python -m neurogrid.training.trainer.program`, which `open_trainer` starts.
+
+It reads orders from stdin and answers on stdout, in frames, one after the other. It ends with its standard input, also
+in the middle of a batch: when its owner dies, so does it. What it has to say to people goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import torch
+from safetensors import SafetensorError
+
+from neurogrid.errors import NeuroGridError
+from neurogrid.training.trainer.batches import Batch
+from neurogrid.training.trainer.control import Control
+from neurogrid.training.trainer.errors import TrainerError
+from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
+from neurogrid.training.trainer.learner import Learner
+from neurogrid.training.trainer.memory import limit_memory
+from neurogrid.training.trainer.results import Applied, BatchDone, Evaluation, Gradient, Trained
+from neurogrid.training.trainer.settings import FileRange, TrainerSettings, from_fields
+from neurogrid.training.trainer.shared import make_shared, map_shared
+
+__all__ = ["main"]
+
+# Samples that are read at once to be evaluated.
+_READ_AT_ONCE: Final = 64
+_HINT: Final = "lower the learning rate, clip, or compute in float32; where it is always one slice, look at its data"
+
+
+def main() -> None:
+    """Carry out orders until standard input ends."""
+    orders = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    # Whatever prints, it is no frame.
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    _be_the_first_to_go()
+    program: _Program | None = None
+    while (order := _read(orders)) is not None:
+        try:
+            if program is None:
+                program = _Program(order, answers)
+                answer = program.opened()
+            else:
+                answer = program.carry_out(order)
+        except NeuroGridError as exc:
+            answer = {"error": type(exc).__name__, "text": str(exc)}
+        _write(answers, answer)
+    # Nothing here is worth the time that torch takes to end.
+    os._exit(0)
+
+
+class _Program:
+    """A learner, and what it shares with the other process."""
+
+    def __init__(self, order: dict[str, Any], answers: BinaryIO) -> None:
+        settings = TrainerSettings.parse(order["settings"])
+        self._folder = Path(order["folder"])
+        self._answers = answers
+        self._control = Control.open(self._folder)
+        if settings.device == "cpu" and settings.memory_limit:
+            limit_memory(settings.memory_limit)
+        checkpoint = order["checkpoint"]
+        self._learner = Learner(settings, None if checkpoint is None else Path(checkpoint))
+        self._is_text = settings.kind == "causal-lm"
+        num_elements = self._learner.layout.num_elements
+        file = self._folder / "weights"
+        is_first = not file.exists()
+        if is_first:
+            make_shared(file, num_elements)
+        self._weights = map_shared(file, num_elements)
+        if is_first:
+            self._learner.write_weights(self._weights)
+        self._gradients: torch.Tensor | None = None
+        self._calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "train": self._train,
+            "evaluate": self._evaluate,
+            "gather_statistics": self._gather_statistics,
+            "gradient": self._gradient,
+            "apply_gradient": self._apply_gradient,
+            "save": self._save,
+            "save_optimizer": self._save_optimizer,
+            "load_optimizer": self._load_optimizer,
+        }
+
+    def opened(self) -> dict[str, Any]:
+        """The answer to the first order."""
+        layout = self._learner.layout
+        return {"names": layout.names, "shapes": layout.shapes}
+
+    def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
+        """An order, and its answer."""
+        return self._calls[order["order"]](order)
+
+    def _train(self, order: dict[str, Any]) -> dict[str, Any]:
+        began, cpu_began = time.perf_counter(), time.process_time()
+        learner = self._learner
+        learner.read_weights(self._weights)
+        batches = samples = tokens = labels = 0
+        loss_sum, norm, not_finite = 0.0, 0.0, ""
+        for index, fields in enumerate(order["batches"]):
+            if index >= self._control.finish_after:
+                break
+            batch_began = time.perf_counter()
+            batch = learner.reader.read(_ranges(fields))
+            step = learner.step(batch, number=order["step"] + index, seed=order["seed"])
+            if step.fault:
+                not_finite = _not_finite(f"batch {index} ({batch.source})", step.fault)
+                break
+            batches += 1
+            samples += batch.num_samples
+            tokens += batch.num_tokens
+            labels += batch.num_labels
+            loss_sum += step.loss * batch.num_labels
+            norm = step.norm
+            seconds = time.perf_counter() - batch_began
+            done = BatchDone(batches, step.loss, batch.num_tokens, seconds)
+            _write(self._answers, {"progress": asdict(done)})
+        self._write_weights()
+        return asdict(
+            Trained(
+                batches,
+                samples,
+                tokens,
+                labels,
+                loss_sum,
+                time.perf_counter() - began,
+                time.process_time() - cpu_began,
+                norm,
+                learner.micro_batch,
+                _most_memory(),
+                not_finite,
+            )
+        )
+
+    def _evaluate(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._learner.read_weights(self._weights)
+        total, num_right, labels, tokens = 0.0, 0, 0, 0
+        for batch in self._pieces(order["ranges"]):
+            batch_loss, right = self._learner.evaluate(batch)
+            total += batch_loss
+            num_right += right
+            labels += batch.num_labels
+            tokens += batch.num_tokens
+        accuracy = None if self._is_text else num_right / labels
+        return asdict(Evaluation(total / labels, labels, tokens, accuracy))
+
+    def _gather_statistics(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._learner.read_weights(self._weights)
+        with self._learner.gathering_statistics():
+            for batch in self._pieces(order["ranges"]):
+                self._learner.pass_through(batch)
+        return {}
+
+    def _gradient(self, order: dict[str, Any]) -> dict[str, Any]:
+        began = time.perf_counter()
+        learner = self._learner
+        learner.read_weights(self._weights)
+        batch = learner.reader.read(_ranges(order["batch"]))
+        loss = learner.compute_gradients(batch, number=order["step"], seed=order["seed"])
+        gradients = self._shared_gradients()
+        learner.write_gradients(gradients)
+        fault = "" if bool(gradients.isfinite().all()) else "a gradient"
+        if fault or loss - loss != 0:
+            fault = _not_finite(batch.source, fault or f"the loss is {loss}")
+        return asdict(
+            Gradient(
+                batch.num_samples,
+                batch.num_tokens,
+                batch.num_labels,
+                loss,
+                time.perf_counter() - began,
+                learner.micro_batch,
+                fault,
+            )
+        )
+
+    def _apply_gradient(self, order: dict[str, Any]) -> dict[str, Any]:
+        learner = self._learner
+        learner.read_weights(self._weights)
+        learner.read_gradients(self._shared_gradients())
+        step = learner.apply_gradients(number=order["step"])
+        if step.fault:
+            return asdict(Applied(step.norm, _not_finite(f"step {order['step']}", step.fault)))
+        self._write_weights()
+        return asdict(Applied(step.norm, ""))
+
+    def _save(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._learner.read_weights(self._weights)
+        with _writing(order["path"]):
+            self._learner.save(Path(order["path"]))
+        return {}
+
+    def _save_optimizer(self, order: dict[str, Any]) -> dict[str, Any]:
+        with _writing(order["path"]):
+            self._learner.save_optimizer(Path(order["path"]))
+        return {}
+
+    def _load_optimizer(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._learner.load_optimizer(Path(order["path"]))
+        return {}
+
+    def _pieces(self, fields: Sequence[list[Any]]) -> Iterator[Batch]:
+        """All samples of some ranges, a few at a time."""
+        for part in _ranges(fields):
+            for start in range(part.start, part.stop, _READ_AT_ONCE):
+                stop = min(start + _READ_AT_ONCE, part.stop)
+                yield self._learner.reader.read([FileRange(part.path, start, stop)])
+
+    def _write_weights(self) -> None:
+        self._control.is_writing = True
+        self._learner.write_weights(self._weights)
+        self._control.is_writing = False
+
+    def _shared_gradients(self) -> torch.Tensor:
+        if self._gradients is None:
+            num_elements = self._learner.layout.num_elements
+            self._gradients = map_shared(self._folder / "gradients", num_elements)
+        return self._gradients
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as exc:
+        raise TrainerError(f"{path}: cannot be written: {exc}; make room there") from exc
+
+
+def _ranges(fields: Sequence[list[Any]]) -> list[FileRange]:
+    return [from_fields(each) for each in fields]
+
+
+def _not_finite(where: str, fault: str) -> str:
+    return f"{where}: {fault}, so no step was made of it; {_HINT}"
+
+
+def _read(orders: BinaryIO) -> dict[str, Any] | None:
+    """The next order; None where there is none any more."""
+    prefix = orders.read(LENGTH_BYTES)
+    if len(prefix) < LENGTH_BYTES:
+        return None
+    length = parse_length(prefix)
+    data = orders.read(length)
+    return unpack(data) if len(data) == length else None
+
+
+def _write(answers: BinaryIO, told: dict[str, Any]) -> None:
+    answers.write(pack(told))
+    answers.flush()
+
+
+def _end_with_stdin() -> None:
+    """End the process when nobody can order anything any more."""
+    poll = select.poll()
+    poll.register(0, 0)
+    poll.poll()
+    os._exit(0)
+
+
+def _be_the_first_to_go() -> None:
+    """Have the system end this process, not its owner, when the machine has no memory left."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def _most_memory() -> int:
+    # Here, not above: it exists on Unix alone.
+    from resource import RUSAGE_SELF, getrusage
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return getrusage(RUSAGE_SELF).ru_maxrss * unit
+
+
+if __name__ == "__main__":
+    main()
