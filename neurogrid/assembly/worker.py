@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager
 import torch
 import trio
 
-from neurogrid.errors import NeuroGridError
+from neurogrid.assembly.training import open_training
+from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.inference.sessions.board import WorkerBoard
 from neurogrid.inference.sessions.service import SessionService
@@ -35,6 +36,7 @@ from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.discovery.dht import Announcement
 from neurogrid.p2p.discovery.records import MAX_LAYER_RANGES, MAX_MODEL_CHARS, layer_ranges
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import parse_peer_address
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
@@ -207,6 +209,8 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         ConfigurationError: an address, the identity file, the device or the level of the kernels is not usable.
         ModelError: the worker's own model cannot be served.
     """
+    if not (settings.serves or settings.trains):
+        raise ConfigurationError("a worker serves, trains, or both")
     start_fork_server()  # before a GPU, other threads and the identity's key
     machine = machine_name(settings.name)
     device = select_device(settings.device)
@@ -230,7 +234,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
         ) as host:
             versions = settings.protocol_versions or (PROTOCOL_V11, PROTOCOL_V10)
             protocol = Protocol(host, role="worker", name=machine, versions=versions)
-            authorise(protocol, WORKER_TAKES)
+            authorise(protocol, WORKER_TAKES if settings.serves else {})
             state = WorkerState(settings, protocol, device, torch_thread)
             state.checkpoint = checkpoint
             worker = Worker(state, protocol, name=device_name(device), machine=machine)
@@ -238,8 +242,10 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
                 await worker.load_own(checkpoint, settings)
             worker.start()
             reach = await open_reach(host, settings.reach)
+            protocols: list[Exchange] = [protocol] if settings.serves else []
             async with (
-                keep_coordinators(protocol, settings.bootstrap),
+                open_training(host, settings, device, machine, protocols),
+                keep_coordinators(protocols, settings.bootstrap),
                 # Last: a peer that finds this worker may use it.
                 open_discovery(
                     host,

@@ -49,6 +49,7 @@ async def start_local_workers(
     listen: str = "/ip4/127.0.0.1/tcp/0",
     num_threads: int | None = None,
     progress: FleetProgress | None = None,
+    options: Sequence[str] = (),
 ) -> AsyncIterator[list[str]]:
     """Start `count` workers and yield their full multiaddrs once all are ready.
 
@@ -62,6 +63,7 @@ async def start_local_workers(
         listen: the multiaddr at which each of them listens, on a free port.
         num_threads: for all of them together; None for what OMP_NUM_THREADS gives each, or one for each core.
         progress: is told when one has ended.
+        options: of their command line, besides.
 
     Raises:
         ConfigurationError: the count is out of range.
@@ -76,6 +78,7 @@ async def start_local_workers(
         *("--memory-limit", str(memory_bytes // count), "--max-seq-len", str(max_seq_len)),
         f"--name={name}",  # in one word: it may begin with a dash
         *_threads_of_each(count, num_threads),
+        *options,
     ]
     workers = [
         _LocalWorker(number, [*command, *own], listen, progress or FleetProgress())

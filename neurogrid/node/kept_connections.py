@@ -13,7 +13,12 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from neurogrid.errors import ConfigurationError, PeerRefusedError, TransportError
+from neurogrid.errors import (
+    ConfigurationError,
+    NeuroGridError,
+    PeerRefusedError,
+    TransportError,
+)
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.discovery import Discovery, PeerFound
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -38,14 +43,19 @@ TICKET_REFUSED = (
 
 
 @asynccontextmanager
-async def keep_coordinators(protocol: Exchange, addresses: Sequence[str]) -> AsyncIterator[Keeper]:
+async def keep_coordinators(
+    protocols: Sequence[Exchange], addresses: Sequence[str]
+) -> AsyncIterator[Keeper]:
     """Keep connections to the peers at these full multiaddrs, and say to each what we are.
+
+    Args:
+        protocols: of one host, by each of which a peer that speaks it is told.
 
     Raises:
         ConfigurationError: one of the addresses is malformed, or our own.
         NotAdmittedError: the ticket that this host has is no good, which waiting does not mend; while the block runs.
     """
-    host = protocol.host
+    host = protocols[0].host
     limits = KeeperLimits(backoff=BACKOFF, gone_after=math.inf)
     refusals: list[NotAdmittedError] = []
     is_refused = trio.Event()
@@ -72,7 +82,7 @@ async def keep_coordinators(protocol: Exchange, addresses: Sequence[str]) -> Asy
 
             def connected(peer_id: str) -> None:
                 if peer_id in keeper.wanted:
-                    host.start_soon(_introduce, protocol, peer_id, introduced)
+                    host.start_soon(_introduce, protocols, peer_id, introduced)
 
             nursery.start_soon(end_when_refused)
             host.on_connected(connected)
@@ -125,20 +135,24 @@ def _want(keeper: Keeper, peer_id: str, addresses: Sequence[str]) -> None:
         logger.warning("%s is not dialled again when it is lost: %s", peer_id, exc)
 
 
-async def _introduce(protocol: Exchange, peer_id: str, introduced: set[str]) -> None:
-    """Bring up the stream on which each side says what it is.
+async def _introduce(protocols: Sequence[Exchange], peer_id: str, introduced: set[str]) -> None:
+    """Bring up the streams on which each side says what it is, of one protocol at least.
 
     Of two peers that dial each other at once each has two connections, of which one may be closed with its streams:
     so this is done for each, and told once.
     """
     num_failures = 0
-    while protocol.host.is_connected(peer_id):
-        try:
-            await protocol.open(peer_id)
-        except (TransportError, PeerRefusedError) as exc:
+    while protocols[0].host.is_connected(peer_id):
+        errors: list[NeuroGridError] = []
+        for protocol in protocols:
+            try:
+                await protocol.open(peer_id)
+            except (TransportError, PeerRefusedError) as exc:
+                errors.append(exc)
+        if len(errors) == len(protocols):
             delay = min(BACKOFF.largest, BACKOFF.first * 2**num_failures)
             num_failures += 1
-            logger.warning("%s; trying again in %.1f s", exc, delay)
+            logger.warning("%s; trying again in %.1f s", errors[0], delay)
             await trio.sleep(delay)
         else:
             if peer_id not in introduced:

@@ -39,6 +39,8 @@ class WorkerSettings:
         cache: where layers that came are kept on disk; None for nowhere.
         session_ttl: seconds without an activation after which a session is closed.
         protocol_versions: protocol ids to speak; None for all.
+        serves: whether it holds layers of models that are served.
+        trains: whether it is a member of training runs.
         says_at: the level of `logging` for which coordinator it serves, and what it is ready for.
     """
 
@@ -61,4 +63,6 @@ class WorkerSettings:
     cache: CacheSettings | None = None
     session_ttl: float = 600.0
     protocol_versions: tuple[str, ...] | None = None
+    serves: bool = True
+    trains: bool = False
     says_at: int = logging.INFO

@@ -173,7 +173,7 @@ async def test_a_worker_says_once_that_it_is_connected(
     ):
         Protocol(coordinator, role="coordinator")
         address = await network.address_of(coordinator)
-        async with keep_coordinators(Protocol(worker, role="worker"), [address]):
+        async with keep_coordinators([Protocol(worker, role="worker")], [address]):
             for num_times in (1, 2):
                 await until(lambda: worker.peer_id in coordinator.unadmitted_peers)
                 dial_back(worker, coordinator)

@@ -200,6 +200,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             max_seq_len=options.max_seq_len,
             prefill_chunk=options.prefill_chunk,
             cache=cache_of(options),
+            serves=options.serve,
+            trains=options.train,
         )
         async with (
             open_worker(settings) as worker,

@@ -62,7 +62,7 @@ class Spans:
     def take(self, start: int, stop: int, limit: int | None = None) -> list[Span]:
         """Take out what is here of a span, from its front on, and at most `limit` numbers; what was taken."""
         taken: list[Span] = []
-        left = max(0, stop - start) if limit is None else limit
+        left = stop - start if limit is None else min(limit, stop - start)
         index = bisect_right(self._stops, start)
         while left > 0 and index < len(self._starts) and self._starts[index] < stop:
             here_start, here_stop = self._starts[index], self._stops[index]

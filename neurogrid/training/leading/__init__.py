@@ -2,4 +2,11 @@
 
 settings         what the leader and a data node are told, and what they tell
 model_numbers    how large a model is, from its config alone
+lead             opens all that a leader needs
+leader           members, orders, the group
+keeper           journal, figures, evaluation, checkpoints
 """
+
+from neurogrid.training.leading.lead import lead
+
+__all__ = ["lead"]

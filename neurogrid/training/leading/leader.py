@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import trio
-from torch import Tensor
 
 from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
 from neurogrid.exception_groups import unwrap_errors
@@ -41,7 +40,14 @@ from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.outer_state import OuterState
-from neurogrid.training.runs.resources import Bid, LeaseBook, Need, Resources, choose_offers, lacking
+from neurogrid.training.runs.resources import (
+    Bid,
+    LeaseBook,
+    Need,
+    Resources,
+    choose_offers,
+    lacking,
+)
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase
 from neurogrid.training.wire import GroupSettings
@@ -54,10 +60,10 @@ from neurogrid.training.wire.runs import (
     Renewed,
     Report,
     RunMessage,
+    SampleRange,
     Start,
     Started,
     Work,
-    run_table,
 )
 
 __all__ = ["LEADER_TAKES", "Leader", "RunFacts"]
@@ -79,6 +85,7 @@ _HEARTBEAT: Final = 1.0
 _ASK_TIMEOUT: Final = 10.0
 _GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
 _RETRY: Final = 3.0
+_SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
@@ -135,7 +142,9 @@ class Leader:
         state: the common weights.
         keeper: what is kept on disk: journal, metrics, checkpoints.
         progress: is told what people may want to see.
-        wait: seconds that vacant seats and the first members are waited for.
+        wait: seconds that vacant seats are waited for.
+        resume_at: the round of the newest checkpoint; 0 where there is none.
+        saved: optimisers that members fetch here, by seat.
     """
 
     def __init__(
@@ -149,10 +158,13 @@ class Leader:
         progress: LeaderProgress,
         *,
         wait: float,
+        resume_at: int = 0,
+        saved: Mapping[int, bytes] | None = None,
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._progress, self._wait = progress, wait
+        self._resume_at, self._saved = resume_at, dict(saved or {})
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
         self._offers: dict[str, tuple[Offer, float]] = {}
@@ -195,7 +207,7 @@ class Leader:
                 self._nursery = nursery
                 join = await self._find_group(state.occupied()) if state.occupied() else ()
                 if state.occupied() and not join:
-                    self._machine.resume(self._keeper.latest_round)
+                    self._machine.resume(self._resume_at)
                     self._write()
                 while state.phase is not Phase.ENDED:
                     try:
@@ -206,11 +218,10 @@ class Leader:
                         logger.warning("the leader joins its group anew: %s", exc)
                         join = self._group_addresses()
                         self._group = None
-                await self._keeper.finish(self._state)
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
 
-    def _open_group(self, join: Sequence[str]) -> object:
+    def _open_group(self, join: Sequence[str]) -> AbstractAsyncContextManager[Group]:
         outer = self._facts.run_file.outer
         settings = GroupSettings(
             # The leader is one, and contributes nothing.
@@ -234,11 +245,10 @@ class Leader:
     async def _find_group(self, occupied: Sequence[object]) -> Sequence[str]:
         """Addresses of members that go on without the leader; empty where there are none."""
         self._progress.say("looking for the members that were there")
-        with trio.move_on_after(min(self._wait, 15.0)):
-            while not (addresses := self._group_addresses()):
+        with trio.move_on_after(min(self._wait, _SEARCH)):
+            while not self._group_addresses():
                 await self._changed.wait()
-            return addresses
-        return ()
+        return self._group_addresses()
 
     def _group_addresses(self) -> tuple[str, ...]:
         return tuple(
@@ -280,6 +290,7 @@ class Leader:
         while True:
             for decision in group.history:
                 if decision.index > self._machine.state.index:
+                    await self._keeper.wait_room()
                     self._decided(
                         Decision(
                             decision.index,
@@ -300,7 +311,7 @@ class Leader:
         for number in seats.keys() - {seat.number for seat in self._machine.state.occupied()}:
             self._progress.say(f"{seats[number] or f'member {number}'} is lost: the others go on")
         if decision.round:
-            self._keeper.decided(decision.round, self._told_totals(), self._machine.state)
+            self._keeper.decided(self._told_totals())
         self._write()
 
     def _told_totals(self) -> dict[int, tuple[float, int]]:
@@ -327,18 +338,23 @@ class Leader:
         # The decision is older than its outcome.
         while self._machine.state.round < outcome.round:
             await self._changed.wait()
-        await self._keeper.applied(self._state, self._machine.state, self._saved)
+        seats = [seat.number for seat in self._machine.state.occupied()]
+        self._keeper.applied(self._state, self._machine.state, seats)
         self._applied.set()
 
-    def _saved(self, round_number: int) -> dict[int, tuple[str, bytes]]:
-        """Who has which blob of its optimiser after a round, by seat."""
-        return {
-            peer.seat: (peer_id, peer.report.saved)
-            for peer_id, peer in self._peers.items()
-            if peer.seat is not None
-            and peer.report is not None
-            and peer.report.saved_round == round_number
-        }
+    async def wait_saved(self, round_number: int, seat: int) -> tuple[str, bytes] | None:
+        """Who has the optimiser that a seat saves after a round, and which blob it is; None where nobody does."""
+        while True:
+            held = self._machine.state.seats.get(seat)
+            peer = self._peers.get(held.occupant.peer) if held and held.occupant else None
+            if held is None or held.occupant is None or peer is None:
+                return None
+            report = peer.report
+            if report is not None and report.saved_round == round_number:
+                return held.occupant.peer, report.saved
+            if report is not None and report.saved_round > round_number:
+                return None
+            await self._changed.wait()
 
     # Members
 
@@ -388,7 +404,9 @@ class Leader:
                     known = self._machine.state.seat_of(peer_id) is not None
                     if known or self._machine.has_room:
                         await self._start(peer_id, *self._offers[peer_id])
-            pause = _RETRY if any(not peer.is_started for peer in self._peers.values()) else math.inf
+            pause = (
+                _RETRY if any(not peer.is_started for peer in self._peers.values()) else math.inf
+            )
             with trio.move_on_after(min(pause, 60.0)):
                 await self._changed.wait()
                 await trio.sleep(0.05)
@@ -441,9 +459,9 @@ class Leader:
             kind=facts.run_file.model.kind,
             manifest=facts.manifest,
             num_parameters=facts.num_parameters,
-            total_steps=self._keeper.total_steps(self._machine),
+            total_steps=self._machine.rules.total_steps,
             group=tuple(group.addresses[:16]),
-            state=self._keeper.optimizer_blob(seat) if held is None else b"",
+            state=self._saved.pop(seat, b"") if held is None else b"",
         )
         try:
             answer = await self._request(
@@ -590,7 +608,7 @@ class Leader:
                 stride=work.stride,
                 batch_samples=batch_samples,
                 weight=work.weight,
-                ranges=work.ranges,
+                ranges=tuple(map(SampleRange._make, work.ranges)),
             )
             for work in self._machine.works(seat)
         )

@@ -12,16 +12,19 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import trio
+from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
 from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.transfer import Transfers
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
 from neurogrid.training.averaging.groups import (
@@ -31,8 +34,10 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
-from neurogrid.training.data.blobs import SliceCache
+from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
+from neurogrid.training.data.blobs import SliceCache, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.runs.outer_state import OuterState
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
@@ -47,7 +52,7 @@ from neurogrid.training.trainer import (
 )
 from neurogrid.training.wire.runs import Order, Report, Start, Work
 
-__all__ = ["Participation"]
+__all__ = ["MemberBlobs", "Participation"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +62,23 @@ _FETCH_TIMEOUT: Final = 600.0
 _LATEST: Final = 0.3
 # Times that a member begins anew before it says that it cannot.
 _MAX_RESTARTS: Final = 3
+# Saved optimisers that the leader may still fetch.
+_NUM_SAVED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MemberBlobs:
+    """What comes from other peers, and what they may fetch here.
+
+    Attributes:
+        transfers: of the protocol of runs.
+        slices: on this machine's disk.
+        offered: files of this member's own.
+    """
+
+    transfers: Transfers
+    slices: SliceCache
+    offered: OfferedFiles
 
 
 @dataclass(slots=True)
@@ -75,7 +97,7 @@ class Participation:
         host: this peer's.
         leader: the peer id of the leader of the run.
         start: what it has been told to begin with.
-        slices: where slices come from and lie.
+        blobs: what comes from other peers, and what they may fetch.
         settings: what may be used.
         tell: is called whenever the report has changed.
     """
@@ -85,12 +107,12 @@ class Participation:
         host: Host,
         leader: str,
         start: Start,
-        slices: SliceCache,
+        blobs: MemberBlobs,
         settings: MemberSettings,
         tell: Callable[[], None],
     ) -> None:
         self.leader = leader
-        self._host, self._start, self._slices, self._settings = host, start, slices, settings
+        self._host, self._start, self._blobs, self._settings = host, start, blobs, settings
         self._tell = tell
         self._run_file: RunFile = parse_run_file(start.run_file)
         self._order: Order | None = None
@@ -141,15 +163,13 @@ class Participation:
     def _fail(self, error: NeuroGridError) -> None:
         self._note(state="failed", reason=_line(error))
 
-    def _note(self, **changes: object) -> None:
+    def _note(self, **changes: Any) -> None:
         self._report = replace(self._report, **changes)
         self._tell()
 
     async def _take_part(self) -> None:
-        manifest = Manifest.decode(
-            await self._slices.fetch_bytes(
-                self._start.manifest, [self.leader], timeout=_FETCH_TIMEOUT
-            )
+        manifest = await fetch_manifest(
+            self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
         )
         settings = trainer_settings(
             self._run_file,
@@ -174,12 +194,7 @@ class Participation:
                     momentum=outer.momentum,
                     num_parts=outer.fragments,
                 )
-                if self._start.state:
-                    path = directory / "optimizer.safetensors"
-                    await self._slices.fetch_file(
-                        self._start.state, [self.leader], path, timeout=_FETCH_TIMEOUT
-                    )
-                    await trainer.load_optimizer(path)
+                own = await self._take_saved(trainer, directory)
                 async with open_group(
                     self._host,
                     state.group_layout,
@@ -187,7 +202,20 @@ class Participation:
                     observes=True,
                     timeout=_JOIN_TIMEOUT,
                 ) as group:
-                    await _Work(self, group, trainer, state, manifest, directory).run()
+                    await _Work(self, group, trainer, state, manifest, directory).run(own)
+
+    async def _take_saved(self, trainer: Trainer, directory: Path) -> Tensor | None:
+        """Take over the optimiser of the seat, as it was saved; its own weights, where it had such."""
+        blob_id, self._start = self._start.state, replace(self._start, state=b"")
+        if not blob_id:
+            return None
+        path = directory / "saved.safetensors"
+        await fetch_file(
+            self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
+        )
+        weights = await trio.to_thread.run_sync(take_weights, path)
+        await trainer.load_optimizer(path)
+        return weights
 
 
 class _Work:
@@ -206,14 +234,21 @@ class _Work:
         self._state, self._manifest, self._directory = state, manifest, directory
         self._weight = 0
         self._done = 0
+        self._saved: list[Path] = []
 
-    async def run(self) -> None:
-        """Begin where the others are, and work until the run ends."""
+    async def run(self, own: Tensor | None) -> None:
+        """Begin where the others are, and work until the run ends.
+
+        Args:
+            own: the weights that this seat had at the checkpoint that the run goes on from.
+        """
         group, state = self._group, self._state
         fetched = await group.fetch_state(state.sizes, timeout=_FETCH_TIMEOUT)
         if fetched is None:
             raise NotAMemberError("nobody else is in the group")
         await trio.to_thread.run_sync(state.load, fetched)
+        if own is not None:
+            state.weights.copy_(own)
         group.show_state(state.state())
         self._part._note(
             state="ready",
@@ -312,14 +347,17 @@ class _Work:
     async def _batches(self, work: Work) -> list[list[FileRange]]:
         """The batches of a work, on this machine."""
         order = self._order()
-        sources = [self._part.leader, *(order.sources if order is not None else ())]
+        sources = [self._part.leader]
+        for address in order.sources if order is not None else ():
+            with suppress(NeuroGridError):
+                sources.append(await self._part._host.connect(address))
         numbers = sorted({each.slice for each in work.ranges})
         if numbers[-1] >= len(self._manifest.slices):
             raise RemoteProtocolError(
                 f"a work is about slice {numbers[-1]}, and the data have {len(self._manifest.slices)}"
             )
         paths = {
-            number: await self._part._slices.fetch(
+            number: await self._part._blobs.slices.fetch(
                 self._manifest.slices[number], sources, timeout=_FETCH_TIMEOUT
             )
             for number in numbers
@@ -370,12 +408,15 @@ class _Work:
             return
         path = self._directory / f"optimizer-{round_}.safetensors"
         await self._trainer.save_optimizer(path)
-        blob_id = await self._part._slices.offer(path)
+        if self._part._run_file.outer.fragments > 1:
+            await trio.to_thread.run_sync(add_weights, path, self._state.weights)
+        blob_id = await self._part._blobs.offered.offer(path)
         self._part._note(saved_round=round_, saved=blob_id)
-        for old in self._directory.glob("optimizer-*.safetensors"):
-            if old not in (path, self._directory / f"optimizer-{round_ - checkpoints.every}.safetensors"):
-                self._part._slices.withdraw(old)
-                old.unlink()
+        self._saved.append(path)
+        while len(self._saved) > _NUM_SAVED:
+            old = self._saved.pop(0)
+            self._part._blobs.offered.withdraw(old)
+            old.unlink()
 
 
 def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import platform
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,12 +20,13 @@ from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
-
+from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import COORDINATOR, WORKER
 from neurogrid.p2p.wire import ErrorCode, MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
-from neurogrid.training.data.blobs import SliceCache
-from neurogrid.training.members.participation import Participation
+from neurogrid.training.data.blob_files import OfferedFiles
+from neurogrid.training.data.blobs import Providers, SliceCache
+from neurogrid.training.members.participation import MemberBlobs, Participation
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
 from neurogrid.training.wire.runs import (
@@ -91,7 +91,11 @@ class MemberService:
         self._host, self._settings = host, settings
         self.exchange = Exchange(host, run_table(), role="worker", name=settings.name)
         authorise(self.exchange, MEMBER_TAKES)
-        self.slices = SliceCache(self.exchange, directory, max_bytes=settings.storage)
+        providers = Providers()
+        transfers = Transfers(self.exchange, providers)
+        slices = SliceCache(transfers, directory, settings.storage)
+        self._blobs = MemberBlobs(transfers, slices, OfferedFiles())
+        providers.providers += [slices, self._blobs.offered]
         self._leases = LeaseTable(
             Resources(settings.memory, settings.storage, settings.cores, settings.gpu),
             price=settings.price,
@@ -133,7 +137,7 @@ class MemberService:
                         self._host,
                         leader,
                         start,
-                        self.slices,
+                        self._blobs,
                         self._settings,
                         self._report_changed.set,
                     )

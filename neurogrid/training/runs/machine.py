@@ -12,23 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from neurogrid.training.runs.projection import share_batches
-from neurogrid.training.runs.state import (
+from neurogrid.training.runs.entries import (
     Assignment,
-    Began,
-    Dealt,
-    Decided,
-    Ended,
+    BeganEntry,
+    DealtEntry,
+    EndEntry,
     Entry,
-    Joined,
-    Left,
-    Occupant,
-    Phase,
-    Resumed,
-    RunState,
-    Seat,
-    Stopping,
+    JoinedEntry,
+    LeftEntry,
+    ResumedEntry,
+    RoundEntry,
+    StoppingEntry,
 )
+from neurogrid.training.runs.projection import share_batches
+from neurogrid.training.runs.state import Occupant, Phase, RunState, Seat
 
 __all__ = ["Outcome", "Rules", "RunMachine"]
 
@@ -59,6 +56,14 @@ class Rules:
     projected: bool = True
     max_samples: int | None = None
     max_rounds: int | None = None
+
+    @property
+    def total_steps(self) -> int:
+        """Inner steps that the schedule counts on; 0 where the run has no end that is known."""
+        known = [] if self.max_rounds is None else [self.max_rounds * self.steps]
+        if self.max_samples is not None:
+            known.append(-(-self.max_samples // (self.batch_samples * self.min_members)))
+        return min(known, default=0)
 
     def num_samples(self, num_members: int) -> int:
         """Samples of a whole run with so many members; 0 where that is not known."""
@@ -142,13 +147,13 @@ class RunMachine:
         if before is not None:
             if before.occupant == occupant:
                 return
-            self._note(Left(before.number, "its process began anew"))
+            self._note(LeftEntry(before.number, "its process began anew"))
         held = self.state.seats.get(seat)
         is_free = held.occupant is None if held is not None else seat >= self.state.num_seats
         if not is_free:
             # Its own seat is gone: what it had was dealt to others.
             seat = max([self.state.num_seats - 1, *self._reserved.values()]) + 1
-        self._note(Joined(seat, occupant.peer, occupant.incarnation, name))
+        self._note(JoinedEntry(seat, occupant.peer, occupant.incarnation, name))
         self._go_on()
 
     def left(self, seat: int, reason: str) -> None:
@@ -189,10 +194,10 @@ class RunMachine:
                 for each in work.ranges
             )
             self._note(
-                Decided(
+                RoundEntry(
                     outcome.index,
                     outcome.round,
-                    outcome.digest.hex(),
+                    outcome.digest,
                     tuple(contributions),
                     ranges,
                 )
@@ -207,7 +212,7 @@ class RunMachine:
 
     def resume(self, round_number: int) -> None:
         """Go on from the checkpoint after this round, with members that take the seats anew."""
-        self._note(Resumed(round_number))
+        self._note(ResumedEntry(round_number))
 
     def stop(self, reason: str) -> None:
         """Deal nothing more, and end when what was dealt is in."""
@@ -223,13 +228,13 @@ class RunMachine:
 
     def _leave(self, seat: int, reason: str) -> None:
         self._speeds.pop(seat, None)
-        self._note(Left(seat, reason))
+        self._note(LeftEntry(seat, reason))
 
     def _go_on(self) -> None:
         state = self.state
         if state.phase is Phase.WAITING and self._has_quorum():
             num_members = len(state.occupied())
-            self._note(Began(num_members, self.rules.num_samples(num_members)))
+            self._note(BeganEntry(num_members, self.rules.num_samples(num_members)))
         if state.phase is Phase.TRAINING:
             if self._is_trained():
                 self._finish(f"{state.num_used} samples were trained on")
@@ -242,7 +247,7 @@ class RunMachine:
             while self._deal():
                 pass
         if state.phase is Phase.FINISHING and not any(seat.works for seat in state.seats.values()):
-            self._note(Ended(state.reason))
+            self._note(EndEntry(state.reason))
 
     def _has_quorum(self) -> bool:
         return len(self.state.occupied()) >= self.rules.min_members and not self.state.vacant()
@@ -257,14 +262,14 @@ class RunMachine:
 
     def _finish(self, reason: str) -> None:
         """Deal nothing but the syncs of those parts of the weights that had no turn since the last steps."""
-        self._note(Stopping(reason))
+        self._note(StoppingEntry(reason))
         works = [
             (seat.number, self.state.deal(seat.number, 0, weight=self.rules.batch_samples))
             for _ in range(self.rules.num_parts - 1)
             for seat in self.state.occupied()
         ]
         if works:
-            self._entries.append(Dealt(tuple(works)))
+            self._entries.append(DealtEntry(tuple(works)))
 
     def _deal(self) -> bool:
         """Deal one work to each member that has fewest, if it has too few; whether there was anything to deal."""
@@ -288,20 +293,23 @@ class RunMachine:
                 seat.number,
                 int(num_samples),
                 position=position,
-                stride=rules.steps / shares[seat.number],
+                stride=self._steps_of(rules.steps * rules.batch_samples * len(members))
+                / shares[seat.number],
             )
             if work.num_samples == 0:  # the last epoch is dealt
                 break
             left -= work.num_samples
             works.append((seat.number, work))
         if works:
-            self._entries.append(Dealt(tuple(works)))
+            self._entries.append(DealtEntry(tuple(works)))
         return bool(works)
 
     def _shares(self, members: Sequence[Seat], left: float) -> dict[int, int]:
         """Batches of each member in its next work."""
         total = self.rules.steps * len(members)
-        total = max(min(total, math.ceil(min(left, 2**53) / self.rules.batch_samples)), len(members))
+        total = max(
+            min(total, math.ceil(min(left, 2**53) / self.rules.batch_samples)), len(members)
+        )
         if not self.rules.projected:
             return {seat.number: -(-total // len(members)) for seat in members}
         numbers = [seat.number for seat in members]
@@ -309,9 +317,15 @@ class RunMachine:
         return dict(zip(numbers, shares, strict=True))
 
     def _position(self) -> float:
-        """Inner steps that are dealt so far, of a member that takes as many as the run file says."""
+        """Inner steps of the schedule that are behind what is dealt next."""
+        return self._steps_of(self.state.num_dealt)
+
+    def _steps_of(self, num_samples: int) -> float:
+        """The inner steps of the schedule that so many samples are."""
         state, rules = self.state, self.rules
-        return state.num_dealt / (rules.batch_samples * max(state.num_members, 1))
+        if not (rules.total_steps and state.num_samples):
+            return num_samples / (rules.batch_samples * max(state.num_members, 1))
+        return rules.total_steps * num_samples / state.num_samples
 
 
 def _num_works(works: Sequence[Assignment], weight: float) -> int:

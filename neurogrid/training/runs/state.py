@@ -7,30 +7,29 @@ each seat has, and which samples are used; which entry comes next is decided in 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.training.data.dealing import Dealer, SampleRange
+from neurogrid.training.data.dealing import Dealer
+from neurogrid.training.runs.entries import (
+    Assignment,
+    BeganEntry,
+    CheckpointEntry,
+    DealtEntry,
+    EndEntry,
+    Entry,
+    JoinedEntry,
+    LeftEntry,
+    ResumedEntry,
+    RoundEntry,
+    RunEntry,
+    StoppingEntry,
+)
 
-__all__ = [
-    "Assignment",
-    "Began",
-    "Dealt",
-    "Decided",
-    "Ended",
-    "Entry",
-    "Joined",
-    "Left",
-    "Phase",
-    "Resumed",
-    "RunState",
-    "Seat",
-    "Stopping",
-    "parse_entry",
-]
+__all__ = ["Occupant", "Phase", "RunState", "Seat"]
 
 # Rounds before which the state is kept, for a run that is resumed there.
 _MAX_SNAPSHOTS: Final = 1024
@@ -43,231 +42,6 @@ class Phase(StrEnum):
     TRAINING = "training"
     FINISHING = "finishing"
     ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What one seat is to train on, and to contribute when it is done.
-
-    Attributes:
-        number: from 1, of those of its seat.
-        position: inner steps behind its first batch: the place in the schedule.
-        stride: inner steps that each of its batches counts for.
-        weight: what it adds to the weight of the contribution.
-        ranges: of samples, in order; none where only what is there is contributed.
-    """
-
-    number: int
-    position: float
-    stride: float
-    weight: int
-    ranges: tuple[SampleRange, ...] = ()
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of all ranges."""
-        return sum(each.num_samples for each in self.ranges)
-
-    def to_json(self) -> list[Any]:
-        return [
-            self.number,
-            self.position,
-            self.stride,
-            self.weight,
-            [part for each in self.ranges for part in each],
-        ]
-
-    @classmethod
-    def of_json(cls, value: Any) -> Assignment:
-        number, position, stride, weight, flat = value
-        ranges = tuple(map(SampleRange, flat[::3], flat[1::3], flat[2::3]))
-        return cls(int(number), float(position), float(stride), int(weight), ranges)
-
-
-class _Entry:
-    """An entry of the journal; `kind` names it there."""
-
-    kind: str
-
-    def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class Joined(_Entry):
-    """A member has taken a seat.
-
-    Attributes:
-        seat: its number.
-        peer, incarnation: of the group's member.
-        name: what people call the machine.
-    """
-
-    seat: int
-    peer: str
-    incarnation: int
-    name: str = ""
-    kind = "joined"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "seat": self.seat,
-            "peer": self.peer,
-            "incarnation": self.incarnation,
-            "name": self.name,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Left(_Entry):
-    """A seat is empty, for good; what it had and did not contribute is dealt again."""
-
-    seat: int
-    reason: str
-    kind = "left"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"seat": self.seat, "reason": self.reason}
-
-
-@dataclass(frozen=True, slots=True)
-class Began(_Entry):
-    """Training begins, with so many members: the schedule counts on as many.
-
-    Attributes:
-        num_members: that there are.
-        num_samples: of the whole run; 0 where that is not known beforehand.
-    """
-
-    num_members: int
-    num_samples: int
-    kind = "began"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"num_members": self.num_members, "num_samples": self.num_samples}
-
-
-@dataclass(frozen=True, slots=True)
-class Dealt(_Entry):
-    """Works were dealt, in the order of the seats."""
-
-    works: tuple[tuple[int, Assignment], ...]
-    kind = "dealt"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"works": [[seat, work.to_json()] for seat, work in self.works]}
-
-
-@dataclass(frozen=True, slots=True)
-class Decided(_Entry):
-    """A round was decided.
-
-    Attributes:
-        index: of the group's decision.
-        round: its number, from 1.
-        digest: of the aggregate, in hex.
-        contributions: seats, with the works of each that are in it, from the first that it had.
-        ranges: samples that are used now, for those who read the journal.
-    """
-
-    index: int
-    round: int
-    digest: str
-    contributions: tuple[tuple[int, int], ...]
-    ranges: tuple[SampleRange, ...]
-    kind = "round"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            "round": self.round,
-            "digest": self.digest,
-            "contributions": [list(each) for each in self.contributions],
-            "ranges": [part for each in self.ranges for part in each],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping(_Entry):
-    """Nothing is dealt any more."""
-
-    reason: str
-    kind = "stopping"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason}
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed(_Entry):
-    """The run goes on from a checkpoint; rounds after it are taken back.
-
-    Attributes:
-        round: of the checkpoint; 0 for the beginning.
-    """
-
-    round: int
-    kind = "resumed"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"round": self.round}
-
-
-@dataclass(frozen=True, slots=True)
-class Ended(_Entry):
-    """The run is over."""
-
-    reason: str
-    kind = "ended"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason}
-
-
-Entry = Joined | Left | Began | Dealt | Decided | Stopping | Resumed | Ended
-
-
-def parse_entry(kind: str, told: Mapping[str, Any]) -> Entry | None:
-    """The entry of this kind; None for a kind that changes no state.
-
-    Raises:
-        ConfigurationError: it is malformed.
-    """
-    try:
-        return _parse(kind, told)
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ConfigurationError(f"an entry {kind!r} of the journal cannot be read: {exc}") from exc
-
-
-def _parse(kind: str, told: Mapping[str, Any]) -> Entry | None:
-    if kind == Joined.kind:
-        return Joined(
-            int(told["seat"]), str(told["peer"]), int(told["incarnation"]), str(told["name"])
-        )
-    if kind == Left.kind:
-        return Left(int(told["seat"]), str(told["reason"]))
-    if kind == Began.kind:
-        return Began(int(told["num_members"]), int(told["num_samples"]))
-    if kind == Dealt.kind:
-        return Dealt(
-            tuple((int(seat), Assignment.of_json(work)) for seat, work in told["works"])
-        )
-    if kind == Decided.kind:
-        flat = told["ranges"]
-        return Decided(
-            int(told["index"]),
-            int(told["round"]),
-            str(told["digest"]),
-            tuple((int(seat), int(number)) for seat, number in told["contributions"]),
-            tuple(map(SampleRange, flat[::3], flat[1::3], flat[2::3])),
-        )
-    if kind == Stopping.kind:
-        return Stopping(str(told["reason"]))
-    if kind == Resumed.kind:
-        return Resumed(int(told["round"]))
-    if kind == Ended.kind:
-        return Ended(str(told["reason"]))
-    return None
 
 
 class Occupant(NamedTuple):
@@ -359,27 +133,29 @@ class RunState:
         Raises:
             ConfigurationError: it does not follow from what was before: the journal is of other data, or was altered.
         """
-        if isinstance(entry, Joined):
+        if isinstance(entry, JoinedEntry):
             seat = self.seats.setdefault(entry.seat, Seat(entry.seat))
             seat.occupant, seat.name = Occupant(entry.peer, entry.incarnation), entry.name
             self.num_seats = max(self.num_seats, entry.seat + 1)
-        elif isinstance(entry, Left):
+        elif isinstance(entry, LeftEntry):
             self.seats.pop(entry.seat)
             self.dealer.lost(str(entry.seat))
-        elif isinstance(entry, Began):
+        elif isinstance(entry, BeganEntry):
             self.phase = Phase.TRAINING
             self.num_members, self.num_samples = entry.num_members, entry.num_samples
-        elif isinstance(entry, Dealt):
+        elif isinstance(entry, DealtEntry):
             for number, work in entry.works:
                 self._deal(number, work)
-        elif isinstance(entry, Decided):
+        elif isinstance(entry, RoundEntry):
             self._decide(entry)
-        elif isinstance(entry, Stopping):
+        elif isinstance(entry, StoppingEntry):
             self.phase, self.reason = Phase.FINISHING, entry.reason
-        elif isinstance(entry, Resumed):
+        elif isinstance(entry, ResumedEntry):
             self._resume(entry.round)
-        else:
+        elif isinstance(entry, EndEntry):
             self.phase, self.reason = Phase.ENDED, entry.reason
+        else:
+            assert isinstance(entry, RunEntry | CheckpointEntry)  # they change nothing
 
     def deal(
         self,
@@ -419,7 +195,7 @@ class RunState:
                 f"work {work.number} of seat {seat} is about other samples than the data and the seed give"
             )
 
-    def _decide(self, entry: Decided) -> None:
+    def _decide(self, entry: RoundEntry) -> None:
         self.index, self.round = entry.index, entry.round
         contributors = []
         for number, num_works in entry.contributions:

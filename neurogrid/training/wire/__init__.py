@@ -23,7 +23,6 @@ from neurogrid.training.wire.group import (
 )
 from neurogrid.training.wire.runs import (
     DEFAULT_RUN_LIMITS,
-    FINISH_NEVER,
     MAX_CONFIG_BYTES,
     MAX_GPU_CHARS,
     MAX_HELD_SLICES,
@@ -32,14 +31,12 @@ from neurogrid.training.wire.runs import (
     MAX_RANGES,
     MAX_RUN_FILE_BYTES,
     MAX_RUN_SOURCES,
-    MAX_TOLD_ROUNDS,
     MAX_WORKS,
     MEMBER_STATES,
     MODEL_KINDS,
     PROTOCOL_RUN,
     RUN_ID_BYTES,
     Ask,
-    Contribution,
     Dismiss,
     Held,
     Hold,
@@ -74,10 +71,8 @@ from neurogrid.training.wire.types import (
 
 __all__ = [
     "Ask",
-    "Contribution",
     "DEFAULT_RUN_LIMITS",
     "Dismiss",
-    "FINISH_NEVER",
     "Held",
     "Hold",
     "MAX_CONFIG_BYTES",
@@ -88,7 +83,6 @@ __all__ = [
     "MAX_RANGES",
     "MAX_RUN_FILE_BYTES",
     "MAX_RUN_SOURCES",
-    "MAX_TOLD_ROUNDS",
     "MAX_WORKS",
     "MEMBER_STATES",
     "MODEL_KINDS",

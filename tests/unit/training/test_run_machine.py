@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry, entry_of
 from neurogrid.training.runs.machine import Outcome, Rules, RunMachine
-from neurogrid.training.runs.state import (
-    Decided,
-    Entry,
-    Occupant,
-    Phase,
-    Resumed,
-    RunState,
-    parse_entry,
-)
+from neurogrid.training.runs.state import Occupant, Phase, RunState
 
 SIZES = (7, 5, 9, 3)
 
@@ -91,8 +84,7 @@ class Cluster:
         """The leader is killed, and begins again with its journal."""
         self.state = RunState(SIZES, seed=1, num_epochs=self.num_epochs)
         for entry in self.journal:
-            told = json.loads(json.dumps(entry.to_json()))
-            again = parse_entry(entry.kind, told)
+            again = entry_of(json.loads(json.dumps(entry.json())))
             assert again == entry
             self.state.apply(again)
         self.machine = RunMachine(self.rules, self.state)
@@ -100,11 +92,11 @@ class Cluster:
 
 def used(journal: list[Entry]) -> Counter[tuple[int, int]]:
     """How often each sample was used, as the journal says."""
-    rounds: list[Decided] = []
+    rounds: list[RoundEntry] = []
     for entry in journal:
-        if isinstance(entry, Resumed):
+        if isinstance(entry, ResumedEntry):
             rounds = [r for r in rounds if r.round <= entry.round]
-        elif isinstance(entry, Decided):
+        elif isinstance(entry, RoundEntry):
             rounds.append(entry)
     return Counter(
         (each.slice, number)
@@ -170,7 +162,7 @@ def test_parts_that_had_no_turn_are_synced_at_the_end() -> None:
     cluster.join()
     while cluster.state.phase is not Phase.ENDED:
         cluster.average()
-    rounds = [entry for entry in cluster.journal if isinstance(entry, Decided)]
+    rounds = [entry for entry in cluster.journal if isinstance(entry, RoundEntry)]
     assert [bool(entry.ranges) for entry in rounds] == [True] * 4 + [False] * 2
 
 
@@ -181,7 +173,7 @@ def test_a_member_that_is_late_contributes_both_works_to_the_next_round() -> Non
     assert len(cluster.machine.works(0)) == 2
     cluster.train(late, 2)
     cluster.average()
-    last = [entry for entry in cluster.journal if isinstance(entry, Decided)][-1]
+    last = [entry for entry in cluster.journal if isinstance(entry, RoundEntry)][-1]
     assert dict(last.contributions) == {0: 2, 1: 1}
     assert cluster.state.seat_of(other) is not None
 

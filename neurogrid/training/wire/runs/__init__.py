@@ -28,14 +28,11 @@ from neurogrid.training.wire.runs.types import (
     run_table,
 )
 from neurogrid.training.wire.runs.work import (
-    FINISH_NEVER,
     MAX_HELD_SLICES,
     MAX_RANGES,
     MAX_RUN_SOURCES,
-    MAX_TOLD_ROUNDS,
     MAX_WORKS,
     MEMBER_STATES,
-    Contribution,
     Order,
     Report,
     SampleRange,
@@ -44,10 +41,8 @@ from neurogrid.training.wire.runs.work import (
 
 __all__ = [
     "Ask",
-    "Contribution",
     "DEFAULT_RUN_LIMITS",
     "Dismiss",
-    "FINISH_NEVER",
     "Held",
     "Hold",
     "MAX_CONFIG_BYTES",
@@ -58,7 +53,6 @@ __all__ = [
     "MAX_RANGES",
     "MAX_RUN_FILE_BYTES",
     "MAX_RUN_SOURCES",
-    "MAX_TOLD_ROUNDS",
     "MAX_WORKS",
     "MEMBER_STATES",
     "MODEL_KINDS",

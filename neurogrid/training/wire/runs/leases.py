@@ -166,6 +166,7 @@ class Start(ControlPayload):
         kind: one of `MODEL_KINDS`.
         manifest: the blob that is the manifest of the data, 32 bytes.
         num_parameters: that are trained.
+        total_steps: u64, inner steps that the schedule counts on; 0 where the run has no end that is known.
         group: multiaddrs of members of the group that averages, with their peer ids.
         state: the blob of the member's own optimiser, as it was saved; empty for none.
     """
@@ -178,6 +179,7 @@ class Start(ControlPayload):
     kind: str
     manifest: bytes
     num_parameters: int
+    total_steps: int = 0
     group: tuple[str, ...] = ()
     state: bytes = b""
 
@@ -192,6 +194,7 @@ class Start(ControlPayload):
             "kind": replace(text(32), names=MODEL_KINDS),
             "manifest": BLOB,
             "num_parameters": uint(MAX_U64, smallest=1),
+            "total_steps": COUNT,
             "group": ADDRESSES,
             "state": optional(binary(BLOB_ID_BYTES)),
         },

@@ -7,7 +7,7 @@ Source: protocol_spec/training/runs.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -30,18 +30,15 @@ from neurogrid.p2p.wire.forms import (
 )
 from neurogrid.p2p.wire.limits import MAX_ADDRESS_CHARS, MAX_ERROR_CHARS
 from neurogrid.p2p.wire.maps import MAX_U32, MAX_U64
-from neurogrid.training.wire.forms import number
+from neurogrid.training.wire.forms import number as real
 from neurogrid.training.wire.runs.forms import ADDRESSES, COUNT, RUN
 
 __all__ = [
-    "FINISH_NEVER",
     "MAX_HELD_SLICES",
     "MAX_RANGES",
     "MAX_RUN_SOURCES",
-    "MAX_TOLD_ROUNDS",
     "MAX_WORKS",
     "MEMBER_STATES",
-    "Contribution",
     "Order",
     "Report",
     "SampleRange",
@@ -54,13 +51,10 @@ MEMBER_STATES: Final = frozenset(
 """What a member does."""
 
 MAX_RANGES: Final = 4096
-"""Ranges of samples in one work, or in what a member contributed to one round."""
+"""Ranges of samples in one work."""
 
 MAX_WORKS: Final = 4
-"""Works in one order: the one at hand, and those for the rounds after it."""
-
-MAX_TOLD_ROUNDS: Final = 8
-"""Rounds in one report: those whose outcome the leader has yet to write down."""
+"""Works in one order: the one at hand, and those after it."""
 
 MAX_HELD_SLICES: Final = 65_536
 """Slices in one report."""
@@ -68,8 +62,8 @@ MAX_HELD_SLICES: Final = 65_536
 MAX_RUN_SOURCES: Final = 64
 """Addresses in one order of peers that have slices."""
 
-FINISH_NEVER: Final = MAX_U32
-"""Batches after which a member stops that is to do all of its work."""
+MAX_WEIGHT: Final = 2**53
+"""Of a work: weights are added as float64, and are exact up to here."""
 
 _MAX_VALUE: Final = 1e30
 # Ranges of three integers of 5 bytes, and 4 KiB for the other keys.
@@ -89,14 +83,9 @@ class SampleRange(NamedTuple):
     stop: int
 
 
-def num_samples(ranges: Iterable[SampleRange]) -> int:
-    """The samples of all ranges together."""
-    return sum(r.stop - r.start for r in ranges)
-
-
 def _read_ranges(flat: tuple[int, ...]) -> tuple[SampleRange, ...]:
-    if not flat or len(flat) % 3:
-        raise violation("ranges must be triples of slice, start and stop, and at least one")
+    if len(flat) % 3:
+        raise violation("ranges must be triples of slice, start and stop")
     ranges = tuple(map(SampleRange, flat[::3], flat[1::3], flat[2::3]))
     for r in ranges:
         if r.start >= r.stop:
@@ -113,11 +102,6 @@ _RANGES: Final = replace(
 )
 
 
-def _rounds(what: str, items: Iterable[Any]) -> None:
-    if not all(first.round < second.round for first, second in pairwise(items)):
-        raise violation(f"{what} must have rounds in order, and none twice")
-
-
 def _nested(decode: Callable[[bytes], ControlPayload], max_items: int) -> Form:
     """An array of maps as byte strings."""
     return replace(
@@ -129,40 +113,36 @@ def _nested(decode: Callable[[bytes], ControlPayload], max_items: int) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Work(ControlPayload):
-    """What a member is to train on in one round.
+    """What a member is to train on, and to contribute then.
 
     Attributes:
-        round: u64, from 1.
-        step: u64, inner steps that the run has behind it by then: the place in the schedule.
-        batches: u32, from 1.
-        batch_samples: u32, from 1: of each batch.
-        ranges: the samples in order; `batches` times `batch_samples`.
+        number: u64, from 1, of those of its seat.
+        position: inner steps behind its first batch: the place in the schedule.
+        stride: inner steps that each of its batches counts for.
+        batch_samples: u32, from 1: of each batch; the last may have fewer.
+        weight: u64, from 1: what it adds to the weight of the contribution.
+        ranges: the samples in order; none where only what is there is to be contributed.
     """
 
-    round: int
-    step: int
-    batches: int
+    number: int
+    position: float
+    stride: float
     batch_samples: int
-    ranges: tuple[SampleRange, ...]
+    weight: int
+    ranges: tuple[SampleRange, ...] = ()
 
     _map = Map(
         "a work",
         {
-            "round": uint(MAX_U64, smallest=1),
-            "step": uint(MAX_U64),
-            "batches": uint(MAX_U32, smallest=1),
+            "number": uint(MAX_U64, smallest=1),
+            "position": real(0.0, _MAX_VALUE),
+            "stride": real(0.0, _MAX_VALUE),
             "batch_samples": uint(MAX_U32, smallest=1),
+            "weight": uint(MAX_WEIGHT, smallest=1),
             "ranges": _RANGES,
         },
         max_bytes=_MAX_NESTED,
     )
-
-    def _check(self) -> None:
-        told = num_samples(self.ranges)
-        if told != self.batches * self.batch_samples:
-            raise violation(
-                f"a work of {self.batches} batches of {self.batch_samples} samples has ranges of {told}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,23 +152,17 @@ class Order(ControlPayload):
     Attributes:
         run: the id of the run.
         number: u64, from 1, greater than in any order before.
-        works: the work at hand and those after it, by their rounds; none while there is nothing to do.
-        finish_after: batches of the first work after which the member is to stop, and to contribute what it has;
-            `FINISH_NEVER` for all.
-        committed: u64, the round up to which the leader has written down who contributed what: reports need not
-            repeat it.
+        incarnation: u64, from 1: of the group's member that it is for; another one does nothing of it.
+        works: the work at hand and those after it; none while there is nothing to do.
         sources: multiaddrs of peers that have slices, with their peer ids.
-        saves: u64, the round after which the member is to save its optimiser; 0 for none.
-        ends: the run is at its end: nothing comes after these works.
+        ends: nothing comes after these works.
     """
 
     run: bytes
     number: int
+    incarnation: int
     works: tuple[Work, ...] = ()
-    finish_after: int = FINISH_NEVER
-    committed: int = 0
     sources: tuple[str, ...] = ()
-    saves: int = 0
     ends: bool = False
 
     _map = Map(
@@ -196,47 +170,16 @@ class Order(ControlPayload):
         {
             "run": RUN,
             "number": uint(MAX_U64, smallest=1),
+            "incarnation": uint(MAX_U64, smallest=1),
             "works": _nested(Work.decode, MAX_WORKS),
-            "finish_after": replace(optional(uint(MAX_U32)), absent=FINISH_NEVER),
-            "committed": COUNT,
             "sources": optional(array(text(MAX_ADDRESS_CHARS, smallest=1), MAX_RUN_SOURCES)),
-            "saves": COUNT,
             "ends": optional(BOOLEAN),
         },
     )
 
     def _check(self) -> None:
-        _rounds("works of an order", self.works)
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution(ControlPayload):
-    """What a member put into a round.
-
-    Attributes:
-        round: u64, from 1.
-        samples: u64, from 1: of all ranges.
-        ranges: the samples that its difference comes of.
-    """
-
-    round: int
-    samples: int
-    ranges: tuple[SampleRange, ...]
-
-    _map = Map(
-        "a contribution",
-        {
-            "round": uint(MAX_U64, smallest=1),
-            "samples": uint(MAX_U64, smallest=1),
-            "ranges": _RANGES,
-        },
-        max_bytes=_MAX_NESTED,
-    )
-
-    def _check(self) -> None:
-        told = num_samples(self.ranges)
-        if told != self.samples:
-            raise violation(f"a contribution of {self.samples} samples has ranges of {told}")
+        if not all(first.number < second.number for first, second in pairwise(self.works)):
+            raise violation("works of an order must be in order, and none twice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,13 +191,14 @@ class Report(ControlPayload):
         seat: u32, the member's.
         state: one of `MEMBER_STATES`.
         reason: why it failed, or what it waits for; one line, for people.
-        order: u64, the number of the last order that it has; 0 for none.
-        round: u64, of the work that it does, or last did; 0 for none yet.
-        batches_done: u32, of that work.
+        incarnation: u64, of this process in the group; 0 before it has joined and has the others' weights.
+        round: u64, the last that is in its weights.
+        done: u64, the number of the last work that it has trained; 0 for none.
+        batches_done: u32, of the work at hand.
         batch_seconds: a moving mean of what a batch takes; 0 while it is not known.
-        loss_sum: over the label tokens of that work so far.
-        num_tokens: u64, label tokens of that work so far.
-        contributions: what it put into rounds after the last order's `committed`.
+        loss_sum: over the label tokens since it joined.
+        num_tokens: u64, label tokens since it joined.
+        num_samples: u64, the same in samples.
         held: slices that it has, by their numbers, rising.
         group_addresses: multiaddrs at which members of the group can dial it.
         saved_round, saved: the round after which its optimiser was saved last, and the blob that it is; 0 and empty
@@ -263,20 +207,21 @@ class Report(ControlPayload):
         micro_batch: samples that it computes at once; 0 while it is not known.
         gradient_norm: of the last batch, before clipping; None where there is none.
         difference_norm: of the last difference; None where there is none.
-        cosine: between the last difference and the mean of its round; None where there is none.
+        cosine: between the last difference and the aggregate of its round; None where there is none.
     """
 
     run: bytes
     seat: int
     state: str
     reason: str = ""
-    order: int = 0
+    incarnation: int = 0
     round: int = 0
+    done: int = 0
     batches_done: int = 0
     batch_seconds: float = 0.0
     loss_sum: float = 0.0
     num_tokens: int = 0
-    contributions: tuple[Contribution, ...] = ()
+    num_samples: int = 0
     held: tuple[int, ...] = ()
     group_addresses: tuple[str, ...] = ()
     saved_round: int = 0
@@ -294,27 +239,27 @@ class Report(ControlPayload):
             "seat": uint(MAX_U32),
             "state": one_of(MEMBER_STATES),
             "reason": optional(line(MAX_ERROR_CHARS)),
-            "order": COUNT,
+            "incarnation": COUNT,
             "round": COUNT,
+            "done": COUNT,
             "batches_done": optional(uint(MAX_U32)),
-            "batch_seconds": optional(number(0.0, 86_400.0)),
-            "loss_sum": optional(number(-_MAX_VALUE, _MAX_VALUE)),
+            "batch_seconds": optional(real(0.0, 86_400.0)),
+            "loss_sum": optional(real(-_MAX_VALUE, _MAX_VALUE)),
             "num_tokens": COUNT,
-            "contributions": _nested(Contribution.decode, MAX_TOLD_ROUNDS),
+            "num_samples": COUNT,
             "held": optional(array(uint(MAX_U32), MAX_HELD_SLICES)),
             "group_addresses": ADDRESSES,
             "saved_round": COUNT,
             "saved": optional(binary(BLOB_ID_BYTES)),
             "memory_bytes": COUNT,
             "micro_batch": optional(uint(MAX_U32)),
-            "gradient_norm": nullable(number(0.0, _MAX_VALUE)),
-            "difference_norm": nullable(number(0.0, _MAX_VALUE)),
-            "cosine": nullable(number(-1.0, 1.0)),
+            "gradient_norm": nullable(real(0.0, _MAX_VALUE)),
+            "difference_norm": nullable(real(0.0, _MAX_VALUE)),
+            "cosine": nullable(real(-1.0, 1.0)),
         },
     )
 
     def _check(self) -> None:
-        _rounds("contributions of Report", self.contributions)
         if not all(first < second for first, second in pairwise(self.held)):
             raise violation("held of Report must rise")
         if len(self.saved) not in (0, BLOB_ID_BYTES) or bool(self.saved) != bool(self.saved_round):

@@ -1,0 +1,65 @@
+"""Files of any kind as blobs between peers: what a member has saved, and its leader fetches."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from neurogrid.p2p.transfer import BlobInfo, BlobSource, BytesSource, DirectoryStore, Transfers
+
+__all__ = ["OfferedFiles", "fetch_file"]
+
+
+class OfferedFiles:
+    """Files that peers may fetch, by what is in them, until they are withdrawn."""
+
+    def __init__(self) -> None:
+        self._sources: dict[bytes, BytesSource] = {}
+        self._ids: dict[Path, bytes] = {}
+
+    async def offer(self, path: Path) -> bytes:
+        """Give a file from now on, which must not change meanwhile; its blob id."""
+        source, blob_id = await trio.to_thread.run_sync(_read, path)
+        self._sources[blob_id] = source
+        self._ids[path] = blob_id
+        return blob_id
+
+    def withdraw(self, path: Path) -> None:
+        """Give a file no more; it may be removed."""
+        blob_id = self._ids.pop(path, None)
+        if blob_id is not None and blob_id not in self._ids.values():
+            del self._sources[blob_id]
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        """See `TransferPolicy.provide`."""
+        return self._sources.get(blob_id)
+
+
+def _read(path: Path) -> tuple[BytesSource, bytes]:
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    source = BytesSource(data)
+    return source, BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
+
+
+async def fetch_file(
+    transfers: Transfers, blob_id: bytes, peers: Sequence[str], path: Path, *, timeout: float
+) -> None:
+    """Get a blob from the first of these peers that has it, as a file.
+
+    Raises:
+        TransportError: it was not here in time, or is not to be had.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store = DirectoryStore(path.parent)
+    with trio.fail_after(timeout):
+        fetched = await transfers.fetch_blob(list(peers), blob_id, store=store)
+    blob = fetched.blob
+    if blob.path is None:
+        await trio.to_thread.run_sync(path.write_bytes, blob.data)
+        return
+    os.replace(blob.path, path)

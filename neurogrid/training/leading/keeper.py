@@ -1,0 +1,270 @@
+"""What a leader keeps of its run on disk: journal, figures, checkpoints; and how good the weights are on held-out data.
+
+A round's figures, its evaluation and its checkpoint are one job, in the order of the rounds, beside the run: the rounds
+wait only for a keeper that is a few of them behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from torch import Tensor
+
+from neurogrid.errors import CheckpointError, NeuroGridError
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.checkpoints import (
+    latest_checkpoint,
+    new_checkpoint,
+    prune,
+)
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.runs.entries import CheckpointEntry, Entry
+from neurogrid.training.runs.journal import Journal
+from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.state import Phase, RunState
+from neurogrid.training.trainer import FileRange, Trainer, TrainerError
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger(__name__)
+
+FetchState = Callable[[int, int, Path], Awaitable[bool]]
+"""Puts the optimiser that a seat has saved after a round into a file; False where the member is lost, or gives none."""
+
+# Rounds that may wait to be kept.
+_MAX_WAITING: Final = 2
+# Seconds for which a member's optimiser is waited for.
+_STATE_TIMEOUT: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Job:
+    """A round to be kept."""
+
+    figures: dict[str, float]
+    weights: Tensor | None
+    outer: dict[str, Tensor]
+    is_evaluated: bool
+    is_checkpoint: bool
+    state: dict[str, Any]
+    members: frozenset[int]
+
+
+class Keeper:
+    """Keeps a run. Run `run` beside it.
+
+    Args:
+        directory: of the run.
+        run: the run file.
+        journal: that is open.
+        trainer: for evaluation, and to write the model.
+        manifest, data: of the data, and where they lie.
+        fetch_state: gets a member's saved optimiser.
+        progress: is told the figures.
+        seconds: that the run has taken before.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        run: RunFile,
+        journal: Journal,
+        trainer: Trainer,
+        manifest: Manifest,
+        data: Path,
+        fetch_state: FetchState,
+        progress: LeaderProgress,
+        *,
+        seconds: float = 0.0,
+    ) -> None:
+        self._directory, self._run, self._journal = directory, run, journal
+        self._trainer, self._manifest, self._data = trainer, manifest, data
+        self._fetch_state, self._progress = fetch_state, progress
+        self._began, self._seconds_before = trio.current_time(), seconds
+        self._totals: dict[int, tuple[float, int]] = {}
+        self._loss: tuple[float, int] = (0.0, 0)
+        self._jobs: list[_Job] = []
+        self._changed = RenewedEvent()
+
+    @property
+    def seconds(self) -> float:
+        """That the run has taken."""
+        return self._seconds_before + trio.current_time() - self._began
+
+    def step_of(self, round_number: int) -> int:
+        """Inner steps behind a round, of a member that takes as many as the run file says."""
+        outer = self._run.outer
+        return round_number * outer.every // outer.fragments
+
+    # What happens
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Write entries into the journal. Returns when they are on the disk."""
+        for entry in entries:
+            self._journal.append(entry)
+
+    def decided(self, totals: Mapping[int, tuple[float, int]]) -> None:
+        """A round was decided; members have told of these losses and tokens since they began."""
+        loss, tokens = self._loss
+        for seat, (loss_sum, num_tokens) in totals.items():
+            loss_before, tokens_before = self._totals.get(seat, (0.0, 0))
+            if num_tokens >= tokens_before:
+                loss += loss_sum - loss_before
+                tokens += num_tokens - tokens_before
+        self._totals = dict(totals)
+        self._loss = loss, tokens
+
+    async def wait_room(self) -> None:
+        """Wait until few enough rounds are to be kept."""
+        while len(self._jobs) > _MAX_WAITING:
+            await self._changed.wait()
+
+    def applied(self, outer: OuterState, state: RunState, members: Collection[int]) -> None:
+        """A round is in the common weights.
+
+        Args:
+            members: seats that are to save their optimisers after it.
+        """
+        run, round_ = self._run, outer.round
+        is_last = state.phase is Phase.ENDED and round_ == state.round
+        is_checkpoint = is_last or round_ % run.checkpoints.every == 0
+        is_evaluated = bool(
+            run.eval.every and self._manifest.held_out and (is_last or round_ % run.eval.every == 0)
+        )
+        loss, tokens = self._loss
+        figures = {
+            "round": round_,
+            "step": self.step_of(round_),
+            "tokens": state.num_used * max(self._manifest.sequence_length, 1),
+            "members": len(state.occupied()),
+            "seconds": round(self.seconds, 3),
+        }
+        if tokens:
+            figures["loss"] = round(loss / tokens, 6)
+            self._loss = 0.0, 0
+        self._jobs.append(
+            _Job(
+                figures,
+                outer.common.clone() if is_checkpoint or is_evaluated else None,
+                outer.state_dict() if is_checkpoint else {},
+                is_evaluated,
+                is_checkpoint,
+                {"round": round_, **figures},
+                frozenset(members) if is_checkpoint else frozenset(),
+            )
+        )
+        self._changed.set()
+
+    async def finish(self) -> Path:
+        """Wait until all is kept; the last checkpoint.
+
+        Raises:
+            CheckpointError: it was not written.
+        """
+        while self._jobs:
+            await self._changed.wait()
+        path = latest_checkpoint(self._directory.checkpoints)
+        if path is None:
+            raise CheckpointError("the run has ended, and no checkpoint could be written")
+        return path
+
+    async def run(self) -> None:
+        """Keep what there is to keep, round by round."""
+        while True:
+            while not self._jobs:
+                await self._changed.wait()
+            await self._keep(self._jobs[0])
+            del self._jobs[0]
+            self._changed.set()
+
+    async def _keep(self, job: _Job) -> None:
+        if job.weights is not None:
+            self._trainer.weights.copy_(job.weights)
+            if job.is_evaluated:
+                await self._evaluate(job, job.weights)
+        await trio.to_thread.run_sync(self._write_figures, dict(job.figures))
+        self._progress.metrics(job.figures)
+        if job.is_checkpoint:
+            try:
+                await self._write_checkpoint(job)
+            except NeuroGridError as exc:
+                self._progress.say(
+                    f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
+                )
+
+    async def _evaluate(self, job: _Job, weights: Tensor) -> None:
+        try:
+            evaluation = await self._trainer.evaluate(self._held_out())
+        except TrainerError as exc:
+            self._progress.say(f"round {job.figures['round']} was not evaluated: {exc}")
+            await self._trainer.restart()
+            self._trainer.weights.copy_(weights)
+            return
+        job.figures["eval_loss"] = round(evaluation.loss, 6)
+        if evaluation.accuracy is not None:
+            job.figures["eval_accuracy"] = round(evaluation.accuracy, 6)
+
+    def _held_out(self) -> list[FileRange]:
+        left, ranges = self._run.eval.samples, []
+        for info in self._manifest.held_out:
+            if left <= 0:
+                break
+            path = self._data / "slices" / f"{info.blob_id.hex()}.safetensors"
+            ranges.append(FileRange(path, 0, min(left, info.num_samples)))
+            left -= info.num_samples
+        return ranges
+
+    def _write_figures(self, figures: dict[str, float]) -> None:
+        with self._directory.metrics.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(figures) + "\n")
+
+    async def _write_checkpoint(self, job: _Job) -> None:
+        step, round_ = int(job.figures["step"]), int(job.figures["round"])
+        members = await self._fetch_members(round_, job.members)
+        folder = self._directory.checkpoints
+        model = self._directory.path / ".model"
+        await self._trainer.save(model)
+        state = {**job.state, "seed": self._run.seed, "written": round(time.time(), 3)}
+
+        def write() -> Path:
+            tokenizer = self._data / "tokenizer"
+            with new_checkpoint(folder, step) as draft:
+                for file in model.iterdir():
+                    file.rename(draft.path / file.name)
+                if tokenizer.is_dir():
+                    draft.add_tokenizer(tokenizer)
+                outer = {name: each for name, each in job.outer.items() if name != "theta0"}
+                draft.add_training(state, outer=outer, members=members)
+            prune(folder, self._run.checkpoints.keep)
+            return folder / f"step-{step}"
+
+        path = await trio.to_thread.run_sync(write)
+        self._journal.append(CheckpointEntry(step=step, round=round_))
+        logger.info("checkpoint %s", path)
+
+    async def _fetch_members(self, round_number: int, seats: Collection[int]) -> dict[int, Path]:
+        """Files of the members' optimisers, of those that save them in time."""
+        found: dict[int, Path] = {}
+        if not self._run.checkpoints.optimizers:
+            return found
+        with trio.move_on_after(_STATE_TIMEOUT):
+            for seat in sorted(seats):
+                path = self._directory.path / ".members" / f"{seat}.safetensors"
+                if await self._fetch_state(round_number, seat, path):
+                    found[seat] = path
+        for seat in seats - found.keys():
+            self._progress.say(
+                f"the optimiser of member {seat} is not in the checkpoint of round {round_number}: it begins anew "
+                "where the run is resumed there"
+            )
+        return found

@@ -1,0 +1,367 @@
+"""Opens what a leader needs, and leads: data, model, journal, host, workers of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import trio
+
+from neurogrid.errors import ConfigurationError, NeuroGridError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.fleet.local_trust import credentials_of_local_workers, listen_address_beside
+from neurogrid.fleet.local_workers import start_local_workers
+from neurogrid.node.reach_settings import open_reach
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.hosts.machine import machine_name
+from neurogrid.p2p.libp2p.libp2p_host import open_host
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.checkpoints import RunCheckpoint, latest_checkpoint, read_checkpoint
+from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
+from neurogrid.training.data.blobs import Providers, SliceStore
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.leading.keeper import Keeper
+from neurogrid.training.leading.leader import Leader, RunFacts, draw_run_id
+from neurogrid.training.leading.model_numbers import read_config
+from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
+from neurogrid.training.runs.entries import RunEntry
+from neurogrid.training.runs.journal import Journal
+from neurogrid.training.runs.machine import Rules, RunMachine
+from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.state import RunState
+from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.trainer import open_trainer
+from neurogrid.training.wire.runs import run_table
+
+__all__ = ["lead", "rules_of"]
+
+logger = logging.getLogger(__name__)
+
+_FETCH_TIMEOUT: Final = 60.0
+# Of this machine's memory, what all local workers together are told that there is.
+_LOCAL_MEMORY: Final = 0.8
+
+
+def rules_of(run: RunFile, manifest: Manifest) -> Rules:
+    """What a run file says of who does how much.
+
+    Raises:
+        ConfigurationError: what it says does not go together with the data.
+    """
+    inner, outer, stop = run.inner, run.outer, run.stop
+    if manifest.kind == "text":
+        batch_samples = max(1, inner.batch_tokens // manifest.sequence_length)
+    else:
+        batch_samples = inner.batch_samples
+    steps = max(1, outer.every // outer.fragments)
+    samples = []
+    if stop.tokens is not None:
+        samples.append(-(-stop.tokens // manifest.tokens_per_sample))
+    if stop.epochs is not None:
+        samples.append(max(1, int(stop.epochs * manifest.num_samples)))
+    rounds = [] if stop.rounds is None else [stop.rounds]
+    if stop.steps is not None:
+        rounds.append(-(-stop.steps // steps))
+    if not samples and not rounds and inner.schedule != "constant":
+        raise ConfigurationError(
+            f"[inner] schedule {inner.schedule!r} needs an end that is known beforehand: give [stop] tokens, steps, "
+            'rounds or epochs beside hours, or take "constant"'
+        )
+    return Rules(
+        min_members=run.members.min,
+        max_members=run.members.max,
+        batch_samples=batch_samples,
+        steps=steps,
+        num_parts=outer.fragments,
+        projected=outer.projected,
+        max_samples=min(samples, default=None),
+        max_rounds=min(rounds, default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """Data that are prepared: where they lie, and what they are."""
+
+    path: Path
+    manifest: Manifest
+
+
+async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
+    """Lead a run to its end.
+
+    Returns:
+        The last checkpoint.
+
+    Raises:
+        ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
+        NeuroGridError: the run cannot go on; says why.
+    """
+    directory = RunDirectory(settings.directory)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    run = settings.run
+    async with AsyncExitStack() as stack:
+        identity = Identity.load(settings.identity_file)
+        journal = stack.enter_context(Journal.open(directory.journal, identity))
+        data = await _data_of(run, directory, settings.model, progress)
+        config = read_config(settings.model)
+        _check_model(config, data.manifest, settings.model)
+        rules = rules_of(run, data.manifest)
+        run_id = _begin(journal, run, data.manifest, identity)
+        directory.run_file.write_text(run.text(), encoding="utf-8")
+        checkpoint = _latest(directory)
+        state = _replayed(journal, data.manifest, run)
+        if state.round and checkpoint is None and not state.occupied():
+            raise ConfigurationError(
+                f"{directory.path}: the run has rounds, and no checkpoint to go on from"
+            )
+
+        progress.say("starting the model")
+        trainer = await stack.enter_async_context(
+            open_trainer(
+                trainer_settings(
+                    run,
+                    json.dumps(config),
+                    total_steps=rules.total_steps,
+                    threads=_threads(settings),
+                ),
+                checkpoint=_weights_of(settings.model, checkpoint),
+            )
+        )
+        outer = OuterState(
+            trainer.layout,
+            trainer.weights.clone(),
+            lr=run.outer.lr,
+            momentum=run.outer.momentum,
+            num_parts=run.outer.fragments,
+        )
+        if checkpoint is not None:
+            stored = {"theta0": trainer.weights.clone(), **checkpoint.outer()}
+            outer.load_state_dict(stored, int(checkpoint.state["round"]))
+
+        host = await stack.enter_async_context(
+            open_host(
+                listen=settings.listen,
+                listen_fallback=settings.listen_fallback,
+                identity=identity,
+                admission=settings.admission,
+                keep_alive=settings.reach.keep_alive,
+            )
+        )
+        machine_named = machine_name(settings.name)
+        exchange = Exchange(host, run_table(), role="coordinator", name=machine_named)
+        slices, offered = SliceStore(data.path, data.manifest), OfferedFiles()
+        transfers = Transfers(exchange, Providers(slices, offered))
+        saved = {}
+        for seat, file in (checkpoint.members if checkpoint is not None else {}).items():
+            saved[seat] = await offered.offer(file)
+
+        async def fetch_state(round_number: int, seat: int, path: Path) -> bool:
+            told = await leader.wait_saved(round_number, seat)
+            if told is None:
+                return False
+            peer_id, blob_id = told
+            try:
+                await fetch_file(transfers, blob_id, [peer_id], path, timeout=_FETCH_TIMEOUT)
+            except (NeuroGridError, trio.TooSlowError) as exc:
+                logger.warning("the optimiser of seat %d cannot be fetched: %s", seat, exc)
+                return False
+            return True
+
+        figures = directory.figures()
+        keeper = Keeper(
+            directory,
+            run,
+            journal,
+            trainer,
+            data.manifest,
+            data.path,
+            fetch_state,
+            progress,
+            seconds=figures[-1].get("seconds", 0.0) if figures else 0.0,
+        )
+        leader = Leader(
+            host,
+            exchange,
+            RunFacts(
+                run_id,
+                run,
+                json.dumps(config),
+                slices.manifest_info.blob_id,
+                trainer.layout.num_elements,
+            ),
+            RunMachine(rules, state),
+            outer,
+            keeper,
+            progress,
+            wait=settings.wait,
+            resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
+            saved=saved,
+        )
+        await open_reach(host, settings.reach)
+        progress.listening(host.peer_id, host.addresses)
+        return await _run(settings, host, exchange, leader, keeper)
+
+
+async def _run(
+    settings: LeaderSettings, host: object, exchange: Exchange, leader: Leader, keeper: Keeper
+) -> Path:
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            if settings.local_workers:
+                nursery.start_soon(_keep_local_workers, settings, exchange)
+            await leader.run()
+            path = await keeper.finish()
+            nursery.cancel_scope.cancel()
+    return path
+
+
+async def _keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> None:
+    host = exchange.host
+    memory = torch.iinfo(torch.int64).max
+    with credentials_of_local_workers(
+        settings.local_workers, settings.admission, host.peer_id
+    ) as credentials:
+        async with start_local_workers(
+            settings.local_workers,
+            memory_bytes=_free_memory(),
+            max_seq_len=4096,
+            name="",
+            listen=listen_address_beside(settings.listen, settings.admission),
+            credentials=credentials,
+            num_threads=settings.num_threads,
+            options=("--train",),
+        ) as addresses:
+            del memory
+            await _keep_connected(exchange, addresses)
+
+
+async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
+    """Dial workers of this machine, again when they were started again."""
+    host = exchange.host
+    while True:
+        for address in addresses:
+            peer_id = address.rpartition("/p2p/")[2]
+            if not host.is_connected(peer_id):
+                try:
+                    await host.connect(address)
+                    await exchange.open(peer_id)
+                except NeuroGridError as exc:
+                    logger.info("a local worker cannot be reached: %s", exc)
+        await trio.sleep(1.0)
+
+
+def _free_memory() -> int:
+    import os
+
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(pages * _LOCAL_MEMORY)
+
+
+def _threads(settings: LeaderSettings) -> int:
+    return 1 if settings.local_workers else (settings.num_threads or 0)
+
+
+def _begin(journal: Journal, run: RunFile, manifest: Manifest, identity: Identity) -> bytes:
+    """Write the beginning of a journal, or compare it; the id of the run."""
+    from neurogrid.p2p.transfer import BlobInfo, BytesSource
+
+    source = BytesSource(manifest.encode())
+    blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
+    digest = hashlib.sha256(run.text().encode()).digest()
+    if not journal.entries:
+        journal.append(
+            RunEntry(
+                run=draw_run_id(),
+                leader=identity.peer_id,
+                run_file=digest,
+                manifest=blob_id,
+                slices=manifest.sizes,
+                seed=run.seed,
+            )
+        )
+    entry = journal.entries[0].entry
+    assert isinstance(entry, RunEntry)
+    if entry.manifest != blob_id:
+        raise ConfigurationError(
+            f"{journal.path}: the run was begun with other data: go on with those, or begin another run (--dir)"
+        )
+    if entry.run_file != digest:
+        raise ConfigurationError(
+            f"{journal.path}: the run was begun with another run file, which lies beside it as run.toml: go on with "
+            "that one, or begin another run (--dir)"
+        )
+    return entry.run
+
+
+def _replayed(journal: Journal, manifest: Manifest, run: RunFile) -> RunState:
+    state = RunState(manifest.sizes, seed=run.seed, num_epochs=None)
+    for recorded in journal.entries:
+        state.apply(recorded.entry)
+    return state
+
+
+def _latest(directory: RunDirectory) -> RunCheckpoint | None:
+    path = latest_checkpoint(directory.checkpoints)
+    return read_checkpoint(path) if path is not None else None
+
+
+def _weights_of(model: Path, checkpoint: RunCheckpoint | None) -> Path | None:
+    """The directory with the weights that the run begins with; None for random ones."""
+    if checkpoint is not None:
+        return checkpoint.path
+    return model if model.is_dir() and any(model.glob("*.safetensors")) else None
+
+
+def _check_model(config: dict[str, object], manifest: Manifest, model: Path) -> None:
+    vocab_size = config.get("vocab_size")
+    if manifest.kind == "text" and isinstance(vocab_size, int) and vocab_size < manifest.vocab_size:
+        raise ConfigurationError(
+            f"the data have token ids up to {manifest.vocab_size - 1}, and the model in {model} knows {vocab_size} "
+            "tokens: prepare the data with its tokenizer, or take a larger vocab_size"
+        )
+
+
+async def _data_of(
+    run: RunFile, directory: RunDirectory, model: Path, progress: LeaderProgress
+) -> _Data:
+    """The data of a run, prepared now where they are not yet.
+
+    Raises:
+        ConfigurationError: there are none, or they cannot be read.
+    """
+    from neurogrid.training.data.preparing import prepare
+
+    source = Path(run.data.path)
+    if (source / "manifest.json").is_file():
+        return _Data(source, Manifest.decode((source / "manifest.json").read_bytes()))
+    out = directory.path / "data"
+    if not (out / "manifest.json").is_file():
+        progress.say(f"preparing {source}")
+        tokenizer = Path(run.data.tokenizer) if run.data.tokenizer else None
+        if tokenizer is None and model.is_dir() and (model / "tokenizer.json").is_file():
+            tokenizer = model
+        await trio.to_thread.run_sync(
+            lambda: prepare(
+                source,
+                out,
+                tokenizer=tokenizer,
+                vocab_size=run.data.vocab_size,
+                sequence_length=run.data.sequence_length,
+                slice_samples=run.data.slice_samples,
+                held_out=run.data.held_out,
+                seed=run.seed,
+            )
+        )
+    return _Data(out, Manifest.decode((out / "manifest.json").read_bytes()))
