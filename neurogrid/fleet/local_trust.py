@@ -7,7 +7,8 @@ directory, which goes when they end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.reach.circuit import is_loopback_address
@@ -31,7 +32,11 @@ def listen_address_beside(listen: Sequence[str], admission: Admission | None) ->
 
 @contextmanager
 def credentials_of_local_workers(
-    count: int, admission: Admission | None, coordinator_id: str
+    count: int,
+    admission: Admission | None,
+    coordinator_id: str,
+    *,
+    directory: Path | None = None,
 ) -> Iterator[list[tuple[str, ...]]]:
     """Yield what to add to the command line of each of `count` workers: its identity, the same when it is started
     again, and what makes it and the coordinator admit each other.
@@ -39,11 +44,15 @@ def credentials_of_local_workers(
     Args:
         admission: the coordinator's; None, or one that admits everybody, needs nothing besides.
         coordinator_id: its peer id.
+        directory: where they are kept, so that the workers of the next time are the same; None for nowhere.
 
     Raises:
         ConfigurationError: certificates are needed, and the cluster's key is not here.
     """
-    with temporary_directory("neurogrid-workers-") as directory_of_all:
+    kept = (
+        temporary_directory("neurogrid-workers-") if directory is None else nullcontext(directory)
+    )
+    with kept as directory_of_all:
         directories = [directory_of_all / str(number) for number in range(count)]
         files = [directory / "identity.key" for directory in directories]
         peer_ids = [Identity.load(file).peer_id for file in files]

@@ -101,11 +101,6 @@ class Keeper:
         """That the run has taken."""
         return self._seconds_before + trio.current_time() - self._began
 
-    def step_of(self, round_number: int) -> int:
-        """Inner steps behind a round, of a member that takes as many as the run file says."""
-        outer = self._run.outer
-        return round_number * outer.every // outer.fragments
-
     # What happens
 
     def write(self, entries: Sequence[Entry]) -> None:
@@ -137,14 +132,16 @@ class Keeper:
         """
         run, round_ = self._run, outer.round
         is_last = state.phase is Phase.ENDED and round_ == state.round
-        is_checkpoint = is_last or round_ % run.checkpoints.every == 0
+        is_checkpoint = is_last or (
+            state.phase is Phase.TRAINING and round_ % run.checkpoints.every == 0
+        )
         is_evaluated = bool(
             run.eval.every and self._manifest.held_out and (is_last or round_ % run.eval.every == 0)
         )
         loss, tokens = self._loss
         figures = {
             "round": round_,
-            "step": self.step_of(round_),
+            "step": state.num_trained * run.outer.every // run.outer.fragments,
             "tokens": state.num_used * max(self._manifest.sequence_length, 1),
             "members": len(state.occupied()),
             "seconds": round(self.seconds, 3),
@@ -160,7 +157,7 @@ class Keeper:
                 is_evaluated,
                 is_checkpoint,
                 {"round": round_, **figures},
-                frozenset(members) if is_checkpoint else frozenset(),
+                frozenset(() if is_last or not is_checkpoint else members),
             )
         )
         self._changed.set()
@@ -232,25 +229,19 @@ class Keeper:
         step, round_ = int(job.figures["step"]), int(job.figures["round"])
         members = await self._fetch_members(round_, job.members)
         folder = self._directory.checkpoints
-        model = self._directory.path / ".model"
-        await self._trainer.save(model)
+        tokenizer = self._data / "tokenizer"
+        outer = {name: each for name, each in job.outer.items() if name != "theta0"}
         state = {**job.state, "seed": self._run.seed, "written": round(time.time(), 3)}
-
-        def write() -> Path:
-            tokenizer = self._data / "tokenizer"
-            with new_checkpoint(folder, step) as draft:
-                for file in model.iterdir():
-                    file.rename(draft.path / file.name)
-                if tokenizer.is_dir():
-                    draft.add_tokenizer(tokenizer)
-                outer = {name: each for name, each in job.outer.items() if name != "theta0"}
-                draft.add_training(state, outer=outer, members=members)
-            prune(folder, self._run.checkpoints.keep)
-            return folder / f"step-{step}"
-
-        path = await trio.to_thread.run_sync(write)
+        async with new_checkpoint(folder, step) as draft:
+            await self._trainer.save(draft.path)
+            if tokenizer.is_dir():
+                draft.add_tokenizer(tokenizer)
+            await trio.to_thread.run_sync(
+                lambda: draft.add_training(state, outer=outer, members=members)
+            )
+        await trio.to_thread.run_sync(prune, folder, self._run.checkpoints.keep)
         self._journal.append(CheckpointEntry(step=step, round=round_))
-        logger.info("checkpoint %s", path)
+        logger.info("checkpoint of step %d", step)
 
     async def _fetch_members(self, round_number: int, seats: Collection[int]) -> dict[int, Path]:
         """Files of the members' optimisers, of those that save them in time."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import torch
 import trio
 
 from neurogrid.errors import ConfigurationError, NeuroGridError
@@ -229,9 +228,11 @@ async def _run(
 
 async def _keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> None:
     host = exchange.host
-    memory = torch.iinfo(torch.int64).max
     with credentials_of_local_workers(
-        settings.local_workers, settings.admission, host.peer_id
+        settings.local_workers,
+        settings.admission,
+        host.peer_id,
+        directory=settings.directory / ".workers",
     ) as credentials:
         async with start_local_workers(
             settings.local_workers,
@@ -243,7 +244,6 @@ async def _keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> N
             num_threads=settings.num_threads,
             options=("--train",),
         ) as addresses:
-            del memory
             await _keep_connected(exchange, addresses)
 
 

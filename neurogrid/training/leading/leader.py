@@ -367,7 +367,7 @@ class Leader:
         peer = self._peers.get(peer_id)
         if peer is None:
             return
-        logger.info("lost %s: %s", peer_id, reason)
+        logger.debug("lost %s: %s", peer_id, reason)
         # Whether it is lost to the others is the group's to decide; one that has not begun is asked again.
         self._book.drop(peer_id)
         if self._machine.state.seat_of(peer_id) is None:
@@ -439,7 +439,7 @@ class Leader:
     def _note_refusal(self, peer_id: str, reason: str) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None and peer.num_failures == 0:
-            self._progress.say(f"{peer.name or peer_id} takes no part yet: {reason}")
+            self._progress.say(f"{_called(peer, peer_id)} takes no part yet: {reason}")
         logger.info("%s takes no part: %s", peer_id, reason)
 
     async def _start(self, peer_id: str, offer: Offer, asked_at: float) -> None:
@@ -528,7 +528,7 @@ class Leader:
                     peer.seat = self._machine.reserve(peer_id)
                 self._machine.joined(peer.seat, occupant, peer.name)
                 seat = self._machine.state.seat_of(peer_id)
-                self._progress.say(f"{peer.name or peer_id} takes part")
+                self._progress.say(f"{_called(peer, peer_id)} takes part")
             if seat is not None:
                 peer.seat = seat.number
                 self._machine.measured(seat.number, report.batch_seconds)
@@ -545,7 +545,7 @@ class Leader:
         peer.num_failures += 1
         peer.is_started = False
         peer.report = None
-        self._progress.say(f"{peer.name or peer_id} has failed: {reason}")
+        self._progress.say(f"{_called(peer, peer_id)} has failed: {reason}")
         seat = self._machine.state.seat_of(peer_id)
         if seat is not None:
             self._machine.left(seat.number, reason)
@@ -635,6 +635,13 @@ class Leader:
                         nursery.start_soon(
                             self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
                         )
+
+
+def _called(peer: _Peer, peer_id: str) -> str:
+    """A member, for people."""
+    if peer.name:
+        return peer.name
+    return f"member {peer.seat}" if peer.seat is not None else peer_id
 
 
 def draw_run_id() -> bytes:

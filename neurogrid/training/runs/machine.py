@@ -129,9 +129,11 @@ class RunMachine:
         """The seat that a peer is going to take: one that is vacant, or a new one."""
         if peer not in self._reserved:
             taken = set(self._reserved.values())
-            vacant = [seat.number for seat in self.state.vacant() if seat.number not in taken]
+            vacant = [seat for seat in self.state.vacant() if seat.number not in taken]
+            # Its own of before, so that the same members go on to the same bits.
+            vacant.sort(key=lambda seat: (seat.peer != peer, seat.number))
             fresh = max([self.state.num_seats - 1, *taken]) + 1
-            self._reserved[peer] = vacant[0] if vacant else fresh
+            self._reserved[peer] = vacant[0].number if vacant else fresh
         return self._reserved[peer]
 
     def release(self, peer: str) -> None:
@@ -140,7 +142,7 @@ class RunMachine:
 
     def joined(self, seat: int, occupant: Occupant, name: str) -> None:
         """A member is ready, on a seat that was reserved for it or that it has."""
-        self._reserved.pop(occupant.peer, None)
+        is_reserved = self._reserved.pop(occupant.peer, None) == seat
         if self.state.phase is Phase.ENDED:
             return
         before = self.state.seat_of(occupant.peer)
@@ -149,7 +151,7 @@ class RunMachine:
                 return
             self._note(LeftEntry(before.number, "its process began anew"))
         held = self.state.seats.get(seat)
-        is_free = held.occupant is None if held is not None else seat >= self.state.num_seats
+        is_free = held.occupant is None if held is not None else is_reserved
         if not is_free:
             # Its own seat is gone: what it had was dealt to others.
             seat = max([self.state.num_seats - 1, *self._reserved.values()]) + 1

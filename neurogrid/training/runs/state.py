@@ -58,6 +58,7 @@ class Seat:
     Attributes:
         number: from 0.
         occupant: None where it is vacant: whoever takes it goes on with its works.
+        peer: who sat there last.
         name: what people call its machine.
         works: that were dealt and are in no round, in order.
         num_works: that were dealt since the run began.
@@ -66,6 +67,7 @@ class Seat:
 
     number: int
     occupant: Occupant | None = None
+    peer: str = ""
     name: str = ""
     works: list[Assignment] = field(default_factory=list)
     num_works: int = 0
@@ -88,6 +90,7 @@ class RunState:
         num_members: that it began with; 0 before it has begun.
         num_samples: of the whole run; 0 where that is not known.
         num_used: samples that are in the weights.
+        num_trained: rounds for which something was trained; others only sync.
         reason: why it stops, or has ended.
     """
 
@@ -101,6 +104,7 @@ class RunState:
         self.num_members = 0
         self.num_samples = 0
         self.num_used = 0
+        self.num_trained = 0
         self.reason = ""
         self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots[0] = self._snapshot()
@@ -135,7 +139,8 @@ class RunState:
         """
         if isinstance(entry, JoinedEntry):
             seat = self.seats.setdefault(entry.seat, Seat(entry.seat))
-            seat.occupant, seat.name = Occupant(entry.peer, entry.incarnation), entry.name
+            seat.occupant = Occupant(entry.peer, entry.incarnation)
+            seat.peer, seat.name = entry.peer, entry.name
             self.num_seats = max(self.num_seats, entry.seat + 1)
         elif isinstance(entry, LeftEntry):
             self.seats.pop(entry.seat)
@@ -197,6 +202,7 @@ class RunState:
 
     def _decide(self, entry: RoundEntry) -> None:
         self.index, self.round = entry.index, entry.round
+        self.num_trained += bool(entry.ranges)
         contributors = []
         for number, num_works in entry.contributions:
             seat = self.seats[number]
@@ -221,6 +227,7 @@ class RunState:
             "num_members": self.num_members,
             "num_samples": self.num_samples,
             "num_used": self.num_used,
+            "num_trained": self.num_trained,
             "reason": self.reason,
         }
 

@@ -376,7 +376,8 @@ class Leader:
             self.settings,
             self.shape,
             leader=self.me.peer,
-            weights=weights,
+            # By their ids: the same members give the same bits, whoever of them came first.
+            weights=dict(sorted(weights.items())),
             bandwidths=self._bandwidths_of_reducers(weights, now),
             reduction=self.draw(),
         )
