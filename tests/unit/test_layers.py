@@ -185,6 +185,10 @@ HOUSE = (
     training(".averaging.rounds", frozenset()),
     training(".averaging.groups", frozenset({"trio", "torch", "blake3"})),
     training(".averaging"),
+    # Pure, too: which member trains on which samples.
+    training(".data.spans", frozenset()),
+    training(".data.epoch", frozenset()),
+    training(".data.dealing", frozenset()),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
