@@ -189,6 +189,13 @@ HOUSE = (
     training(".data.spans", frozenset()),
     training(".data.epoch", frozenset()),
     training(".data.dealing", frozenset()),
+    training(".data.manifest", frozenset()),
+    training(".data.slices", frozenset({"torch", "safetensors"})),
+    training(".data.blobs", frozenset({"trio"})),
+    training(
+        ".data.preparing", frozenset({"numpy", "safetensors", "tokenizers", "pyarrow", "PIL"})
+    ),
+    training(".data"),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),

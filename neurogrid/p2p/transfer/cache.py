@@ -214,6 +214,11 @@ class BlobCache:
             pass
         return None
 
+    def file(self, blob_id: bytes) -> Path | None:
+        """The file of a blob; None if it is not here. In use, it stays where it is."""
+        path = self._file(blob_id)
+        return path if path.exists() else None
+
     def close(self) -> None:
         """Release all."""
         for blob_id in list(self._in_use):

@@ -36,7 +36,7 @@ class Epoch:
         self._places = {slice_: place for place, slice_ in enumerate(order)}
         self.used = Spans()
         self.returned = Spans()
-        self.fresh = dict.fromkeys(order)
+        self.fresh: dict[int, None] = dict.fromkeys(order)
         # Never dealt.
         self._left = Spans([(0, starts[-1])])
         # Slices of which something was dealt and something is left, with the member that began them.

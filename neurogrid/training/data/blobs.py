@@ -1,0 +1,329 @@
+"""Slices between peers: who has data serves them, who trains fetches what it needs, keeps it, and serves it on.
+
+A slice is a blob, known by its content: it does not matter who sends it, and what has changed on a disk is found out
+before it is used or served.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from neurogrid.errors import (
+    CapacityError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    ResponseTimeout,
+    TransportError,
+)
+from neurogrid.p2p.transfer import (
+    BlobCache,
+    BlobInfo,
+    BlobSource,
+    BlobUnavailableError,
+    BytesSource,
+    StoredBlob,
+    TransferPolicy,
+    Transfers,
+)
+from neurogrid.p2p.wire import CHUNK_BYTES, BlobHasher
+from neurogrid.training.data.manifest import MAX_MANIFEST_BYTES, Manifest, SliceInfo
+from neurogrid.training.data.slices import slice_path
+
+__all__ = ["Provider", "Providers", "SliceCache", "SliceStore", "fetch_manifest"]
+
+logger = logging.getLogger(__name__)
+
+
+class Provider(Protocol):
+    """Has some blobs, and gives them to peers."""
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        """See `TransferPolicy.provide`."""
+
+
+class Providers(TransferPolicy):
+    """A policy that takes nothing, and gives what any of its providers has.
+
+    Attributes:
+        providers: in the order in which they are asked; more may be added at any time.
+    """
+
+    def __init__(self, *providers: Provider) -> None:
+        self.providers: list[Provider] = list(providers)
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        """See `TransferPolicy.provide`."""
+        for provider in self.providers:
+            if (source := await provider.provide(peer_id, blob_id)) is not None:
+                return source
+        return None
+
+
+class SliceStore:
+    """The slices of a data directory, and its manifest, for peers that ask.
+
+    Attributes:
+        manifest_info: the manifest as a blob.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._directory = directory
+        self._slices = {info.blob_id: info for info in (*manifest.slices, *manifest.held_out)}
+        self._manifest = BytesSource(manifest.encode())
+        self.manifest_info = BlobInfo.of_digests(self._manifest.digests(), self._manifest.num_bytes)
+        self._known: dict[bytes, _SliceFile] = {}
+
+    def missing(self) -> tuple[SliceInfo, ...]:
+        """Slices that are not in the directory, or have another length there."""
+        return tuple(info for info in self._slices.values() if not self._is_here(info))
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        """See `TransferPolicy.provide`. A file that is not what its name says is not given."""
+        if blob_id == self.manifest_info.blob_id:
+            return self._manifest
+        info = self._slices.get(blob_id)
+        if info is None:
+            return None
+        return await trio.to_thread.run_sync(self._open, info)
+
+    def _is_here(self, info: SliceInfo) -> bool:
+        try:
+            return slice_path(self._directory, info).stat().st_size == info.num_bytes
+        except OSError:
+            return False
+
+    def _open(self, info: SliceInfo) -> BlobSource | None:
+        """In a thread: hashes the file where it is not the one that was hashed before."""
+        path = slice_path(self._directory, info)
+        try:
+            known = self._known.get(info.blob_id)
+            if known is None or known.has_changed():
+                known = self._known[info.blob_id] = _SliceFile(path)
+        except OSError as exc:
+            logger.warning("slice %s cannot be read: %s", path, exc.strerror)
+            return None
+        if known.info.blob_id != info.blob_id:
+            logger.warning("%s is not what its name says: it is not served", path)
+            return None
+        return known
+
+
+class _SliceFile:
+    """A file as a blob, hashed when this is made.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state = self._find_state()
+        hasher = BlobHasher()
+        with path.open("rb") as file:
+            while data := file.read(CHUNK_BYTES):
+                hasher.update(data)
+        self.info = BlobInfo.of_digests(hasher.digests(), self._state[0])
+
+    def has_changed(self) -> bool:
+        """Whether it is another file than was hashed."""
+        return self._find_state() != self._state
+
+    @property
+    def num_bytes(self) -> int:
+        return self.info.num_bytes
+
+    def digests(self) -> bytes:
+        return self.info.digests
+
+    def chunk(self, index: int) -> bytes:
+        with self._path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), self.info.chunk_bytes(index), index * CHUNK_BYTES)
+
+    def _find_state(self) -> tuple[int, int, int, int]:
+        status = self._path.stat()
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+class SliceCache:
+    """A member's slices on disk: fetched when they are needed, kept within a limit, and served to others.
+
+    Args:
+        transfers: of the host.
+        directory: of its own; made if need be. What is there from an earlier time is used.
+        max_bytes: what all slices in it may take. Those that are needed at one time have to fit.
+
+    Raises:
+        ConfigurationError: the directory cannot be used.
+    """
+
+    def __init__(self, transfers: Transfers, directory: Path, max_bytes: int) -> None:
+        self._transfers = transfers
+        self._cache = BlobCache(directory, max_bytes=max_bytes)
+        self._verified: dict[bytes, BlobInfo] = {}
+        self._fetching: dict[bytes, tuple[trio.Lock, int]] = {}
+
+    async def fetch(self, info: SliceInfo, peers: Sequence[str], timeout: float) -> Path:
+        """The file of a slice, verified; it stays until `need_only` does not name it any more.
+
+        A file that is here is read and hashed; if it is damaged, it is fetched again.
+
+        Args:
+            peers: ids of connected peers that may have it, asked one after the other; each has its share of the time.
+            timeout: seconds for all of them.
+
+        Raises:
+            BlobUnavailableError: none of them gave it in time; `failures` says why, by peer id.
+            CapacityError: it does not fit beside those that are needed, or is longer than the manifest says.
+        """
+        with trio.CancelScope() as scope, self._alone(info.blob_id) as lock:
+            scope.deadline = started = trio.current_time() + timeout
+            async with lock:
+                scope.deadline = float("inf")
+                stored = await trio.to_thread.run_sync(self._load, info.blob_id)
+                if stored is None:
+                    blob = await self._fetch(info, peers, started)
+                    await trio.to_thread.run_sync(self._store, info, blob)
+                return self._pinned(info)
+        raise ResponseTimeout(
+            f"slice {_short(info.blob_id)} is still being fetched after {timeout:g} s"
+        )
+
+    def need_only(self, blob_ids: Collection[bytes]) -> None:
+        """These slices are needed from now on: others that were fetched may go when the room is needed."""
+        for blob_id in self._cache.in_use - set(blob_ids):
+            self._cache.release(blob_id)
+
+    def holds(self, blob_id: bytes) -> bool:
+        """Whether there is a file for a slice; what is in it, `fetch` and `provide` find out."""
+        return blob_id in self._cache
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all slices take."""
+        return self._cache.num_bytes
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        """See `TransferPolicy.provide`."""
+        if blob_id not in self._cache:
+            return None
+        known = self._verified.get(blob_id)
+        if known is not None:
+            return self._cache.source(known)
+        return await trio.to_thread.run_sync(self._load, blob_id)
+
+    def close(self) -> None:
+        """No slice is needed any more."""
+        self._cache.close()
+
+    @contextmanager
+    def _alone(self, blob_id: bytes) -> Iterator[trio.Lock]:
+        """The lock of whoever fetches a slice: a second one waits, and finds it here."""
+        lock, num = self._fetching.get(blob_id, (trio.Lock(), 0))
+        self._fetching[blob_id] = lock, num + 1
+        try:
+            yield lock
+        finally:
+            lock, num = self._fetching.pop(blob_id)
+            if num > 1:
+                self._fetching[blob_id] = lock, num - 1
+
+    async def _fetch(self, info: SliceInfo, peers: Sequence[str], deadline: float) -> StoredBlob:
+        blob = await _fetch_from_any(
+            self._transfers, info.blob_id, peers, deadline, max_bytes=info.num_bytes
+        )
+        if blob.num_bytes != info.num_bytes:
+            raise CapacityError(
+                f"slice {_short(info.blob_id)} has {blob.num_bytes} B, and {info.num_bytes} in the manifest",
+                needed=blob.num_bytes,
+                available=info.num_bytes,
+            )
+        return blob
+
+    def _load(self, blob_id: bytes) -> StoredBlob | None:
+        stored = self._cache.load(blob_id)
+        if stored is None:
+            self._verified.pop(blob_id, None)
+        else:
+            self._verified[blob_id] = stored.info
+        return stored
+
+    def _store(self, info: SliceInfo, blob: StoredBlob) -> None:
+        if not self._cache.store(blob):
+            raise CapacityError(
+                f"slice {_short(info.blob_id)} cannot be kept in {self._cache.path}: all slices may have "
+                f"{self._cache.max_bytes:,} B there, and those that are needed are not dropped",
+                needed=info.num_bytes,
+                available=self._cache.max_bytes,
+            )
+        self._verified[info.blob_id] = blob.info
+
+    def _pinned(self, info: SliceInfo) -> Path:
+        self._cache.use(info.blob_id)
+        path = self._cache.file(info.blob_id)
+        if path is None or info.blob_id not in self._cache.in_use:
+            # Another process that shares the directory needed the room, in this very moment.
+            raise CapacityError(
+                f"slice {_short(info.blob_id)} went before it was used: give {self._cache.path} more room",
+                needed=info.num_bytes,
+                available=self._cache.max_bytes,
+            )
+        return path
+
+
+async def fetch_manifest(
+    transfers: Transfers, blob_id: bytes, peers: Sequence[str], timeout: float
+) -> Manifest:
+    """The manifest with this id, from the first of the peers that has it.
+
+    Args:
+        timeout: seconds for all of them.
+
+    Raises:
+        BlobUnavailableError: none of them gave it in time.
+        RemoteProtocolError: it contradicts itself.
+    """
+    deadline = trio.current_time() + timeout
+    blob = await _fetch_from_any(transfers, blob_id, peers, deadline, max_bytes=MAX_MANIFEST_BYTES)
+    return await trio.to_thread.run_sync(Manifest.decode, bytes(blob.data))
+
+
+async def _fetch_from_any(
+    transfers: Transfers,
+    blob_id: bytes,
+    peers: Sequence[str],
+    deadline: float,
+    *,
+    max_bytes: int,
+) -> StoredBlob:
+    """A blob from the first that gives all of it; a peer that is silent has its share of the time, and no more."""
+    failures: dict[str, NeuroGridError] = {}
+    for number, peer_id in enumerate(peers):
+        share = max(0.0, deadline - trio.current_time()) / (len(peers) - number)
+        try:
+            with trio.fail_after(share):
+                fetched = await transfers.fetch_blob(peer_id, blob_id, max_bytes=max_bytes)
+            return fetched.blob
+        except trio.TooSlowError:
+            failures[peer_id] = ResponseTimeout(
+                f"{peer_id} did not give all of it within {share:.1f} s"
+            )
+        except (PeerRefusedError, RemoteProtocolError, TransportError) as exc:
+            failures[peer_id] = exc
+        logger.warning("%s gave no blob %s: %s", peer_id, _short(blob_id), failures[peer_id])
+    reasons = "; ".join(f"{peer_id}: {exc}" for peer_id, exc in failures.items())
+    raise BlobUnavailableError(
+        f"none of {len(peers)} peers gave blob {_short(blob_id)}: {reasons or 'nobody was named'}",
+        failures=failures,
+    )
+
+
+def _short(blob_id: bytes) -> str:
+    return blob_id.hex()[:12]
