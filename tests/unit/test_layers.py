@@ -192,14 +192,17 @@ HOUSE = (
     training(".averaging.rounds", frozenset()),
     training(".averaging.groups", frozenset({"trio", "torch", "blake3"})),
     training(".averaging"),
-    # A child process and its owner; of peers it knows nothing.
-    Room(
-        "neurogrid.training.trainer",
-        COMMON | {"neurogrid.model"},
-        TORCH | {"trio", "msgpack"},
-        COMMAND_LINE,
+    # Pure, too: which member trains on which samples.
+    training(".data.spans", frozenset()),
+    training(".data.epoch", frozenset()),
+    training(".data.dealing", frozenset()),
+    training(".data.manifest", frozenset()),
+    training(".data.slices", frozenset({"torch", "safetensors"})),
+    training(".data.blobs", frozenset({"trio"})),
+    training(
+        ".data.preparing", frozenset({"numpy", "safetensors", "tokenizers", "pyarrow", "PIL"})
     ),
-    training(".checkpoints", frozenset({"torch", "safetensors"})),
+    training(".data"),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),

@@ -138,7 +138,7 @@ def train_tokenizer(pieces: Iterable[Piece], vocab_size: int, directory: Path) -
     )
     tokenizer.train_from_iterator(_beginning(pieces), trainer)
     directory.mkdir()
-    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = {
         "bos_token": BOS,
         "clean_up_tokenization_spaces": False,
