@@ -192,7 +192,7 @@ HOUSE = (
         TORCH | {"trio", "msgpack"},
         COMMAND_LINE,
     ),
-    training(".checkpoints", frozenset({"torch", "safetensors"})),
+    training(".checkpoints", frozenset({"trio", "torch", "safetensors"})),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),

@@ -1,0 +1,41 @@
+"""Names within a directory of checkpoints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+__all__ = [
+    "LATEST",
+    "MEMBERS",
+    "OUTER",
+    "STATE",
+    "TEMPORARY",
+    "TRAINING",
+    "name_of",
+    "step_of",
+]
+
+LATEST: Final = "latest"
+TRAINING: Final = "training"
+OUTER: Final = "outer.safetensors"
+STATE: Final = "state.json"
+MEMBERS: Final = "members"
+TEMPORARY: Final = ".unfinished-"
+"""What every name begins with that is not whole, or about to be removed."""
+
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+
+
+def name_of(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    if step < 0:
+        raise ValueError(f"step {step}")
+    return f"step-{step}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step whose checkpoint is called so; None for another name."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else None
