@@ -202,7 +202,7 @@ HOUSE = (
     training(
         ".data.preparing", frozenset({"numpy", "safetensors", "tokenizers", "pyarrow", "PIL"})
     ),
-    training(".data"),
+    training(".checkpoints", frozenset({"trio", "torch", "safetensors"})),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
