@@ -161,7 +161,9 @@ def _drop_phrases(parser: argparse.ArgumentParser) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for name in [name for name in action.choices if " " in name]:
                 del action.choices[name]
-            action._choices_actions = [each for each in action._choices_actions if " " not in each.dest]
+            action._choices_actions = [
+                each for each in action._choices_actions if " " not in each.dest
+            ]
 
 
 def _actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
