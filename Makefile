@@ -14,7 +14,7 @@ REQUIREMENTS := packaging/requirements
 .venv/.ready: pyproject.toml constraints.txt .ci/setup $(REQUIREMENTS)/transport.txt $(REQUIREMENTS)/inference.txt
 	.ci/setup python
 
-.venv/.dev-ready: .venv/.ready $(REQUIREMENTS)/dev.txt $(REQUIREMENTS)/otel.txt
+.venv/.dev-ready: .venv/.ready $(REQUIREMENTS)/dev.txt $(REQUIREMENTS)/otel.txt $(REQUIREMENTS)/training.txt
 	.ci/setup dev
 
 # Peers in other languages.

@@ -2,6 +2,7 @@
 
     pip install neurogrid                the transport library
     pip install 'neurogrid[inference]'   and the commands, the model, the server
+    pip install 'neurogrid[training]'    and what training reads and reports with, beside inference
     pip install 'neurogrid[otel]'        and what sends traces to a collector
 
 Nothing is imported here, and a test compares the table with pyproject.toml.
@@ -34,6 +35,7 @@ EXTRAS: Final[dict[str, frozenset[str]]] = {
             "shtab",
         }
     ),
+    "training": frozenset({"accelerate", "PIL", "pyarrow"}),
     "otel": frozenset({"opentelemetry.sdk", "opentelemetry.exporter"}),
 }
 

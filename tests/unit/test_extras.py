@@ -27,8 +27,8 @@ def declared(extra: str) -> set[str]:
 
 def test_the_table_is_that_of_the_project() -> None:
     brought = packages_distributions()
-    modules = {normal(name) for top in EXTRAS["inference"] for name in brought[top]}
-    assert modules == declared("inference")
+    for extra in ("inference", "training"):
+        assert {normal(name) for top in EXTRAS[extra] for name in brought[top]} == declared(extra)
     assert declared("otel") == {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}
 
 
@@ -37,6 +37,8 @@ def test_the_table_is_that_of_the_project() -> None:
     [
         ("torch", "inference"),
         ("transformers.models", "inference"),
+        ("pyarrow.parquet", "training"),
+        ("PIL.Image", "training"),
         ("opentelemetry.sdk.trace", "otel"),
         ("opentelemetry", None),
         ("torchvision", None),

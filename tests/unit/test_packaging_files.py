@@ -61,7 +61,7 @@ def test_the_pins_are_all_of_these_and_the_newer_fastecdsa() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = (line.split("==") for line in lines if not line.startswith("#"))
     pins = {canonicalize_name(name): version for name, version in pairs}
-    for name in ("transport", "inference", "otel", "dev"):
+    for name in ("transport", "inference", "training", "otel", "dev"):
         for wanted in map(Requirement, listed(name)):
             if wanted.marker is None or wanted.marker.evaluate():
                 assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), wanted

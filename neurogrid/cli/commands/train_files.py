@@ -199,7 +199,9 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     if not lines:
         yield "round", "none yet"
         return
-    last = lines[-1]
+    last: Figures = {}
+    for line in lines:  # not each has all of them
+        last |= line
     yield "round", _counted(last, "round")
     yield "step", _counted(last, "step")
     yield "tokens", _counted(last, "tokens")
@@ -210,11 +212,10 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
         at = f" at step {held_out[-1]['step']:g}" if "step" in held_out[-1] else ""
         yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
     yield "members", _counted(last, "members")
-    before = lines[-2] if len(lines) > 1 else {"tokens": 0.0, "seconds": 0.0}
-    if {"tokens", "seconds"} <= before.keys() & last.keys():
-        seconds = last["seconds"] - before["seconds"]
-        if seconds > 0:
-            yield "speed", f"{(last['tokens'] - before['tokens']) / seconds:,.0f} tokens a second"
+    timed = [each for each in lines if {"tokens", "seconds"} <= each.keys()]
+    if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[-2]["seconds"]) > 0:
+        num_tokens = timed[-1]["tokens"] - timed[-2]["tokens"]
+        yield "speed", f"{num_tokens / seconds:,.0f} tokens a second, of all members"
     yield "stops", ", ".join(_goals(run.stop, last))
     steps = directory.steps()
     newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
@@ -240,4 +241,4 @@ def _goals(stop: StopSection, figures: Figures) -> Iterator[str]:
         if goal is not None:
             number = done[name]
             part = "" if number is None else f" ({min(1.0, number / goal):.0%})"
-            yield f"{goal:,g} {name}{part}"
+            yield f"{goal:,} {name}{part}"

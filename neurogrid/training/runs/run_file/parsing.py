@@ -24,7 +24,7 @@ MAX_BYTES: Final = 16 * 1024
 """Of a run file, which members are sent: six times what all keys take."""
 
 MAX_LINES: Final = 1000
-"""What has no end is read again with every line: this bounds how often."""
+"""Of a run file: room for some lines of comment on every key."""
 
 _DEFAULT_NAME: Final = "run"
 
@@ -48,8 +48,8 @@ def parse_run_file(text: str, *, name: str = "run.toml") -> RunFile:
         return _run_file(table, _run_name(name))
     except WrongValueError as exc:
         lines = key_lines(text)
-        # What is missing is told where its section begins.
-        tried = [*exc.paths, *(path[:1] for path in exc.paths)]
+        # It is in what was not looked into, where there is such; what is missing is told where its section begins.
+        tried = [*exc.paths, (), *(path[:1] for path in exc.paths)]
         line = next((lines[path] for path in tried if path in lines), 1)
         raise RunFileError(f"{name}:{line}: {exc}") from exc
 

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from typing import Final
 
 from neurogrid.training.runs.run_file.section import Path
 
 __all__ = ["key_lines"]
 
+# Of a statement, which is read again with each: no value that is allowed needs as many.
+_MAX_LINES: Final = 64
+# Keys below one another that are looked at: those that are allowed are two.
+_MAX_DEPTH: Final = 4
+
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Where each key, table and section of a valid text begins, lines counted from 1."""
+    """Where each key, table and section of a valid text begins, lines counted from 1.
+
+    A statement that goes on for more lines than any that is allowed ends the search: it stands below the empty path.
+    """
     lines: dict[Path, int] = {}
     section: Path = ()
     begin, statement = 1, ""
@@ -23,6 +32,9 @@ def key_lines(text: str) -> dict[Path, int]:
         try:
             table = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
+            if number - begin >= _MAX_LINES:
+                lines[()] = begin
+                break
             continue  # goes on in the next line
         paths = list(_paths(table))
         if statement.lstrip().startswith("["):
@@ -36,13 +48,15 @@ def key_lines(text: str) -> dict[Path, int]:
     return lines
 
 
-def _paths(table: object) -> Iterator[Path]:
+def _paths(table: object, depth: int = _MAX_DEPTH) -> Iterator[Path]:
     """Of all keys in a table, below their own."""
+    if depth == 0:
+        return
     if isinstance(table, list):
         for item in table:
-            yield from _paths(item)
+            yield from _paths(item, depth - 1)
     elif isinstance(table, dict):
         for key, value in table.items():
             yield (key,)
-            for path in _paths(value):
+            for path in _paths(value, depth - 1):
                 yield (key, *path)

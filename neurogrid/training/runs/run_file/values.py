@@ -185,7 +185,9 @@ def written(value: object) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(written(each) for each in value[:_MAX_SHOWN_CHARS])}]"
+        # None that is allowed has arrays in it, and others may have them a thousand deep.
+        items = ("[…]" if isinstance(each, list | tuple) else written(each) for each in value)
+        return f"[{', '.join(items)}]"
     if isinstance(value, dict):
         return "a table"
     if type(value) is int and abs(value) > MAX_WHOLE**4:

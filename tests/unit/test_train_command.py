@@ -1,0 +1,273 @@
+"""`neurogrid train`: what its words take, what `check` prints, and what is said where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import trio
+
+from neurogrid.cli.commands import train, worker
+from neurogrid.cli.commands.main import COMMANDS, parse
+from neurogrid.cli.commands.train import TrainingLines, _judge_directory, _take_cluster, told
+from neurogrid.cli.commands.train_files import status
+from neurogrid.cli.commands.train_model import place_of, run_directory
+from neurogrid.cli.commands.worker import take_work
+from neurogrid.cli.options.trust import Trust
+from neurogrid.cli.terminal.screen import Screen
+from neurogrid.errors import ConfigurationError
+from neurogrid.hub.names import ModelName
+from neurogrid.model.embedded import embedded_model_path
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import parse_run_file
+
+LEAST = '[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\ntokens = 2_000_000\n'
+
+
+def parsed(*words: str) -> Namespace:
+    command, _, options = parse(words)
+    assert command.carrier is train
+    return options
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    program = "from neurogrid.cli.entry import neurogrid; neurogrid()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "train", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_first_word_says_what_it_is() -> None:
+    for words, word in {
+        ("run.toml",): "run",
+        ("./check",): "run",
+        ("check", "run.toml"): "check",
+        ("prepare", "a", "b"): "prepare",
+        ("data", "d", "--join", "x"): "data",
+        ("status", "d"): "status",
+        ("export", "d", "o"): "export",
+    }.items():
+        assert parsed("train", *words).word == word
+    names = {each.name for each in COMMANDS if each.carrier is train}
+    assert names == {
+        "train",
+        *(f"train {w}" for w in ("check", "prepare", "data", "status", "export")),
+    }
+
+
+def test_a_run_is_led_as_the_options_say() -> None:
+    options = parsed("train", "run.toml")
+    assert (options.run_file, options.dir, options.resume) == (Path("run.toml"), None, False)
+    assert (options.local_workers, options.wait, options.threads) == (0, 1800, None)
+    options = parsed(
+        *("train", "--local-workers", "3", "run.toml", "--dir", "d", "--wait", "5", "--resume"),
+    )
+    assert (options.dir, options.resume, options.wait) == (Path("d"), True, 5)
+    assert options.local_workers == 3
+    run = parse_run_file(LEAST, name="tiny.toml")
+    assert run_directory(options, run) == Path("d")
+    assert run_directory(parsed("train", "tiny.toml"), run) == Path("runs/tiny")
+
+
+def test_what_is_prepared() -> None:
+    options = parsed("train", "prepare", "a", "b")
+    run = parse_run_file(LEAST)
+    assert (options.vocab_size, options.sequence_length, options.held_out) == (
+        *(run.data.vocab_size, run.data.sequence_length, run.data.held_out),
+    ), "the same as where a run prepares its data"
+    assert options.slice_samples == run.data.slice_samples
+    assert (options.tokenizer, options.seed, options.licence) == (None, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train"], "RUN.toml"),
+        (["train", "chek", "run.toml"], "unrecognized arguments: run.toml"),
+        (["train", "check"], "RUN.toml"),
+        (["train", "prepare", "a"], "OUT"),
+        (["train", "prepare", "a", "b", "--held-out", "0.6"], "0.6 is not from 0 to 0.5"),
+        (["train", "prepare", "a", "b", "--held-out", "x"], "'x' is no number"),
+        (["train", "run.toml", "--local-workers", "-1"], "-1 is not between 0"),
+        (["train", "run.toml", "--wait", "0"], "0 is not above zero"),
+        (["train", "check", "run.toml", "--speed", "0"], "0 is not above zero"),
+        (["train", "check", "run.toml", "--bandwidth", "fast"], "'fast' is no size"),
+        (["train", "export", "a"], "OUT"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(capsys, *words)
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_what_a_model_is_named_by(tmp_path: Path) -> None:
+    assert place_of("embedded") == embedded_model_path()
+    assert place_of(str(tmp_path)) == tmp_path
+    assert place_of("./config.json") == Path("config.json")
+    assert place_of("Qwen/Qwen3-0.6B") == ModelName("Qwen/Qwen3-0.6B")
+
+
+def test_a_run_is_begun_once(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    _judge_directory(directory, resume=False)
+    with pytest.raises(ConfigurationError, match="has no run to go on with"):
+        _judge_directory(directory, resume=True)
+    directory.journal.touch()
+    _judge_directory(directory, resume=True)
+    with pytest.raises(ConfigurationError, match="has a run already: --resume goes on with it"):
+        _judge_directory(directory, resume=False)
+
+
+def test_the_cluster_of_a_run_is_made_once(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    options = parsed("train", "run.toml")
+    _take_cluster(options, directory)
+    assert (options.cluster, options.new_cluster) == (None, tmp_path / "cluster")
+    directory.cluster.mkdir()
+    _take_cluster(options, directory)
+    assert (options.cluster, options.new_cluster) == (tmp_path / "cluster", None)
+
+
+def test_a_worker_does_both_unless_one_is_named() -> None:
+    for words, (serves, trains) in {
+        (): (True, True),
+        ("--serve",): (True, False),
+        ("--train",): (False, True),
+        ("--serve", "--train"): (True, True),
+    }.items():
+        options = worker.build_parser().parse_args(words)
+        take_work(options)
+        assert (options.serve, options.train) == (serves, trains)
+
+
+def test_a_run_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = TrainingLines(Screen(), Trust(), [])
+    lines.listening("12D3", ["/ip4/127.0.0.1/tcp/1"])  # nobody joins a peer without a cluster
+    lines.say("a member joined")
+    lines.metrics({"round": 2, "step": 40, "loss": 3.5, "tokens": 12345, "members": 2})
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.splitlines() == [
+        "a member joined",
+        "round 2, step 40, loss 3.5000, 12,345 tokens, 2 members",
+    ]
+    assert told({"eval_loss": 1.25}) == "held-out loss 1.2500"
+
+
+def rows(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    assert trio.run(status, Namespace(directory=directory), Screen()) == 0
+    written = capsys.readouterr()
+    assert written.err == ""
+    return dict(line.split(maxsplit=1) for line in written.out.splitlines())
+
+
+def test_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigurationError, match="has no run in it"):
+        rows(tmp_path, capsys)
+    (tmp_path / "run.toml").write_text(parse_run_file(LEAST, name="tiny.toml").text())
+    told = rows(tmp_path, capsys)
+    assert told == {"run": "tiny, embedded on data/", "round": "none yet"}
+    lines = [
+        {"step": 20, "tokens": 400_000, "loss": 4.0, "round": 1, "members": 2, "seconds": 100.0},
+        {"step": 20, "eval_loss": 4.25},
+        {"step": 40, "tokens": 900_000, "loss": 3.5, "round": 2, "members": 2, "seconds": 200.0},
+    ]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "checkpoints" / "step-40").mkdir(parents=True)
+    told = rows(tmp_path, capsys)
+    assert told.pop("as").startswith("of ")
+    assert told.pop("held").split() == ["out", "4.2500", "at", "step", "20"]
+    assert told == {
+        "run": "tiny, embedded on data/",
+        "round": "2",
+        "step": "40",
+        "tokens": "900,000",
+        "loss": "3.5000",
+        "members": "2",
+        "speed": "5,000 tokens a second, of all members",
+        "stops": "2,000,000 tokens (45%)",
+        "checkpoint": f"{tmp_path}/checkpoints/step-40, of 1",
+    }
+
+
+def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(LEAST)
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    (tmp_path / "runs" / "run" / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"round": n, "seconds": 30 * n, "tokens": 9000 * n}) + "\n"
+            for n in (1, 2, 3)
+        )
+    )
+    done = command(
+        *("check", "run.toml", "--speed", "4000", "--speed", "2000", "--bandwidth", "10MB"),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert parse_run_file(done.stdout) == parse_run_file(LEAST), "it is a run file again"
+    _, _, told = done.stdout.partition("# what it takes, with 2 members\n")
+    assert "# parameters   3,640,512 that are trained\n" in told
+    # 2 members, 20 steps of 4,096 tokens, of which there are 2 million; 6,000 tokens a second.
+    assert "# a round      20 steps of 16 samples (4,096 tokens) for each member, 640 " in told
+    assert "# rounds       13\n" in told
+    assert "# time         a round takes 27.3 s computing, and 1.1 s exchanging\n" in told
+    assert "# measured     a round took 30.0 s in runs/run\n" in told
+    assert "300 tokens a second, of all members" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        (LEAST.replace("2_000_000", '"x"'), [], "run.toml:6: [stop] tokens is a whole number"),
+        (LEAST.replace("embedded", "./none"), [], '[model] config = "./none": there is no such '),
+        (LEAST.replace("embedded", "a/b"), ["--offline"], "a/b is neither a directory here"),
+        (LEAST, ["--speed", "1", "--speed", "2", "--members", "3"], "give --speed once for all"),
+        (f"{LEAST}[members]\nmin = 0\n", [], "run.toml:8: [members] min is a whole number from 1"),
+        (
+            LEAST.replace('"data/"', '"data/"\nsequence_length = 2048'),
+            [],
+            "[data] sequence_length is 2048, and the model's sequences have at most 1024 tokens",
+        ),
+    ],
+)
+def test_check_refuses_in_one_line(text: str, words: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    done = command("check", "run.toml", *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"neurogrid train check: {told}"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_with_a_wrong_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(LEAST.replace("[stop]", "[stp]"))
+    done = command("run.toml", "--local-workers", "1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('neurogrid train: run.toml:5: a run file has no "stp": ')
+    assert [file.name for file in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_data_is_served_to_a_run_alone(tmp_path: Path) -> None:
+    done = command("data", ".", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("neurogrid train data: a ticket is needed, ")

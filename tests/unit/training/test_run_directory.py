@@ -1,0 +1,107 @@
+"""The directory of a run: what is read of it while somebody writes, and what is said where there is nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.runs.run_directory import Figures, RunDirectory, read_run_file
+from neurogrid.training.runs.run_file import RunFileError
+
+LEAST = '[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\nsteps = 300\n'
+
+
+def test_a_run_is_read_back(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    with pytest.raises(ConfigurationError, match="has no run in it"):
+        directory.read_run()
+    file = tmp_path / "mine.toml"
+    file.write_text(LEAST)
+    run = read_run_file(file)
+    assert run.name == "mine"
+    directory.run_file.write_text(run.text())
+    assert directory.read_run() == run
+    assert not directory.has_run
+    directory.journal.touch()
+    assert directory.has_run
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"[model]\nconfig = '\xff'\n", ":2: this is no text in UTF-8"),
+        (b"#" * 20_000, " is no run file: those have at most"),
+        (b"[modl]\n", ':1: a run file has no "modl"'),
+    ],
+)
+def test_a_file_that_is_no_run_file(data: bytes, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(data)
+    with pytest.raises(ConfigurationError) as failed:
+        read_run_file(file)
+    assert str(failed.value).startswith(f"{file}{told}")
+    assert isinstance(failed.value, RunFileError) == ("modl" in told)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file"):
+        read_run_file(tmp_path / "run.toml")
+    with pytest.raises(ConfigurationError, match="Is a directory"):
+        read_run_file(tmp_path)
+
+
+FIGURES = st.dictionaries(
+    st.text(max_size=5), st.integers(-(2**53), 2**53) | st.floats(-1e300, 1e300), max_size=4
+)
+
+
+@given(st.lists(FIGURES, max_size=5), st.integers(0, 200))
+def test_the_lines_that_are_whole_are_read(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[Figures], cut: int
+) -> None:
+    """Whoever writes may be in the middle of a line."""
+    directory = RunDirectory(tmp_path_factory.mktemp("run"))
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    data = data[: max(0, len(data) - cut)]
+    directory.metrics.write_bytes(data)
+    assert directory.figures() == lines[: data.count(b"\n")]
+
+
+def test_what_is_no_figure_is_left_out(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.figures() == []
+    directory.metrics.write_bytes(
+        b'[1]\n"x"\nnot json\n\xff\n{"step": 1, "name": "x", "is": true}\n' + b"[" * 9999 + b"\n"
+    )
+    assert directory.figures() == [{"step": 1}]
+
+
+def test_the_newest_lines_of_a_long_file_are_read(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    with directory.metrics.open("w") as stream:
+        for step in range(20_000):
+            stream.write(json.dumps({"step": step, "loss": 1.0}) + "\n")
+    figures = directory.figures()
+    assert 5000 < len(figures) < 20_000
+    assert figures[-1]["step"] == 19_999
+    assert [each["step"] for each in figures] == list(range(20_000 - len(figures), 20_000))
+
+
+def test_the_metrics_cannot_be_read(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.metrics.mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        directory.figures()
+
+
+def test_the_steps_of_checkpoints(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.steps() == []
+    for name in ("step-20", "step-100", "step-3", "latest", "step-x", ".step-7.tmp"):
+        (directory.checkpoints / name).mkdir(parents=True)
+    assert directory.steps() == [3, 20, 100]
