@@ -49,7 +49,7 @@ from neurogrid.training.runs.resources import (
     lacking,
 )
 from neurogrid.training.runs.run_file import RunFile
-from neurogrid.training.runs.state import Occupant, Phase
+from neurogrid.training.runs.state import Occupant, Phase, Seat
 from neurogrid.training.wire import GroupSettings
 from neurogrid.training.wire.runs import (
     Ask,
@@ -85,6 +85,7 @@ _HEARTBEAT: Final = 1.0
 _ASK_TIMEOUT: Final = 10.0
 _GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
 _RETRY: Final = 3.0
+_MOMENT: Final = 2.0
 _SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
@@ -240,14 +241,19 @@ class Leader:
             join=join,
             settings=None if join else settings,
             observes=True,
+            after_round=self._state.round,
         )
 
-    async def _find_group(self, occupied: Sequence[object]) -> Sequence[str]:
+    async def _find_group(self, occupied: Sequence[Seat]) -> Sequence[str]:
         """Addresses of members that go on without the leader; empty where there are none."""
         self._progress.say("looking for the members that were there")
+        peers = [seat.occupant.peer for seat in occupied if seat.occupant is not None]
         with trio.move_on_after(min(self._wait, _SEARCH)):
             while not self._group_addresses():
-                await self._changed.wait()
+                if all(map(self._host.is_connected, peers)):
+                    await trio.sleep(_MOMENT)  # one that takes part says so at once
+                    break
+                await trio.sleep(_MOMENT / 10)
         return self._group_addresses()
 
     def _group_addresses(self) -> tuple[str, ...]:

@@ -109,8 +109,8 @@ class RunMachine:
     # What others look at
 
     def works(self, seat: int) -> tuple[Assignment, ...]:
-        """The work of a seat at hand, and those after it."""
-        held = self.state.seats.get(seat)
+        """The work of a seat at hand, and those after it; none while seats of a run that goes on are vacant."""
+        held = self.state.seats.get(seat) if not self.state.vacant() else None
         return tuple(held.works) if held is not None else ()
 
     def drain(self) -> list[Entry]:

@@ -199,6 +199,7 @@ def test_what_is_resumed_deals_what_was_dealt() -> None:
     cluster.machine.resume(3)
     assert not any(cluster.state.occupied())
     cluster.join("c")
+    assert cluster.machine.works(0) == ()
     cluster.join("d")
     assert [cluster.machine.works(seat) for seat in (0, 1)] == wanted
 

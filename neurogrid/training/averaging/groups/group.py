@@ -730,6 +730,7 @@ async def open_group(
     settings: GroupSettings | None = None,
     bandwidth: float | None = None,
     observes: bool = False,
+    after_round: int = 0,
     timeout: float = 60.0,
 ) -> AsyncIterator[Group]:
     """Found a group, or join one, for as long as the block lasts.
@@ -742,6 +743,7 @@ async def open_group(
         bandwidth: bytes a second that this member can send and receive; 0 to reduce nothing, as for a peer that nobody
             can dial. None to measure it in the rounds.
         observes: rounds need not wait for this member until it has contributed once.
+        after_round: of a group that is founded, the round that has been before its first, for one that goes on.
         timeout: seconds for joining.
 
     Raises:
@@ -781,7 +783,7 @@ async def open_group(
                 places = list(zip(joined.peers, joined.addresses, strict=True))
             else:
                 settings = settings or GroupSettings()
-                history = [Decision(1, 0, (me.peer,), (me.incarnation,))]
+                history = [Decision(1, after_round, (me.peer,), (me.incarnation,))]
                 leader, term, places = me.peer, 1, []
             block = _block(settings)
             machine = GroupMachine(
