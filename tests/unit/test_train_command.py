@@ -89,11 +89,11 @@ def test_a_run_is_led_as_the_options_say() -> None:
 def test_what_is_prepared() -> None:
     options = parsed("train", "prepare", "a", "b")
     run = parse_run_file(LEAST)
-    assert (options.vocab_size, options.sequence_length, options.held_out) == (
-        *(run.data.vocab_size, run.data.sequence_length, run.data.held_out),
-    ), "the same as where a run prepares its data"
-    assert options.slice_samples == run.data.slice_samples
+    for name in ("sequence_length", "held_out", "slice_samples"):
+        # The same as where a run prepares its data.
+        assert getattr(options, name) == getattr(run.data, name)
     assert (options.tokenizer, options.seed, options.licence) == (None, 0, "")
+    assert (options.vocab_size, options.image_size, options.token_bytes) == (None, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         metavar="SOURCE",
-        help="a file of text, .jsonl or .parquet, a directory of them, or a directory with images in one for each "
-        "class",
+        help="a file of text, .jsonl, .parquet or token ids (.bin), a directory of such texts, or one with a directory "
+        "of images for each class",
     )
     parser.add_argument(
         "out", type=Path, metavar="OUT", help="the directory that the data set is written to"
@@ -61,9 +61,8 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--vocab-size",
         type=positive_int,
-        default=8192,
         metavar="N",
-        help="tokens of a tokenizer that is trained (default %(default)s)",
+        help="tokens of a tokenizer that is trained, at most (default 4096); of token ids, below which they are",
     )
     text.add_argument(
         "--sequence-length",
@@ -72,13 +71,27 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of a sample (default %(default)s)",
     )
+    text.add_argument(
+        "--token-bytes",
+        type=int,
+        choices=(2, 4),
+        default=0,
+        help="of an id in a .bin file (default: 2 where the vocabulary allows it)",
+    )
+    images = parser.add_argument_group("images")
+    images.add_argument(
+        "--image-size",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="height and width that images are resized to (default: as they are)",
+    )
     samples = parser.add_argument_group("samples")
     samples.add_argument(
         "--slice-samples",
         type=positive_int,
-        default=1024,
         metavar="N",
-        help="samples of a slice, which is what machines send one another (default %(default)s)",
+        help="samples of a slice, which is what machines send one another (default: about a mebibyte)",
     )
     samples.add_argument(
         "--held-out",
@@ -108,6 +121,12 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     _add_run_directory(parser)
     parser.add_argument(
         "out", type=Path, metavar="OUT", help="the directory that the model is written to"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="of the weights; float32 is what was trained, bit for bit (default %(default)s)",
     )
     add_output_options(parser)
 
@@ -154,6 +173,8 @@ async def prepare(options: argparse.Namespace, screen: Screen) -> int:
         held_out=options.held_out,
         seed=options.seed,
         licence=options.licence,
+        token_bytes=options.token_bytes,
+        image_size=options.image_size,
     )
     # A signal does not wait for it.
     manifest = await _RUN_SYNC(write, abandon_on_cancel=True)
@@ -177,7 +198,9 @@ async def export(options: argparse.Namespace, screen: Screen) -> int:
 
     with ending_at_once():
         RunDirectory(options.directory).read_run()  # for its errors
-    await _RUN_SYNC(export, options.directory, options.out, abandon_on_cancel=True)
+    write = partial(export, options.directory, options.out, dtype=options.dtype)
+    checkpoint = await _RUN_SYNC(write, abandon_on_cancel=True)
+    screen.say(f"the model of {checkpoint}")
     screen.print(str(options.out))
     return ExitStatus.OK
 

@@ -75,6 +75,9 @@ class Learner:
             settings.kind, settings.config, seed=settings.seed, checkpoint=checkpoint
         )
         self._model = model.to(self._device)
+        for parameter in self._model.parameters():
+            # Out of the checkpoint's files, and where products are fast.
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         self._parameters = trained_parameters(self._model)
         self._values = list(self._parameters.values())
         self.layout = Layout.of(self._parameters)
@@ -101,13 +104,14 @@ class Learner:
         """Write the weights into a vector."""
         self.layout.flatten(self._parameters, vector)
 
-    def write_gradients(self, vector: Tensor) -> None:
-        """Write the gradients into a vector; zeros for what has none."""
+    def take_gradients(self, vector: Tensor) -> None:
+        """Write the gradients into a vector, zeros for what has none; there are none afterwards."""
         for parameter, view in zip(self._values, self.layout.views(vector).values(), strict=True):
             if parameter.grad is None:
                 view.zero_()
             else:
                 view.copy_(parameter.grad)
+        self._optimizer.zero_grad(set_to_none=True)
 
     def read_gradients(self, vector: Tensor) -> None:
         """Take over a vector of gradients."""
@@ -227,7 +231,8 @@ class Learner:
         for name, state in stored.states.items():
             parameter = self._parameters[name]
             self._optimizer.state[parameter] = {
-                key: value if value.ndim == 0 else value.to(self._device)
+                # Out of the file, which may be written to again.
+                key: value.clone() if value.ndim == 0 else value.to(self._device, copy=True)
                 for key, value in state.items()
             }
         for name, buffer in self._model.named_buffers():

@@ -170,7 +170,7 @@ class _Program:
         batch = learner.reader.read(_ranges(order["batch"]))
         loss = learner.compute_gradients(batch, number=order["step"], seed=order["seed"])
         gradients = self._shared_gradients()
-        learner.write_gradients(gradients)
+        learner.take_gradients(gradients)
         fault = "" if bool(gradients.isfinite().all()) else "a gradient"
         if fault or loss - loss != 0:
             fault = _not_finite(batch.source, fault or f"the loss is {loss}")

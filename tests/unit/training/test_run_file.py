@@ -73,7 +73,7 @@ def test_the_text_has_all_keys() -> None:
         written = table[title].keys() | set(re.findall(r"^# (\w+): ", LEAST_RUN.text(), re.M))
         assert section.keys.keys() <= written, title
         assert [each.name for each in fields(section)] == list(section.keys)  # type: ignore[arg-type]
-    assert "# price: not given; a number from 0 to 10^9" in LEAST_RUN.text()
+    assert "# price: not given; a number from 0 to 10^9\n" in LEAST_RUN.text()
 
 
 @pytest.mark.parametrize(

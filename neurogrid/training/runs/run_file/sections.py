@@ -92,17 +92,17 @@ class DataSection(Section):
         path: a directory that `neurogrid train prepare` wrote; or what that takes, which is prepared at the start.
         tokenizer: the directory of a tokenizer; empty for the model's own, or where it has none one that is trained.
         sequence_length: tokens of a sample.
-        vocab_size: of a tokenizer that is trained.
+        vocab_size: of a tokenizer that is trained, at most.
         held_out: share of the samples that is kept for evaluation.
-        slice_samples: samples of a slice.
+        slice_samples: samples of a slice; None for as many as are about a mebibyte.
     """
 
     path: str
     tokenizer: str = ""
     sequence_length: int = 256
-    vocab_size: int = 8192
+    vocab_size: int = 4096
     held_out: float = 0.02
-    slice_samples: int = 1024
+    slice_samples: int | None = None
 
     title: ClassVar[str] = "data"
     keys: ClassVar[Mapping[str, Kind]] = {
@@ -111,7 +111,7 @@ class DataSection(Section):
         "sequence_length": whole(2, 1_048_576),
         "vocab_size": whole(257, 10_000_000),
         "held_out": number("from 0 to 0.5", lambda value: 0 <= value <= 0.5),
-        "slice_samples": whole(1, 1_048_576),
+        "slice_samples": optional(whole(1, 1_048_576)),
     }
 
 
