@@ -14,6 +14,7 @@ from typing import Final
 
 import trio
 
+from neurogrid import __version__
 from neurogrid.errors import NeuroGridError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
@@ -69,9 +70,7 @@ _LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors")
 
 def versions() -> tuple[tuple[str, str], ...]:
     """What this machine computes with: members that differ may get other bits."""
-    import neurogrid
-
-    found = [("neurogrid", neurogrid.__version__), ("python", platform.python_version())]
+    found = [("neurogrid", __version__), ("python", platform.python_version())]
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found.append((name, importlib.metadata.version(name)))
