@@ -4,7 +4,8 @@ DIR/running          held, by a lock that ends with its process, by the host tha
                      process that is, and since when
 
 Two hosts with one identity would take each other's connections. A program that changes files in the directory and
-ends (`locked`) is not kept out.
+ends (`locked`) is not kept out. Other things that one process at a time may have are locked in the same way
+(`held_alone`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.p2p.trust.certificate import format_time
 from neurogrid.p2p.trust.private_files import open_private
 
-__all__ = ["DirectoryInUseError", "held"]
+__all__ = ["DirectoryInUseError", "held", "held_alone"]
 
 FILE: Final = "running"
 MAX_FILE_BYTES: Final = 4096
@@ -41,24 +42,43 @@ def held(directory: Path) -> Iterator[None]:
         DirectoryInUseError: somebody does; says who, and since when.
         ConfigurationError: it cannot be written to.
     """
-    descriptor = open_private(directory / FILE)
+    with held_alone(
+        directory / FILE,
+        lambda holder: (
+            f"a coordinator runs with {directory} already: {holder}. Two would take each other's workers: end that "
+            "one first, or make another cluster (--new-cluster DIR). Tickets and revocations need no end of it"
+        ),
+    ):
+        yield
+
+
+@contextmanager
+def held_alone(path: Path, in_use: Callable[[str], str]) -> Iterator[None]:
+    """Hold a lock file, made if it is not there, until the block is left or the process has ended.
+
+    Args:
+        path: of the lock file, which says who holds it.
+        in_use: makes of who does the text of the error.
+
+    Raises:
+        DirectoryInUseError: somebody holds it.
+        ConfigurationError: it cannot be written to.
+    """
+    descriptor = open_private(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             holder = _read_holder(os.pread(descriptor, MAX_FILE_BYTES, 0))
-            raise DirectoryInUseError(
-                f"a coordinator runs with {directory} already: {holder}. Two would take each other's workers: end that "
-                "one first, or make another cluster (--new-cluster DIR). Tickets and revocations need no end of it"
-            ) from exc
+            raise DirectoryInUseError(in_use(holder)) from exc
         except OSError as exc:
-            raise ConfigurationError(f"cannot lock {directory / FILE}: {exc.strerror}") from exc
+            raise ConfigurationError(f"cannot lock {path}: {exc.strerror}") from exc
         told = {"pid": os.getpid(), "host": platform.node(), "since": int(time.time())}
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(told).encode(), 0)
         except OSError as exc:
-            raise ConfigurationError(f"cannot write {directory / FILE}: {exc.strerror}") from exc
+            raise ConfigurationError(f"cannot write {path}: {exc.strerror}") from exc
         yield
     finally:
         os.close(descriptor)

@@ -1,0 +1,313 @@
+"""The journal of a run: what happened, one line an entry, each with the hash of the one before and signed.
+
+    with Journal.open(directory / "journal", identity) as journal:
+        journal.append(RoundEntry(...))         # on the disk when it returns
+    entries = read_journal(directory / "journal")
+
+A crash may leave part of a last line, whose `append` never returned: that is cut off. All else that is not as it was
+written is refused, by its line. What no journal shows is that whole lines are missing at its end.
+
+Source: protocol_spec/training/runs.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from neurogrid.errors import ConfigurationError, LocalProtocolError
+from neurogrid.p2p.hosts.identity import Identity, signing_key
+from neurogrid.p2p.trust.directory_lock import held_alone
+from neurogrid.training.runs.entries import Entry, RunEntry, entry_of
+
+__all__ = ["Journal", "JournalError", "Recorded", "read_journal"]
+
+_DOMAIN: Final = b"neurogrid run journal 1\0"
+_SIGNATURE: Final = b',"signature":"'
+# What stands behind the body of a line: a signature of 64 bytes in hex.
+_SIGNATURE_CHARS: Final = len(_SIGNATURE) + 128 + 2
+_NOTHING: Final = "0" * 64
+# A round of 1,024 members with thousands of ranges each; what is longer is no line of ours.
+_MAX_LINE_BYTES: Final = 256 * 1024 * 1024
+
+
+class JournalError(ConfigurationError):
+    """A journal is not as it was written, or is somebody else's; the text names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An entry of a journal.
+
+    Attributes:
+        line: its number in the file, from 1.
+        time: when it was written, in seconds since 1970.
+        entry: what it says.
+    """
+
+    line: int
+    time: float
+    entry: Entry
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was read of a file: its lines, the leader's id, the hash of the last line, and the bytes of all lines."""
+
+    recorded: list[Recorded]
+    leader: str = ""
+    last: str = _NOTHING
+    num_bytes: int = 0
+
+
+class Journal:
+    """A journal that is written to; `open` makes one."""
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        descriptor: int,
+        found: _Found,
+        stack: ExitStack,
+        clock: Callable[[], float],
+    ) -> None:
+        self.path = path
+        self.entries: list[Recorded] = found.recorded
+        """All that is in it, in order."""
+        self._identity = identity
+        self._descriptor = descriptor
+        self._last = found.last
+        self._num_bytes = found.num_bytes
+        self._stack = stack
+        self._clock = clock
+        self._is_open = True
+
+    @classmethod
+    def open(
+        cls, path: Path, identity: Identity, *, clock: Callable[[], float] = time.time
+    ) -> Journal:
+        """Open a journal, made if it is not there, and let nobody else write to it until it is closed.
+
+        Args:
+            identity: the leader's, which signs.
+
+        Raises:
+            DirectoryInUseError: another process writes to it; says which.
+            JournalError: it was altered, or is another leader's.
+            ConfigurationError: the file cannot be used.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(
+                held_alone(
+                    path.with_name(f"{path.name}.lock"),
+                    lambda holder: (
+                        f"another leader writes to {path}: {holder}. Two with one journal would each undo what "
+                        "the other decides: end that one first, or begin a run in another directory (--dir)"
+                    ),
+                )
+            )
+            try:
+                is_new = not path.exists()
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                stack.callback(os.close, descriptor)
+                with os.fdopen(os.dup(descriptor), "rb") as file:
+                    found = _read(path, file)
+                if found.leader and found.leader != identity.peer_id:
+                    raise JournalError(
+                        f"{path} is the journal of a run that {found.leader} leads; this is {identity.peer_id}. "
+                        "Lead it with the identity that it was begun with, or begin another run"
+                    )
+                os.ftruncate(descriptor, found.num_bytes)
+                os.fsync(descriptor)
+                if is_new:
+                    _sync_directory(path.parent)
+            except OSError as exc:
+                raise ConfigurationError(f"cannot use the journal {path}: {exc.strerror}") from exc
+            return cls(path, identity, descriptor, found, stack.pop_all(), clock)
+
+    def append(self, entry: Entry) -> Recorded:
+        """Write an entry; it is on the disk when this returns. Blocks for as long as the disk takes.
+
+        Raises:
+            LocalProtocolError: the journal is closed, or it does not begin with the `RunEntry` of this leader, or that
+                comes a second time.
+            ConfigurationError: it cannot be written. Nothing of it is left, and the journal is closed.
+        """
+        if not self._is_open:
+            raise LocalProtocolError(f"the journal {self.path} is closed")
+        if isinstance(entry, RunEntry) == bool(self.entries):
+            raise LocalProtocolError("a journal begins with its run, and has no other")
+        if isinstance(entry, RunEntry) and entry.leader != self._identity.peer_id:
+            raise LocalProtocolError(
+                f"the journal is written by its leader, not for {entry.leader}"
+            )
+        recorded = Recorded(len(self.entries) + 1, round(self._clock(), 3), entry)
+        body = _body(recorded, self._last)
+        signature = self._identity.key_pair.private_key.sign(_DOMAIN + body)
+        line = body[:-1] + _SIGNATURE + signature.hex().encode() + b'"}'
+        try:
+            _write(self._descriptor, line + b"\n", self._num_bytes)
+        except OSError as exc:
+            try:
+                os.ftruncate(self._descriptor, self._num_bytes)
+            finally:
+                self.close()
+            raise ConfigurationError(
+                f"cannot write the journal {self.path}: {exc.strerror}. The run stands where it stood: make room, "
+                "and resume it"
+            ) from exc
+        self._num_bytes += len(line) + 1
+        self._last = hashlib.sha256(line).hexdigest()
+        self.entries.append(recorded)
+        return recorded
+
+    def close(self) -> None:
+        """Let others write to it. Closing twice is nothing."""
+        self._is_open = False
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> tuple[Recorded, ...]:
+    """The entries of a journal, also while its leader writes to it.
+
+    Raises:
+        JournalError: it was altered since its leader signed it, or is no journal.
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            found = _read(path, file)
+    except OSError as exc:
+        raise ConfigurationError(f"cannot read the journal {path}: {exc.strerror}") from exc
+    return tuple(found.recorded)
+
+
+def _body(recorded: Recorded, before: str) -> bytes:
+    said = {
+        "line": recorded.line,
+        "before": before,
+        "time": recorded.time,
+        "entry": recorded.entry.json(),
+    }
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def _write(descriptor: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, at)
+        view, at = view[written:], at + written
+    os.fsync(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, file: BinaryIO) -> _Found:
+    """Read and verify all whole lines.
+
+    Each has the hash of the one before, so the signature of the last one is over all. Only where something is wrong the
+    others are looked at, to name the line.
+    """
+    found = _Found([])
+    last = b""
+    for line in _lines(path, file):
+        number = len(found.recorded) + 1
+        try:
+            said = json.loads(line)
+            entry = entry_of(said["entry"])
+            recorded = Recorded(number, float(said["time"]), entry)
+            if isinstance(entry, RunEntry) != (number == 1):
+                raise ValueError("a journal begins with its run, and has no other")
+            follows = (said["line"], said["before"]) == (number, found.last)
+        except (ValueError, LookupError, TypeError, RecursionError) as exc:
+            _refuse_unsigned(path, file)
+            raise JournalError(f"{path}, line {number}: no entry of a journal: {exc}") from exc
+        if not follows:
+            _refuse_unsigned(path, file)
+            raise JournalError(
+                f"{path}, line {number} does not follow on the line before it: lines were taken out or added"
+            )
+        if isinstance(entry, RunEntry):
+            found.leader = entry.leader
+        found.recorded.append(recorded)
+        found.num_bytes += len(line) + 1
+        found.last = hashlib.sha256(line).hexdigest()
+        last = line
+    if last and not _is_signed(last, signing_key(found.leader)):
+        _refuse_unsigned(path, file)
+    return found
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, without their ends."""
+    file.seek(0)
+    number = 0
+    while line := file.readline(_MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > _MAX_LINE_BYTES:
+            raise JournalError(f"{path}, line {number} is longer than {_MAX_LINE_BYTES} bytes")
+        if not line.endswith(b"\n"):
+            return
+        yield line[:-1]
+
+
+def _refuse_unsigned(path: Path, file: BinaryIO) -> None:
+    """Name the first line that its leader has not signed.
+
+    Raises:
+        JournalError: there is one.
+    """
+    key: Ed25519PublicKey | None = None
+    for number, line in enumerate(_lines(path, file), 1):
+        if key is None:
+            try:
+                key = signing_key(json.loads(line)["entry"]["leader"])
+            except (
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+                ConfigurationError,
+            ):
+                raise JournalError(
+                    f"{path}, line 1 does not say whose journal it is: it was altered, or is none"
+                ) from None
+        if not _is_signed(line, key):
+            raise JournalError(
+                f"{path}, line {number} is not as its leader signed it: it was altered"
+            )
+
+
+def _is_signed(line: bytes, key: Ed25519PublicKey) -> bool:
+    body, rest = line[:-_SIGNATURE_CHARS] + b"}", line[-_SIGNATURE_CHARS:]
+    if not (rest.startswith(_SIGNATURE) and rest.endswith(b'"}')):
+        return False
+    try:
+        key.verify(bytes.fromhex(rest[len(_SIGNATURE) : -2].decode()), _DOMAIN + body)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
