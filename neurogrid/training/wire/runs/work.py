@@ -88,9 +88,14 @@ class SampleRange(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return self.stop - self.start
 
-def num_samples(ranges: Iterable[SampleRange]) -> int:
-    """The samples of all ranges together."""
+
+def _num_samples(ranges: Iterable[SampleRange]) -> int:
+    # Whatever has a start and a stop may be sent.
     return sum(r.stop - r.start for r in ranges)
 
 
@@ -158,7 +163,7 @@ class Work(ControlPayload):
     )
 
     def _check(self) -> None:
-        told = num_samples(self.ranges)
+        told = _num_samples(self.ranges)
         if told != self.batches * self.batch_samples:
             raise violation(
                 f"a work of {self.batches} batches of {self.batch_samples} samples has ranges of {told}"
@@ -234,7 +239,7 @@ class Contribution(ControlPayload):
     )
 
     def _check(self) -> None:
-        told = num_samples(self.ranges)
+        told = _num_samples(self.ranges)
         if told != self.samples:
             raise violation(f"a contribution of {self.samples} samples has ranges of {told}")
 
