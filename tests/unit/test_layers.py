@@ -244,6 +244,14 @@ HOUSE = (
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
+    # What a run is, without its network: no clock, no socket, no torch.
+    training(".runs.projection", frozenset()),
+    training(".runs.resources", frozenset()),
+    training(".runs.entries", frozenset()),
+    training(".runs.audit", frozenset()),
+    # A file on the disk.
+    training(".runs.journal", frozenset({"cryptography"})),
+    training(".runs", frozenset()),
     training(".distributed.posts", frozenset()),
     training(".distributed.chunks", frozenset()),
     training(".distributed"),
