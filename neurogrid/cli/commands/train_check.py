@@ -24,7 +24,7 @@ from neurogrid.cli.options.common import (
 )
 from neurogrid.cli.options.model import add_offline_option
 from neurogrid.cli.signals import ending_at_once
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.planner import format_bytes
 
 if TYPE_CHECKING:
@@ -147,7 +147,10 @@ def _prepared(run: RunFile) -> tuple[RunFile, int | None]:
         return run, None
     from neurogrid.training.data.manifest import Manifest
 
-    manifest = Manifest.decode(file.read_bytes())
+    try:
+        manifest = Manifest.decode(file.read_bytes())
+    except (OSError, RemoteProtocolError) as exc:
+        raise ConfigurationError(f"{file}: {exc}") from exc
     if run.model.kind == "causal-lm":
         run = replace(run, data=replace(run.data, sequence_length=manifest.sequence_length))
     return run, manifest.num_samples
@@ -167,7 +170,7 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
     unit = f" ({run.num_batch_samples * _unit(run):,} tokens)" if _unit(run) > 1 else ""
     about = "" if run.outer.fragments == 1 else f", for 1 of {run.outer.fragments} fragments"
     yield (
-        f"a round      {run.outer.round_steps:,} steps of {run.num_batch_samples:,} samples{unit} for each member, "
+        f"a round      {_steps(run.outer.round_steps)} of {run.num_batch_samples:,} samples{unit} for each member, "
         f"{told.round_samples:,} samples in all{about}"
     )
     yield (
@@ -186,6 +189,10 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
         yield f"time         a round takes {told.compute_seconds:.1f} s computing, {exchanging}"
     if told.round_seconds is not None and told.num_rounds is not None:
         yield f"             {_span(told.num_rounds * told.round_seconds)} in all"
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number:,} steps"
 
 
 def _measured(directory: RunDirectory) -> Iterator[str]:
