@@ -61,7 +61,6 @@ from neurogrid.training.wire.runs import (
     Renewed,
     Report,
     RunMessage,
-    SampleRange,
     Start,
     Started,
     Work,
@@ -630,7 +629,7 @@ class Leader:
                 stride=work.stride,
                 batch_samples=batch_samples,
                 weight=work.weight,
-                ranges=tuple(map(SampleRange._make, work.ranges)),
+                ranges=work.ranges,
             )
             for work in self._machine.works(seat)
         )
