@@ -9,7 +9,6 @@ next.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -49,7 +48,7 @@ from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
-from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import (
     BatchDone,
     FileRange,
@@ -327,7 +326,7 @@ class _Work:
             seconds = done.seconds if not before else before + _LATEST * (done.seconds - before)
             part._note(batches_done=done.batches, batch_seconds=seconds)
 
-        seed = _seed(part._run_file.seed, part._start.seat, work.number)
+        seed = work_seed(part._run_file.seed, part._start.seat, work.number)
         if isinstance(self._state, CommonSteps):
             await self._add_gradients(self._state, work, batches, seed)
             return
@@ -397,7 +396,7 @@ class _Work:
             for number in numbers
         }
         ranges = [FileRange(paths[each.slice], each.start, each.stop) for each in work.ranges]
-        return _cut(ranges, work.batch_samples)
+        return cut_batches(ranges, work.batch_samples)
 
     # Rounds
 
@@ -454,23 +453,6 @@ class _Work:
             old.unlink()
 
 
-def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange]]:
-    """Ranges as batches of so many samples; the last may have fewer."""
-    batches: list[list[FileRange]] = [[]]
-    room = batch_samples
-    for each in ranges:
-        start = each.start
-        while start < each.stop:
-            if not room:
-                batches.append([])
-                room = batch_samples
-            stop = min(each.stop, start + room)
-            batches[-1].append(FileRange(each.path, start, stop))
-            room -= stop - start
-            start = stop
-    return batches
-
-
 async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
     """Fetch something, again while nobody gives it: a leader that was killed comes back.
 
@@ -486,11 +468,6 @@ async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
                 raise
             logger.info("%s; trying again", exc)
             await trio.sleep(_PAUSE)
-
-
-def _seed(run: int, seat: int, number: int) -> int:
-    digest = hashlib.sha256(f"neurogrid work {run} {seat} {number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def _line(error: BaseException) -> str:
