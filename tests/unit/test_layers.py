@@ -213,10 +213,10 @@ HOUSE = (
     training(".runs.projection", frozenset()),
     training(".runs.resources", frozenset()),
     training(".runs.entries", frozenset()),
-    training(".runs.audit", frozenset()),
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
     training(".runs.state", frozenset()),
+    training(".runs.audit", frozenset()),
     training(".runs.machine", frozenset()),
     training(".runs.outer_state", frozenset({"torch"})),
     training(".runs.trainers", frozenset()),
@@ -244,14 +244,6 @@ HOUSE = (
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
-    # What a run is, without its network: no clock, no socket, no torch.
-    training(".runs.projection", frozenset()),
-    training(".runs.resources", frozenset()),
-    training(".runs.entries", frozenset()),
-    training(".runs.audit", frozenset()),
-    # A file on the disk.
-    training(".runs.journal", frozenset({"cryptography"})),
-    training(".runs", frozenset()),
     training(".distributed.posts", frozenset()),
     training(".distributed.chunks", frozenset()),
     training(".distributed"),
