@@ -219,6 +219,8 @@ HOUSE = (
     training(".runs.audit", frozenset()),
     training(".runs.machine", frozenset()),
     training(".runs.outer_state", frozenset({"torch"})),
+    training(".runs.common_steps", frozenset({"torch"})),
+    training(".runs.methods", frozenset({"torch"})),
     training(".runs.trainers", frozenset()),
     training(".runs", frozenset()),
     # A worker's side and a leader's side of a run, which do not know each other.

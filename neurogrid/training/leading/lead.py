@@ -30,13 +30,13 @@ from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.preparing import prepare
 from neurogrid.training.leading.keeper import Keeper
-from neurogrid.training.leading.leader import Leader, RunFacts, draw_run_id
+from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import RunState
@@ -108,6 +108,16 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
         ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
         NeuroGridError: the run cannot go on; says why.
     """
+    is_anew = False
+    while True:
+        try:
+            return await _lead(settings, progress, is_anew=is_anew)
+        except GroupLostError as exc:
+            progress.say(f"{exc}. The run goes on from its last checkpoint")
+            is_anew = True
+
+
+async def _lead(settings: LeaderSettings, progress: LeaderProgress, *, is_anew: bool) -> Path:
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
@@ -128,24 +138,13 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
             )
 
         progress.say("starting the model")
+        trainer_told = trainer_settings(
+            run, json.dumps(config), total_steps=rules.total_steps, threads=_threads(settings)
+        )
         trainer = await stack.enter_async_context(
-            open_trainer(
-                trainer_settings(
-                    run,
-                    json.dumps(config),
-                    total_steps=rules.total_steps,
-                    threads=_threads(settings),
-                ),
-                checkpoint=_weights_of(settings.model, checkpoint),
-            )
+            open_trainer(trainer_told, checkpoint=_weights_of(settings.model, checkpoint))
         )
-        outer = OuterState(
-            trainer.layout,
-            trainer.weights.clone(),
-            lr=run.outer.lr,
-            momentum=run.outer.momentum,
-            num_parts=run.outer.fragments,
-        )
+        outer = weights_by(run, trainer.layout, trainer.weights.clone(), trainer_told)
         if checkpoint is not None:
             stored = {"theta0": trainer.weights.clone(), **checkpoint.outer()}
             outer.load_state_dict(stored, int(checkpoint.state["round"]))
@@ -208,6 +207,7 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
             wait=settings.wait,
             resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
             saved=saved,
+            is_anew=is_anew,
         )
         await open_reach(host, settings.reach)
         progress.listening(host.peer_id, host.addresses)

@@ -31,6 +31,7 @@ from neurogrid.p2p.wire import Hello, MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
     Group,
+    GroupError,
     NotAMemberError,
     Outcome,
     RoundTimeout,
@@ -40,7 +41,7 @@ from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.resources import (
     Bid,
     LeaseBook,
@@ -66,7 +67,7 @@ from neurogrid.training.wire.runs import (
     Work,
 )
 
-__all__ = ["LEADER_TAKES", "Leader", "RunFacts"]
+__all__ = ["LEADER_TAKES", "GroupLostError", "Leader", "RunFacts", "draw_run_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +85,17 @@ LEADER_TAKES: Final[Table] = {
 _HEARTBEAT: Final = 1.0
 _ASK_TIMEOUT: Final = 10.0
 _GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
+_JOIN_TIMEOUT: Final = 15.0
 _RETRY: Final = 3.0
 _MOMENT: Final = 2.0
 _SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
+
+
+class GroupLostError(NeuroGridError):
+    """The group of a run is lost, and the run goes on from its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,7 @@ class Leader:
         wait: seconds that vacant seats are waited for.
         resume_at: the round of the newest checkpoint; 0 where there is none.
         saved: optimisers that members fetch here, by seat.
+        is_anew: whether members that are in a group of before are to leave it.
     """
 
     def __init__(
@@ -154,18 +161,20 @@ class Leader:
         exchange: Exchange,
         facts: RunFacts,
         machine: RunMachine,
-        state: OuterState,
+        state: RunWeights,
         keeper: Keeper,
         progress: LeaderProgress,
         *,
         wait: float,
         resume_at: int = 0,
         saved: Mapping[int, bytes] | None = None,
+        is_anew: bool = False,
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
+        self._is_anew = is_anew
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
         self._offers: dict[str, tuple[Offer, float]] = {}
@@ -193,7 +202,7 @@ class Leader:
         return self._machine
 
     @property
-    def state(self) -> OuterState:
+    def state(self) -> RunWeights:
         """The common weights."""
         return self._state
 
@@ -203,13 +212,16 @@ class Leader:
         """Lead the run to its end.
 
         Raises:
+            GroupLostError: so many are lost that the rest cannot go on by itself: begin again from the checkpoint.
             NeuroGridError: it cannot go on; says why.
         """
         state = self._machine.state
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                join = await self._find_group(state.occupied()) if state.occupied() else ()
+                join: Sequence[str] = ()
+                if state.occupied() and not self._is_anew:
+                    join = await self._find_group(state.occupied())
                 if state.num_seats and not join:
                     self._machine.resume(self._resume_at)
                     self._write()
@@ -220,8 +232,11 @@ class Leader:
                             await self._lead(group)
                     except NotAMemberError as exc:
                         logger.warning("the leader joins its group anew: %s", exc)
-                        join = self._group_addresses()
-                        self._group = None
+                        join, self._group = self._group_addresses(), None
+                    except GroupError as exc:
+                        raise GroupLostError(
+                            f"the members that are left cannot go on by themselves: {exc}"
+                        ) from exc
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
 
@@ -245,6 +260,7 @@ class Leader:
             settings=None if join else settings,
             observes=True,
             after_round=self._state.round,
+            timeout=_JOIN_TIMEOUT + 3 * outer.grace,
         )
 
     async def _find_group(self, occupied: Sequence[Seat]) -> Sequence[str]:
@@ -543,6 +559,9 @@ class Leader:
         if report.run != self._facts.run_id:
             return
         peer = self._peers.setdefault(peer_id, _Peer())
+        if self._is_anew and report.incarnation and not peer.is_started:
+            self._start_soon_dismissal(peer_id, "the run goes on from its last checkpoint")
+            return
         peer.report = report
         if report.state == "failed":
             self._note_failure(peer_id, peer, report.reason)
@@ -579,8 +598,13 @@ class Leader:
         self._book.drop(peer_id)
         if (peer := self._peers.get(peer_id)) is not None:
             peer.num_failures = _MAX_FAILURES
-        assert self._nursery is not None
-        self._nursery.start_soon(self._send, peer_id, RunMessage.DISMISS, self._farewell(reason))
+        self._start_soon_dismissal(peer_id, reason)
+
+    def _start_soon_dismissal(self, peer_id: str, reason: str) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(
+                self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
+            )
 
     def _farewell(self, reason: str) -> bytes:
         return Dismiss(self._facts.run_id, reason).encode()
