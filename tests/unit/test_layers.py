@@ -213,10 +213,10 @@ HOUSE = (
     training(".runs.projection", frozenset()),
     training(".runs.resources", frozenset()),
     training(".runs.entries", frozenset()),
-    training(".runs.audit", frozenset()),
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
     training(".runs.state", frozenset()),
+    training(".runs.audit", frozenset()),
     training(".runs.machine", frozenset()),
     training(".runs.outer_state", frozenset({"torch"})),
     training(".runs.common_steps", frozenset({"torch"})),
