@@ -211,7 +211,10 @@ def started(*command: str, log: int | None = None) -> Iterator[subprocess.Popen[
     """
     show(command)
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE if log is None else log, stderr=log, stdin=subprocess.DEVNULL
+        command,
+        stdout=subprocess.PIPE if log is None else log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
     )
     try:
         yield process
