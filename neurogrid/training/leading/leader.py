@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from neurogrid.p2p.wire import Hello, MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
     Group,
+    GroupError,
     NotAMemberError,
     Outcome,
     RoundTimeout,
@@ -60,13 +62,12 @@ from neurogrid.training.wire.runs import (
     Renewed,
     Report,
     RunMessage,
-    SampleRange,
     Start,
     Started,
     Work,
 )
 
-__all__ = ["LEADER_TAKES", "Leader", "RunFacts"]
+__all__ = ["LEADER_TAKES", "GroupLostError", "Leader", "RunFacts", "draw_run_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +85,17 @@ LEADER_TAKES: Final[Table] = {
 _HEARTBEAT: Final = 1.0
 _ASK_TIMEOUT: Final = 10.0
 _GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
+_JOIN_TIMEOUT: Final = 15.0
 _RETRY: Final = 3.0
 _MOMENT: Final = 2.0
 _SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
+
+
+class GroupLostError(NeuroGridError):
+    """The group of a run is lost, and the run goes on from its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,7 @@ class Leader:
         wait: seconds that vacant seats are waited for.
         resume_at: the round of the newest checkpoint; 0 where there is none.
         saved: optimisers that members fetch here, by seat.
+        is_anew: whether members that are in a group of before are to leave it.
     """
 
     def __init__(
@@ -161,16 +168,21 @@ class Leader:
         wait: float,
         resume_at: int = 0,
         saved: Mapping[int, bytes] | None = None,
+        is_anew: bool = False,
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
+        self._is_anew = is_anew
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
         self._offers: dict[str, tuple[Offer, float]] = {}
         self._sources: dict[str, tuple[str, ...]] = {}
         self._group: Group | None = None
+        self._members: frozenset[Occupant] = (
+            frozenset()
+        )  # after the last decision that was looked at
         self._changed = RenewedEvent()
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
@@ -200,25 +212,31 @@ class Leader:
         """Lead the run to its end.
 
         Raises:
+            GroupLostError: so many are lost that the rest cannot go on by itself: begin again from the checkpoint.
             NeuroGridError: it cannot go on; says why.
         """
         state = self._machine.state
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                join = await self._find_group(state.occupied()) if state.occupied() else ()
-                if state.occupied() and not join:
+                join: Sequence[str] = ()
+                if state.occupied() and not self._is_anew:
+                    join = await self._find_group(state.occupied())
+                if state.num_seats and not join:
                     self._machine.resume(self._resume_at)
                     self._write()
-                while state.phase is not Phase.ENDED:
+                while not self._is_over:
                     try:
                         async with self._open_group(join) as group:
                             self._group = group
                             await self._lead(group)
                     except NotAMemberError as exc:
                         logger.warning("the leader joins its group anew: %s", exc)
-                        join = self._group_addresses()
-                        self._group = None
+                        join, self._group = self._group_addresses(), None
+                    except GroupError as exc:
+                        raise GroupLostError(
+                            f"the members that are left cannot go on by themselves: {exc}"
+                        ) from exc
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
 
@@ -242,6 +260,7 @@ class Leader:
             settings=None if join else settings,
             observes=True,
             after_round=self._state.round,
+            timeout=_JOIN_TIMEOUT + 3 * outer.grace,
         )
 
     async def _find_group(self, occupied: Sequence[Seat]) -> Sequence[str]:
@@ -265,7 +284,6 @@ class Leader:
         )
 
     async def _lead(self, group: Group) -> None:
-        state = self._machine.state
         fetched = await group.fetch_state(self._state.sizes, timeout=600)
         if fetched is not None:
             await trio.to_thread.run_sync(self._state.load, fetched)
@@ -278,9 +296,15 @@ class Leader:
             nursery.start_soon(self._tell_orders)
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
-            while state.phase is not Phase.ENDED or self._state.round < state.round:
+            while not self._is_over:
                 await self._applied.wait()
             nursery.cancel_scope.cancel()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run has ended, and all that was decided is in the weights."""
+        state = self._machine.state
+        return state.phase is Phase.ENDED and self._state.round >= state.round
 
     def _write(self) -> None:
         """Write down what the machine says, before anybody acts on it."""
@@ -309,6 +333,7 @@ class Leader:
             await group.wait_change()
 
     def _decided(self, decision: Decision) -> None:
+        self._members = decision.members
         seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
         wrong = self._machine.decided(decision)
         for peer_id in wrong:
@@ -355,18 +380,24 @@ class Leader:
             peer = self._peers.get(held.occupant.peer) if held and held.occupant else None
             if held is None or held.occupant is None or peer is None:
                 return None
+            if not self._host.is_connected(held.occupant.peer):
+                return None
             report = peer.report
             if report is not None and report.saved_round == round_number:
                 return held.occupant.peer, report.saved
             if report is not None and report.saved_round > round_number:
                 return None
-            await self._changed.wait()
+            with trio.move_on_after(_HEARTBEAT):
+                await self._changed.wait()
 
     # Members
 
     def _on_opened(self, peer_id: str, hello: Hello) -> None:
         if hello.role == "worker":
-            self._peers.setdefault(peer_id, _Peer(name=hello.name))
+            peer = self._peers.setdefault(peer_id, _Peer(name=hello.name))
+            peer.is_started = (
+                False  # it may be another process; one that takes part goes on with it
+            )
             self._changed.set()
 
     def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
@@ -514,6 +545,12 @@ class Leader:
             )
             until = Renewed.decode(answer.data).until
             self._book.renewed(peer_id, lease, until, asked_at=asked_at)
+        except PeerRefusedError as exc:
+            logger.info("%s knows nothing of its lease: %s", peer_id, exc)
+            self._book.drop(peer_id)
+            if (peer := self._peers.get(peer_id)) is not None:
+                peer.is_started = False
+                self._changed.set()
         except NeuroGridError as exc:
             logger.info("the lease of %s was not renewed: %s", peer_id, exc)
 
@@ -522,13 +559,16 @@ class Leader:
         if report.run != self._facts.run_id:
             return
         peer = self._peers.setdefault(peer_id, _Peer())
+        if self._is_anew and report.incarnation and not peer.is_started:
+            self._start_soon_dismissal(peer_id, "the run goes on from its last checkpoint")
+            return
         peer.report = report
         if report.state == "failed":
             self._note_failure(peer_id, peer, report.reason)
             return
         seat = self._machine.state.seat_of(peer_id)
         occupant = Occupant(peer_id, report.incarnation)
-        if report.incarnation and self._is_in_group(occupant):
+        if occupant in self._members:
             if seat is None or seat.occupant != occupant:
                 if peer.seat is None:
                     peer.seat = self._machine.reserve(peer_id)
@@ -540,12 +580,6 @@ class Leader:
                 self._machine.measured(seat.number, report.batch_seconds)
         self._write()
         self._changed.set()
-
-    def _is_in_group(self, occupant: Occupant) -> bool:
-        group = self._group
-        return group is not None and any(
-            (member.peer, member.incarnation) == occupant for member in group.history[-1].members
-        )
 
     def _note_failure(self, peer_id: str, peer: _Peer, reason: str) -> None:
         peer.num_failures += 1
@@ -564,8 +598,13 @@ class Leader:
         self._book.drop(peer_id)
         if (peer := self._peers.get(peer_id)) is not None:
             peer.num_failures = _MAX_FAILURES
-        assert self._nursery is not None
-        self._nursery.start_soon(self._send, peer_id, RunMessage.DISMISS, self._farewell(reason))
+        self._start_soon_dismissal(peer_id, reason)
+
+    def _start_soon_dismissal(self, peer_id: str, reason: str) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(
+                self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
+            )
 
     def _farewell(self, reason: str) -> bytes:
         return Dismiss(self._facts.run_id, reason).encode()
@@ -614,18 +653,19 @@ class Leader:
                 stride=work.stride,
                 batch_samples=batch_samples,
                 weight=work.weight,
-                ranges=tuple(map(SampleRange._make, work.ranges)),
+                ranges=work.ranges,
             )
             for work in self._machine.works(seat)
         )
-        peer.num_orders += 1
+        peer.num_orders = max(peer.num_orders + 1, time.time_ns() // 1000)  # also after a restart
         return Order(
             run=self._facts.run_id,
             number=peer.num_orders,
             incarnation=occupant.incarnation,
             works=works[:4],
             sources=tuple(a for addresses in self._sources.values() for a in addresses)[:64],
-            ends=self._machine.state.phase is Phase.ENDED,
+            # Not before the last outcome is here: members are who has it.
+            ends=self._is_over,
         )
 
     async def _send(self, peer_id: str, code: MessageCode, data: bytes) -> None:

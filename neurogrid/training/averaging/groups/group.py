@@ -436,9 +436,14 @@ class Group:
     async def meet(self, peer_id: str) -> None:
         """Connect to a member, if it can be dialled: it may not know where this one is."""
         try:
-            await self._messenger.reach(peer_id)
+            await self._messenger.reach(peer_id, is_dialled_by=self._is_dialled_by(peer_id))
         except NeuroGridError as exc:
             logger.info("%s cannot be reached yet: %s", peer_id, exc)
+
+    def _is_dialled_by(self, peer_id: str) -> bool:
+        """Whether another is the one to dial: the later member, which was told of the other when it joined."""
+        order = {peer: place for place, peer in enumerate(self.members)}
+        return order.get(peer_id, -1) > order.get(self.peer_id, len(order))
 
     async def measure(self) -> None:
         """Measure the bandwidth of this member, and tell it with what it tells."""
@@ -514,7 +519,11 @@ class Group:
 
         async def reach(peer_id: str) -> None:
             try:
-                await self._messenger.reach(peer_id, patience=self.settings.grace / 2)
+                await self._messenger.reach(
+                    peer_id,
+                    patience=self.settings.grace / 2,
+                    is_dialled_by=self._is_dialled_by(peer_id),
+                )
             except NeuroGridError as exc:
                 lost[peer_id] = str(exc)
 
@@ -648,10 +657,12 @@ class Group:
                 f"({self.layout.num_elements} elements here, {join.num_elements} there)",
                 code=ErrorCode.CONFIG_INVALID,
             )
+        member = Member(message.from_peer, join.incarnation)
         if not self._machine.is_leading:
+            self._machine.is_asked_by(member, trio.current_time())
+            self._act()
             await self._redirect(message)
             return
-        member = Member(message.from_peer, join.incarnation)
         self._messenger.note_addresses(member.peer, join.addresses)
         if member in self._machine.members:
             await self._welcome(message)  # the first answer was lost
