@@ -72,7 +72,7 @@ tokens = {tokens}
 lr = 3e-3
 batch_tokens = 512
 [members]
-min = 3
+min = 2
 [eval]
 every = 20
 """
