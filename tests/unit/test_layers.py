@@ -219,6 +219,8 @@ HOUSE = (
     training(".runs.state", frozenset()),
     training(".runs.machine", frozenset()),
     training(".runs.outer_state", frozenset({"torch"})),
+    training(".runs.common_steps", frozenset({"torch"})),
+    training(".runs.methods", frozenset({"torch"})),
     training(".runs.trainers", frozenset()),
     training(".runs", frozenset()),
     # A worker's side and a leader's side of a run, which do not know each other.
@@ -244,14 +246,6 @@ HOUSE = (
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
-    # What a run is, without its network: no clock, no socket, no torch.
-    training(".runs.projection", frozenset()),
-    training(".runs.resources", frozenset()),
-    training(".runs.entries", frozenset()),
-    training(".runs.audit", frozenset()),
-    # A file on the disk.
-    training(".runs.journal", frozenset({"cryptography"})),
-    training(".runs", frozenset()),
     training(".distributed.posts", frozenset()),
     training(".distributed.chunks", frozenset()),
     training(".distributed"),

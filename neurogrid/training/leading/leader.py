@@ -41,7 +41,7 @@ from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.resources import (
     Bid,
     LeaseBook,
@@ -161,7 +161,7 @@ class Leader:
         exchange: Exchange,
         facts: RunFacts,
         machine: RunMachine,
-        state: OuterState,
+        state: RunWeights,
         keeper: Keeper,
         progress: LeaderProgress,
         *,
@@ -202,7 +202,7 @@ class Leader:
         return self._machine
 
     @property
-    def state(self) -> OuterState:
+    def state(self) -> RunWeights:
         """The common weights."""
         return self._state
 

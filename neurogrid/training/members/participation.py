@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import trio
 from torch import Tensor
 
-from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
+from neurogrid.errors import (
+    ConfigurationError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    TransportError,
+)
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.renewed_event import RenewedEvent
@@ -39,13 +45,14 @@ from neurogrid.training.data.blobs import SliceCache, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.common_steps import CommonSteps
+from neurogrid.training.runs.methods import weights_by
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.trainers import trainer_settings
 from neurogrid.training.trainer import (
     BatchDone,
     FileRange,
-    Trained,
     Trainer,
     TrainerError,
     open_trainer,
@@ -56,7 +63,10 @@ __all__ = ["MemberBlobs", "Participation"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _JOIN_TIMEOUT: Final = 120.0
+_PAUSE: Final = 1.0
 _FETCH_TIMEOUT: Final = 600.0
 # Of what a batch takes: how much the last one counts in the moving mean.
 _LATEST: Final = 0.3
@@ -168,8 +178,10 @@ class Participation:
         self._tell()
 
     async def _take_part(self) -> None:
-        manifest = await fetch_manifest(
-            self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
+        manifest = await _patiently(
+            lambda: fetch_manifest(
+                self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
+            )
         )
         settings = trainer_settings(
             self._run_file,
@@ -179,7 +191,6 @@ class Participation:
             threads=self._settings.threads,
             memory_limit=self._settings.memory,
         )
-        outer = self._run_file.outer
         with temporary_directory("neurogrid-member-") as directory:
             async with open_trainer(settings) as trainer:
                 if trainer.layout.num_elements != self._start.num_parameters:
@@ -187,13 +198,7 @@ class Participation:
                         f"the model has {trainer.layout.num_elements} parameters here and "
                         f"{self._start.num_parameters} with the leader: versions of transformers differ"
                     )
-                state = OuterState(
-                    trainer.layout,
-                    trainer.weights,
-                    lr=outer.lr,
-                    momentum=outer.momentum,
-                    num_parts=outer.fragments,
-                )
+                state = weights_by(self._run_file, trainer.layout, trainer.weights, settings)
                 own = await self._take_saved(trainer, directory)
                 async with open_group(
                     self._host,
@@ -210,8 +215,10 @@ class Participation:
         if not blob_id:
             return None
         path = directory / "saved.safetensors"
-        await fetch_file(
-            self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
+        await _patiently(
+            lambda: fetch_file(
+                self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
+            )
         )
         weights = await trio.to_thread.run_sync(take_weights, path)
         await trainer.load_optimizer(path)
@@ -226,7 +233,7 @@ class _Work:
         part: Participation,
         group: Group,
         trainer: Trainer,
-        state: OuterState,
+        state: RunWeights,
         manifest: Manifest,
         directory: Path,
     ) -> None:
@@ -320,28 +327,50 @@ class _Work:
             seconds = done.seconds if not before else before + _LATEST * (done.seconds - before)
             part._note(batches_done=done.batches, batch_seconds=seconds)
 
+        seed = _seed(part._run_file.seed, part._start.seat, work.number)
+        if isinstance(self._state, CommonSteps):
+            await self._add_gradients(self._state, work, batches, seed)
+            return
         trained = await self._trainer.train(
-            batches,
-            step=round(work.position),
-            seed=_seed(part._run_file.seed, part._start.seat, work.number),
-            on_batch=told,
+            batches, step=round(work.position), seed=seed, on_batch=told
         )
         if trained.not_finite:
             raise TrainerError(trained.not_finite)
-        self._count(trained)
+        self._count(trained.loss_sum, trained.labels, trained.samples)
+        part._note(
+            memory_bytes=trained.memory_bytes,
+            micro_batch=trained.micro_batch,
+            gradient_norm=trained.gradient_norm,
+        )
 
-    def _count(self, trained: Trained) -> None:
+    async def _add_gradients(
+        self, state: CommonSteps, work: Work, batches: Sequence[Sequence[FileRange]], seed: int
+    ) -> None:
+        for number, batch in enumerate(batches):
+            gradient = await self._trainer.gradient(
+                batch, step=round(work.position) + number, seed=seed
+            )
+            if gradient.not_finite:
+                raise TrainerError(gradient.not_finite)
+            await trio.to_thread.run_sync(
+                state.add, self._trainer.gradients, float(gradient.samples)
+            )
+            self._count(gradient.loss * gradient.labels, gradient.labels, gradient.samples)
+            self._part._note(
+                batches_done=number + 1,
+                batch_seconds=gradient.seconds,
+                micro_batch=gradient.micro_batch,
+            )
+
+    def _count(self, loss_sum: float, num_tokens: int, num_samples: int) -> None:
         totals = self._part._totals
-        totals.loss_sum += trained.loss_sum
-        totals.num_tokens += trained.labels
-        totals.num_samples += trained.samples
+        totals.loss_sum += loss_sum
+        totals.num_tokens += num_tokens
+        totals.num_samples += num_samples
         self._part._note(
             loss_sum=totals.loss_sum,
             num_tokens=totals.num_tokens,
             num_samples=totals.num_samples,
-            memory_bytes=trained.memory_bytes,
-            micro_batch=trained.micro_batch,
-            gradient_norm=trained.gradient_norm,
         )
 
     async def _batches(self, work: Work) -> list[list[FileRange]]:
@@ -357,8 +386,13 @@ class _Work:
                 f"a work is about slice {numbers[-1]}, and the data have {len(self._manifest.slices)}"
             )
         paths = {
-            number: await self._part._blobs.slices.fetch(
-                self._manifest.slices[number], sources, timeout=_FETCH_TIMEOUT
+            number: await _patiently(
+                partial(
+                    self._part._blobs.slices.fetch,
+                    self._manifest.slices[number],
+                    sources,
+                    timeout=_FETCH_TIMEOUT,
+                )
             )
             for number in numbers
         }
@@ -404,7 +438,8 @@ class _Work:
         """Keep the optimiser for the checkpoint of this round."""
         checkpoints = self._part._run_file.checkpoints
         round_ = self._state.round
-        if not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
+        is_common = isinstance(self._state, CommonSteps)  # and with the leader
+        if is_common or not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
             return
         path = self._directory / f"optimizer-{round_}.safetensors"
         await self._trainer.save_optimizer(path)
@@ -434,6 +469,23 @@ def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange
             room -= stop - start
             start = stop
     return batches
+
+
+async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
+    """Fetch something, again while nobody gives it: a leader that was killed comes back.
+
+    Raises:
+        TransportError: nobody has given it within `_FETCH_TIMEOUT` seconds.
+    """
+    until = trio.current_time() + _FETCH_TIMEOUT
+    while True:
+        try:
+            return await fetch()
+        except (TransportError, PeerRefusedError) as exc:
+            if trio.current_time() >= until:
+                raise
+            logger.info("%s; trying again", exc)
+            await trio.sleep(_PAUSE)
 
 
 def _seed(run: int, seat: int, number: int) -> int:

@@ -27,6 +27,7 @@ from neurogrid.errors import (
     ConfigurationError,
     LocalProtocolError,
     NeuroGridError,
+    PeerUnreachableError,
     RequestRefusedError,
     TransportError,
 )
@@ -432,6 +433,28 @@ class Group:
             logger.info("lost %s: %s", peer_id, reason)
             self._machine.peer_lost(peer_id, trio.current_time())
             self._act()
+            if self.is_leading:
+                self._nursery.start_soon(self._look_whether_ended, peer_id)
+
+    async def _look_whether_ended(self, peer_id: str) -> None:
+        """Dial a lost member where it listened: where nobody does any more, its process has ended."""
+        member = next((m for m in self._machine.members if m.peer == peer_id), None)
+        direct = [a for a in self._addresses_of(peer_id) if "/tcp/" in a and "p2p-circuit" not in a]
+        if member is None or not direct:
+            return
+        for address in direct:
+            try:
+                await self._exchange.host.connect(address)
+            except PeerUnreachableError as exc:
+                if not exc.is_refused:
+                    return
+            except NeuroGridError:
+                return
+            else:
+                return
+        logger.info("%s has ended", peer_id)
+        self._machine.ended(member, trio.current_time())
+        self._act()
 
     async def meet(self, peer_id: str) -> None:
         """Connect to a member, if it can be dialled: it may not know where this one is."""
@@ -669,7 +692,10 @@ class Group:
             return
         if not self._machine.admit(member, trio.current_time(), join.addresses):
             raise RequestRefusedError(
-                "others are to join before", code=ErrorCode.BUSY, retry_after=1.0
+                "others are to join before",
+                code=ErrorCode.BUSY,
+                retry_after=1.0,
+                is_expected=True,
             )
         for other in [other for other in self._joining if other.peer == member.peer]:
             del self._joining[other]  # it asks anew
@@ -680,7 +706,10 @@ class Group:
         leader = self._machine.leader
         if leader is None or leader == self.peer_id:
             raise RequestRefusedError(
-                "the group has no leader at the moment", code=ErrorCode.BUSY, retry_after=1.0
+                "the group has no leader at the moment",
+                code=ErrorCode.BUSY,
+                retry_after=1.0,
+                is_expected=True,
             )
         await self._answer_join(message, (), (leader,))
 

@@ -49,7 +49,7 @@ async def join_group(
             except (TransportError, RemoteProtocolError) as exc:
                 # While the members look for a leader they may name each other.
                 failures.append(f"{address}: {exc}")
-        logger.info("no group yet: %s", "; ".join(failures))
+        logger.debug("no group yet: %s", "; ".join(failures))
         await trio.sleep(0.5)
 
 

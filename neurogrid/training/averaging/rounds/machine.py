@@ -294,6 +294,12 @@ class GroupMachine:
                 self._consider_candidate(sender, candidate, now)
         self.tick(now)
 
+    def ended(self, member: Member, now: float) -> None:
+        """The process of a member has ended: a leader goes on without waiting whether it comes back."""
+        if self._lead is not None and member in self.members and member != self.me:
+            self._lead.dismisses(member)
+            self._step(now)
+
     # Time
 
     def tick(self, now: float) -> None:
