@@ -290,6 +290,10 @@ class TrainingLines:
         """Say something, on a line of its own."""
         self._screen.say(text)
 
+    def warn(self, text: str) -> None:
+        """Say what went wrong, and what is done about it."""
+        self._screen.say(text)
+
     def metrics(self, figures: Mapping[str, float]) -> None:
         """Say how far the run is."""
         self._screen.say(told(figures), event="metrics", figures=dict(figures))

@@ -27,9 +27,11 @@ from neurogrid.training.checkpoints import RunCheckpoint, latest_checkpoint, rea
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
+from neurogrid.training.leading.progress_tee import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
@@ -96,8 +98,13 @@ class _Data:
     manifest: Manifest
 
 
-async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
+async def lead(
+    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard | None = None
+) -> Path:
     """Lead a run to its end.
+
+    Args:
+        board: gathers what is known of the run, for readers that want to look before it is there; None for nobody.
 
     Returns:
         The last checkpoint.
@@ -109,10 +116,15 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
+    board = board or RunBoard(run)
+    progress = ProgressTee(board, progress)
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
+        board.replay(journal.entries, directory.figures())
+        journal.on_append = board.record
         data = await _data_of(run, directory, settings.model, progress)
+        board.tokens_per_sample = data.manifest.tokens_per_sample
         config = read_config(settings.model)
         _check_model(config, data.manifest, settings.model)
         rules = rules_of(run, data.manifest)
@@ -207,6 +219,7 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
             resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
             saved=saved,
         )
+        stack.enter_context(board.watching(leader.look))
         await open_reach(host, settings.reach)
         progress.listening(host.peer_id, host.addresses)
         return await _run(settings, host, exchange, leader, keeper)

@@ -23,6 +23,7 @@ import trio
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.renewed_event import RenewedEvent
@@ -256,6 +257,7 @@ class _Work:
             incarnation=group.incarnation,
             round=state.round,
             group_addresses=group.addresses[:16],
+            digest=await trio.to_thread.run_sync(state.digest),
         )
         while (work := await self._next_work()) is not None:
             group.observe(False)
@@ -398,7 +400,13 @@ class _Work:
         self._group.take_state_back()
         await trio.to_thread.run_sync(partial(self._state.apply, outcome))
         self._group.show_state(self._state.state())
-        self._part._note(round=outcome.round)
+        counters = self._group.counters
+        self._part._note(
+            round=outcome.round,
+            digest=await trio.to_thread.run_sync(self._state.digest),
+            sent_bytes=counters.total(Direction.SENT).num_bytes,
+            received_bytes=counters.total(Direction.RECEIVED).num_bytes,
+        )
 
     async def _save_if_due(self) -> None:
         """Keep the optimiser for the checkpoint of this round."""

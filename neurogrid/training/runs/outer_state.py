@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError
@@ -63,6 +64,10 @@ class OuterState:
     def common(self) -> Tensor:
         """float32 [num_elements], the weights that all members have in common. Not to be written to."""
         return self._outer.theta0
+
+    def digest(self) -> bytes:
+        """BLAKE3 of `common` as float32 in little endian, 32 bytes: the same for all members after the same round."""
+        return blake3(self.common.detach().numpy().astype("<f4", copy=False).data).digest()
 
     def contribution(self) -> Tensor:
         """What was learned since the last sync of the part whose turn is next: float32 [group_layout.num_elements]."""
