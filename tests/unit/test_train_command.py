@@ -228,10 +228,10 @@ def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
     assert parse_run_file(done.stdout) == parse_run_file(LEAST), "it is a run file again"
     _, _, told = done.stdout.partition("# what it takes, with 2 members\n")
     assert "# parameters   3,640,512 that are trained\n" in told
-    # 2 members, 20 steps of 4,096 tokens, of which there are 2 million; 6,000 tokens a second.
-    assert "# a round      20 steps of 16 samples (4,096 tokens) for each member, 640 " in told
-    assert "# rounds       13\n" in told
-    assert "# time         a round takes 27.3 s computing, and 1.1 s exchanging\n" in told
+    # 2 members, 5 steps of 4,096 tokens, of which there are 2 million; 6,000 tokens a second.
+    assert "# a round      5 steps of 16 samples (4,096 tokens) for each member, 160 " in told
+    assert "# rounds       49\n" in told
+    assert "# time         a round takes 6.8 s computing, and 0.3 s exchanging\n" in told
     assert "# measured     a round took 30.0 s in runs/run\n" in told
     assert "300 tokens a second, of all members" in told
 

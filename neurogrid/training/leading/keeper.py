@@ -44,7 +44,7 @@ FetchState = Callable[[int, int, Path], Awaitable[bool]]
 # Rounds that may wait to be kept.
 _MAX_WAITING: Final = 2
 # Seconds for which a member's optimiser is waited for.
-_STATE_TIMEOUT: Final = 60.0
+_STATE_TIMEOUT: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -248,11 +248,16 @@ class Keeper:
         found: dict[int, Path] = {}
         if not self._run.checkpoints.optimizers:
             return found
+
+        async def fetch(seat: int) -> None:
+            path = self._directory.path / ".members" / f"{seat}.safetensors"
+            if await self._fetch_state(round_number, seat, path):
+                found[seat] = path
+
         with trio.move_on_after(_STATE_TIMEOUT):
-            for seat in sorted(seats):
-                path = self._directory.path / ".members" / f"{seat}.safetensors"
-                if await self._fetch_state(round_number, seat, path):
-                    found[seat] = path
+            async with trio.open_nursery() as nursery:
+                for seat in seats:
+                    nursery.start_soon(fetch, seat)
         for seat in seats - found.keys():
             self._progress.warn(
                 f"the optimiser of member {seat} is not in the checkpoint of round {round_number}: it begins anew "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
-from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.transfer import BlobInfo, BytesSource, Transfers
 from neurogrid.training.checkpoints import RunCheckpoint, latest_checkpoint, read_checkpoint
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.data.preparing import prepare
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import Leader, RunFacts, draw_run_id
@@ -276,8 +278,6 @@ async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
 
 
 def _free_memory() -> int:
-    import os
-
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(pages * _LOCAL_MEMORY)
 
@@ -288,8 +288,6 @@ def _threads(settings: LeaderSettings) -> int:
 
 def _begin(journal: Journal, run: RunFile, manifest: Manifest, identity: Identity) -> bytes:
     """Write the beginning of a journal, or compare it; the id of the run."""
-    from neurogrid.p2p.transfer import BlobInfo, BytesSource
-
     source = BytesSource(manifest.encode())
     blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
     digest = hashlib.sha256(run.text().encode()).digest()
@@ -354,8 +352,6 @@ async def _data_of(
     Raises:
         ConfigurationError: there are none, or they cannot be read.
     """
-    from neurogrid.training.data.preparing import prepare
-
     source = Path(run.data.path)
     if (source / "manifest.json").is_file():
         return _Data(source, Manifest.decode((source / "manifest.json").read_bytes()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
@@ -173,6 +174,9 @@ class Leader:
         self._offers: dict[str, tuple[Offer, float]] = {}
         self._sources: dict[str, tuple[str, ...]] = {}
         self._group: Group | None = None
+        self._members: frozenset[Occupant] = (
+            frozenset()
+        )  # after the last decision that was looked at
         self._changed = RenewedEvent()
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
@@ -239,10 +243,10 @@ class Leader:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 join = await self._find_group(state.occupied()) if state.occupied() else ()
-                if state.occupied() and not join:
+                if state.num_seats and not join:
                     self._machine.resume(self._resume_at)
                     self._write()
-                while state.phase is not Phase.ENDED:
+                while not self._is_over:
                     try:
                         async with self._open_group(join) as group:
                             self._group = group
@@ -297,7 +301,6 @@ class Leader:
         )
 
     async def _lead(self, group: Group) -> None:
-        state = self._machine.state
         fetched = await group.fetch_state(self._state.sizes, timeout=600)
         if fetched is not None:
             await trio.to_thread.run_sync(self._state.load, fetched)
@@ -310,9 +313,15 @@ class Leader:
             nursery.start_soon(self._tell_orders)
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
-            while state.phase is not Phase.ENDED or self._state.round < state.round:
+            while not self._is_over:
                 await self._applied.wait()
             nursery.cancel_scope.cancel()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run has ended, and all that was decided is in the weights."""
+        state = self._machine.state
+        return state.phase is Phase.ENDED and self._state.round >= state.round
 
     def _write(self) -> None:
         """Write down what the machine says, before anybody acts on it."""
@@ -341,6 +350,7 @@ class Leader:
             await group.wait_change()
 
     def _decided(self, decision: Decision) -> None:
+        self._members = decision.members
         seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
         wrong = self._machine.decided(decision)
         for peer_id in wrong:
@@ -388,18 +398,24 @@ class Leader:
             peer = self._peers.get(held.occupant.peer) if held and held.occupant else None
             if held is None or held.occupant is None or peer is None:
                 return None
+            if not self._host.is_connected(held.occupant.peer):
+                return None
             report = peer.report
             if report is not None and report.saved_round == round_number:
                 return held.occupant.peer, report.saved
             if report is not None and report.saved_round > round_number:
                 return None
-            await self._changed.wait()
+            with trio.move_on_after(_HEARTBEAT):
+                await self._changed.wait()
 
     # Members
 
     def _on_opened(self, peer_id: str, hello: Hello) -> None:
         if hello.role == "worker":
-            self._peers.setdefault(peer_id, _Peer(name=hello.name))
+            peer = self._peers.setdefault(peer_id, _Peer(name=hello.name))
+            peer.is_started = (
+                False  # it may be another process; one that takes part goes on with it
+            )
             self._changed.set()
 
     def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
@@ -547,6 +563,12 @@ class Leader:
             )
             until = Renewed.decode(answer.data).until
             self._book.renewed(peer_id, lease, until, asked_at=asked_at)
+        except PeerRefusedError as exc:
+            logger.info("%s knows nothing of its lease: %s", peer_id, exc)
+            self._book.drop(peer_id)
+            if (peer := self._peers.get(peer_id)) is not None:
+                peer.is_started = False
+                self._changed.set()
         except NeuroGridError as exc:
             logger.info("the lease of %s was not renewed: %s", peer_id, exc)
 
@@ -561,7 +583,7 @@ class Leader:
             return
         seat = self._machine.state.seat_of(peer_id)
         occupant = Occupant(peer_id, report.incarnation)
-        if report.incarnation and self._is_in_group(occupant):
+        if occupant in self._members:
             if seat is None or seat.occupant != occupant:
                 if peer.seat is None:
                     peer.seat = self._machine.reserve(peer_id)
@@ -573,12 +595,6 @@ class Leader:
                 self._machine.measured(seat.number, report.batch_seconds)
         self._write()
         self._changed.set()
-
-    def _is_in_group(self, occupant: Occupant) -> bool:
-        group = self._group
-        return group is not None and any(
-            (member.peer, member.incarnation) == occupant for member in group.history[-1].members
-        )
 
     def _note_failure(self, peer_id: str, peer: _Peer, reason: str) -> None:
         peer.num_failures += 1
@@ -651,14 +667,15 @@ class Leader:
             )
             for work in self._machine.works(seat)
         )
-        peer.num_orders += 1
+        peer.num_orders = max(peer.num_orders + 1, time.time_ns() // 1000)  # also after a restart
         return Order(
             run=self._facts.run_id,
             number=peer.num_orders,
             incarnation=occupant.incarnation,
             works=works[:4],
             sources=tuple(a for addresses in self._sources.values() for a in addresses)[:64],
-            ends=self._machine.state.phase is Phase.ENDED,
+            # Not before the last outcome is here: members are who has it.
+            ends=self._is_over,
         )
 
     async def _send(self, peer_id: str, code: MessageCode, data: bytes) -> None:

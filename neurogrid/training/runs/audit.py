@@ -1,4 +1,4 @@
-"""An audit of a run by its journal alone: was each sample of each epoch used exactly once, and each round once. Pure."""
+"""An audit of a run by its journal alone: was each sample of each epoch, and each round, used exactly once. Pure."""
 
 from __future__ import annotations
 

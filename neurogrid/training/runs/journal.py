@@ -288,7 +288,14 @@ def _refuse_unsigned(path: Path, file: BinaryIO) -> None:
         if key is None:
             try:
                 key = signing_key(json.loads(line)["entry"]["leader"])
-            except (ValueError, LookupError, TypeError, AttributeError, ConfigurationError):
+            except (
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+                ConfigurationError,
+            ):
                 raise JournalError(
                     f"{path}, line 1 does not say whose journal it is: it was altered, or is none"
                 ) from None

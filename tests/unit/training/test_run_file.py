@@ -280,6 +280,10 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
             ),
             "run.toml:10: [stop] tokens is of text: ",
         ),
+        (
+            LEAST.replace("steps = 300", "hours = 2"),
+            'run.toml:9: [stop] hours alone says nothing of how many steps schedule "cosine" has',
+        ),
         (f'preset = "node0"\n{LEAST}', 'run.toml:1: preset "node0" is not there yet: it splits '),
         (f'preset = "psyche"\n{LEAST}', 'run.toml:1: preset "psyche" is not there yet: it '),
         (f'preset = "neuroshard"\n{LEAST}', 'run.toml:1: preset "neuroshard" is not there yet: '),

@@ -121,8 +121,8 @@ class StopSection(Section):
 
     Attributes:
         tokens: of all members together.
-        steps: inner steps of a member that takes as many as the run file says: rounds times `every`.
-        rounds: syncs.
+        steps: inner steps of a member that takes as many as the run file says: rounds times `OuterSection.round_steps`.
+        rounds: syncs, of a fragment each.
         hours: since the run began, those in which it did not run left out.
         epochs: times through the data.
     """
@@ -247,10 +247,10 @@ class OuterSection(Section):
     Attributes:
         method: "streaming": fragments in turn (Streaming DiLoCo); "diloco": all at once; "averaging": of weights;
             "data_parallel": of gradients, in each step.
-        every: inner steps between two syncs, of a member that takes as many as the run file says.
+        every: inner steps between two syncs of the same tensors, of a member that takes as many as the run file says.
         lr, momentum: of the outer step, SGD with Nesterov momentum.
         codec: the form of what is sent (`protocol_spec/training/forms.md`).
-        fragments: into which "streaming" deals the tensors.
+        fragments: into which "streaming" deals the tensors; each round is about one of them.
         overlap: inner steps that are taken while a fragment is on its way.
         projected: whether members take steps by their speed, so that all finish together.
         way: "butterfly", "server" or "everybody".
@@ -300,6 +300,11 @@ class OuterSection(Section):
             f"of seconds from 1 to {_WEEK}", lambda value: 1 <= value <= _WEEK
         ),
     }
+
+    @property
+    def round_steps(self) -> int:
+        """Inner steps of a round, of a member that takes as many as the run file says."""
+        return self.every // self.fragments
 
     @classmethod
     def of(cls, method: str, **values: Any) -> OuterSection:

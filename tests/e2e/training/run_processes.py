@@ -1,0 +1,195 @@
+"""A run in processes of its own: a leader, and workers that join it by ticket. Also a small model, and data for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry
+from neurogrid.training.runs.journal import read_journal
+from tests.e2e.preloaded import DEADLINE, TRAIN, WORKER, Popen
+
+__all__ = ["RUN_FILE", "RunProcesses", "make_inputs", "rounds_of", "used_samples"]
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+RUN_FILE = """
+[model]
+config = "model.json"
+[data]
+path = "text.txt"
+sequence_length = 32
+vocab_size = 512
+slice_samples = 64
+[inner]
+lr = 3e-3
+batch_tokens = 256
+"""
+
+
+def make_inputs(directory: Path, *, num_words: int = 24_000) -> None:
+    """A config and a text, which is anything but random: numbers in words, one after the other."""
+    (directory / "model.json").write_text(json.dumps(CONFIG))
+    digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    words = (digits[int(digit)] for number in range(num_words) for digit in str(number))
+    (directory / "text.txt").write_text(" ".join(words))
+
+
+class RunProcesses:
+    """A run in a directory, which has `run.toml` and what that names."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.directory, self._port = directory, port
+        self.leader: Popen | None = None
+        self.workers: dict[str, Popen] = {}
+        self._logs: list[Any] = []
+
+    @property
+    def run(self) -> Path:
+        """The directory of the run."""
+        return self.directory / "run"
+
+    @property
+    def log(self) -> str:
+        """What the leader said."""
+        return (self.directory / "leader.log").read_text()
+
+    def lead(self, *options: str) -> None:
+        """Start the leader."""
+        log = (self.directory / "leader.log").open("a")
+        self._logs.append(log)
+        listen = f"/ip4/127.0.0.1/tcp/{self._port}"
+        self.leader = Popen(
+            [*TRAIN, "run.toml", "--dir", "run", "--listen", listen, "--wait", "60", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=self.directory,
+        )
+
+    def join(self, name: str) -> None:
+        """Start a worker, the same as before if it was there."""
+        self.wait(lambda: (self.run / "cluster" / "ticket").exists(), "there was no ticket")
+        log = (self.directory / f"{name}.log").open("a")
+        self._logs.append(log)
+        self.workers[name] = Popen(
+            [
+                *(*WORKER, "--train", "--join", "@run/cluster/ticket", "--cluster", name),
+                *("--listen", "/ip4/127.0.0.1/tcp/0", "--no-cache", "--disable-mdns"),
+                *("--threads", "1", "--name", name),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            cwd=self.directory,
+        )
+
+    def kill(self, name: str = "") -> None:
+        """kill -9 a worker, or the leader."""
+        process = self.workers.pop(name) if name else self.leader
+        assert process is not None
+        process.kill()
+        process.wait(DEADLINE)
+
+    def rounds(self) -> int:
+        """The last round in the figures."""
+        figures = self.figures()
+        return int(figures[-1]["round"]) if figures else 0
+
+    def figures(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        path = self.run / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        """Wait until something is so."""
+        until = time.monotonic() + DEADLINE
+        while not is_so():
+            assert time.monotonic() < until, f"{otherwise}: {self.log}"
+            assert self.leader is None or self.leader.poll() is None, (
+                f"the leader ended: {self.log}"
+            )
+            time.sleep(0.05)
+
+    def wait_round(self, number: int) -> None:
+        """Wait until a round is in the figures."""
+        self.wait(lambda: self.rounds() >= number, f"round {number} did not come")
+
+    def end(self) -> Path:
+        """Wait for the end of the run; the checkpoint that it names."""
+        assert self.leader is not None
+        stdout, _ = self.leader.communicate(timeout=DEADLINE)
+        assert self.leader.returncode == 0, self.log
+        path = self.directory / stdout.removesuffix("\n")
+        assert path.is_dir(), stdout
+        return path
+
+    def close(self) -> None:
+        """End what still runs."""
+        processes = [*self.workers.values(), *([self.leader] if self.leader is not None else [])]
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+        for log in self._logs:
+            log.close()
+
+
+@contextmanager
+def open_run(directory: Path, port: int, run_file: str) -> Iterator[RunProcesses]:
+    """A run with this file, none of whose processes has begun."""
+    make_inputs(directory)
+    (directory / "run.toml").write_text(run_file)
+    processes = RunProcesses(directory, port)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+def rounds_of(run: Path) -> list[RoundEntry]:
+    """The rounds that the journal says, without those that were taken back."""
+    rounds: list[RoundEntry] = []
+    for entry in entries_of(run):
+        if isinstance(entry, ResumedEntry):
+            rounds = [each for each in rounds if each.round <= entry.round]
+        elif isinstance(entry, RoundEntry):
+            rounds.append(entry)
+    return rounds
+
+
+def entries_of(run: Path) -> Sequence[Entry]:
+    """The journal."""
+    return [recorded.entry for recorded in read_journal(run / "journal")]
+
+
+def used_samples(run: Path) -> Counter[tuple[int, int]]:
+    """How often each sample was used, by the journal."""
+    return Counter(
+        (each.slice, number)
+        for entry in rounds_of(run)
+        for each in entry.ranges
+        for number in range(each.start, each.stop)
+    )
