@@ -225,7 +225,15 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 from neurogrid.cli.terminal.panel.live import open_panel
                 from neurogrid.cli.terminal.panel.worker import worker_view
 
-                panel = open_panel(screen, lambda: worker_view(worker.board.status()))
+                panel = open_panel(
+                    screen,
+                    lambda: worker_view(
+                        worker.board.status(),
+                        worker.training.status() if worker.training is not None else None,
+                        trains=options.train,
+                        serves=options.serve,
+                    ),
+                )
                 await stack.enter_async_context(panel)
             if options.stop_on_stdin_eof:
                 await _wait_stdin_eof()

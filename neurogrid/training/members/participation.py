@@ -40,6 +40,7 @@ from neurogrid.training.data.blobs import SliceCache, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.outer_state import OuterState
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.trainers import trainer_settings
@@ -89,6 +90,7 @@ class _Totals:
     loss_sum: float = 0.0
     num_tokens: int = 0
     num_samples: int = 0
+    last_loss: float | None = None
 
 
 class Participation:
@@ -120,6 +122,7 @@ class Participation:
         self._changed = RenewedEvent()
         self._totals = _Totals()
         self._report = Report(run=start.run, seat=start.seat, state="starting")
+        self._tokens_per_sample = 0
         self._done = 0
         self._saving: Path | None = None
 
@@ -132,6 +135,35 @@ class Participation:
     def report(self) -> Report:
         """How the member stands."""
         return self._report
+
+    def status(self) -> PartStatus:
+        """How the member stands, for people."""
+        report, works = self._report, self._order.works if self._order is not None else ()
+        work = next((work for work in works if work.number > report.done), None)
+        batch, samples = 0, 0
+        if work is not None:
+            batch, samples = work.batch_samples, sum(r.stop - r.start for r in work.ranges)
+        speed = None
+        if report.batch_seconds and batch:
+            speed = batch * self._tokens_per_sample / report.batch_seconds
+        return PartStatus(
+            run=self._run_file.name,
+            leader=self.leader,
+            seat=report.seat,
+            state=report.state,
+            reason=report.reason,
+            round=report.round,
+            batches_done=report.batches_done if report.state == "training" else 0,
+            batches=-(-samples // batch) if batch else 0,
+            tokens_per_second=speed,
+            loss=self._totals.last_loss,
+            num_samples=report.num_samples,
+            memory_bytes=report.memory_bytes,
+            micro_batch=report.micro_batch,
+            held_slices=len(report.held),
+            sent_bytes=report.sent_bytes,
+            received_bytes=report.received_bytes,
+        )
 
     def take(self, order: Order) -> None:
         """The leader's order, unless a later one is there."""
@@ -172,6 +204,7 @@ class Participation:
         manifest = await fetch_manifest(
             self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
         )
+        self._tokens_per_sample = manifest.tokens_per_sample
         settings = trainer_settings(
             self._run_file,
             self._start.config,
@@ -335,6 +368,8 @@ class _Work:
     def _count(self, trained: Trained) -> None:
         totals = self._part._totals
         totals.loss_sum += trained.loss_sum
+        if trained.labels:
+            totals.last_loss = trained.loss_sum / trained.labels
         totals.num_tokens += trained.labels
         totals.num_samples += trained.samples
         self._part._note(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from statistics import fmean, median, stdev
 from typing import Final
 
@@ -22,6 +23,8 @@ NUM_FLAT: Final = 20
 
 # Of the lowest moving mean: so much above it, a loss is called diverging.
 _DIVERGED: Final = 0.1
+# Times what losses differ from one round to the next: the same, where that is more.
+_NOISE: Final = 3.0
 # Of the latest loss: how much it counts in the moving mean.
 _LATEST: Final = 0.3
 # Below the others' median: so far off is apart.
@@ -120,10 +123,13 @@ def _of_loss(losses: Sequence[float]) -> Alarm | None:
             AlarmKind.DIVERGING_LOSS,
             f"the loss is {losses[-1]}: the weights are lost, go back to the last checkpoint with a smaller [inner] lr",
         )
+    losses = [loss for loss in losses if math.isfinite(loss)]
     means = _moving_means(losses)
     if len(means) >= 5:
         lowest = min(means)
-        noise = 3 * stdev(losses[-5:]) if len(losses) >= 5 else 0.0
+        # Between neighbours, in the median: what rises lately does not count for noise.
+        steps = [abs(later - loss) for loss, later in pairwise(losses[-NUM_FLAT:])]
+        noise = _NOISE * median(steps)
         is_rising = means[-1] > means[-3] > means[-5]
         if is_rising and means[-1] > lowest + max(_DIVERGED * abs(lowest), noise):
             return Alarm(
