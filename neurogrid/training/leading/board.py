@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -22,6 +22,7 @@ from typing import Final
 from neurogrid.node.events import EventBus, EventKind, Severity
 from neurogrid.node.histogram import WAIT_SECONDS, Histogram
 from neurogrid.training.data.dealing import SampleState
+from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.leading.status import (
     CheckpointStatus,
     MemberStatus,
@@ -145,7 +146,7 @@ class _Loss:
     loss: float | None = None
 
 
-class RunBoard:
+class RunBoard(LeaderProgress):
     """What is known of a run. Used from the trio thread of its leader.
 
     Args:
@@ -208,12 +209,6 @@ class RunBoard:
     def warn(self, text: str) -> None:
         """Something went wrong."""
         self.events.publish(EventKind.TOLD, text, severity=Severity.WARNING)
-
-    def listening(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Others can join."""
-
-    def at_end(self, farewell: Callable[[], Awaitable[None]]) -> None:
-        """What is done before a signal ends the process is not this board's matter."""
 
     @contextmanager
     def watching(self, look: Callable[[], LeaderLook]) -> Iterator[None]:

@@ -35,6 +35,7 @@ from neurogrid.training.leading.leader import Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.progress_tee import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
+from neurogrid.training.leading.tracking import open_tracking
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
@@ -119,8 +120,9 @@ async def lead(
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
     board = board or RunBoard(run)
-    progress = ProgressTee(board, progress)
     async with AsyncExitStack() as stack:
+        tracking = open_tracking(run, directory.path / "track", progress.warn)
+        progress = ProgressTee(board, progress, await stack.enter_async_context(tracking))
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
         board.replay(journal.entries, directory.figures())
