@@ -67,7 +67,7 @@ class OuterState:
 
     def digest(self) -> bytes:
         """BLAKE3 of `common` as float32 in little endian, 32 bytes: the same for all members after the same round."""
-        return blake3(self.common.detach().numpy().astype("<f4", copy=False).data).digest()
+        return blake3(self.common.detach().numpy().data.cast("B")).digest()
 
     def contribution(self) -> Tensor:
         """What was learned since the last sync of the part whose turn is next: float32 [group_layout.num_elements]."""
