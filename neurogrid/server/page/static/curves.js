@@ -81,7 +81,7 @@ export class Curves {
       parts.push(svg("line", { class: "gridline", x1: LEFT, x2: width - RIGHT, y1: this.toY(y), y2: this.toY(y) }));
       parts.push(svg("text", { class: "tick is-y", x: LEFT - 8, y: this.toY(y) + 4 }, this.yName(y)));
     }
-    for (const x of ticks(lowX, highX, Math.max(2, Math.floor(width / 110)))) {
+    for (const x of ticks(lowX, highX, Math.max(3, Math.floor(width / 110)))) {
       parts.push(svg("text", { class: "tick", x: this.toX(x), y: height - 7 }, this.xName(x)));
     }
     for (const one of this.series) {
