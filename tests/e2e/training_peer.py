@@ -120,6 +120,7 @@ async def main(options: argparse.Namespace) -> None:
             reach = Reach(host, ReachOptions(relays=[options.relay]))
             while not any("/p2p-circuit/" in address for address in reach.addresses):
                 await trio.sleep(0.02)
+        vector_of(options.number, 1, options.elements)  # which takes the longest the first time
         say(
             ready=host.peer_id,
             number=options.number,

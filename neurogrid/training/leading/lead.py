@@ -31,7 +31,7 @@ from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.preparing import prepare
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.keeper import Keeper
-from neurogrid.training.leading.leader import Leader, RunFacts, draw_run_id
+from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.progress_tee import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
@@ -116,6 +116,16 @@ async def lead(
         ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
         NeuroGridError: the run cannot go on; says why.
     """
+    is_anew = False
+    while True:
+        try:
+            return await _lead(settings, progress, is_anew=is_anew)
+        except GroupLostError as exc:
+            progress.say(f"{exc}. The run goes on from its last checkpoint")
+            is_anew = True
+
+
+async def _lead(settings: LeaderSettings, progress: LeaderProgress, *, is_anew: bool) -> Path:
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
@@ -222,6 +232,7 @@ async def lead(
             wait=settings.wait,
             resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
             saved=saved,
+            is_anew=is_anew,
         )
         stack.enter_context(board.watching(leader.look))
         await open_reach(host, settings.reach)

@@ -32,6 +32,7 @@ from neurogrid.p2p.wire import Hello, MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
     Group,
+    GroupError,
     NotAMemberError,
     Outcome,
     RoundTimeout,
@@ -63,13 +64,12 @@ from neurogrid.training.wire.runs import (
     Renewed,
     Report,
     RunMessage,
-    SampleRange,
     Start,
     Started,
     Work,
 )
 
-__all__ = ["LEADER_TAKES", "Leader", "RunFacts"]
+__all__ = ["LEADER_TAKES", "GroupLostError", "Leader", "RunFacts", "draw_run_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +87,17 @@ LEADER_TAKES: Final[Table] = {
 _HEARTBEAT: Final = 1.0
 _ASK_TIMEOUT: Final = 10.0
 _GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
+_JOIN_TIMEOUT: Final = 15.0
 _RETRY: Final = 3.0
 _MOMENT: Final = 2.0
 _SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
+
+
+class GroupLostError(NeuroGridError):
+    """The group of a run is lost, and the run goes on from its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,7 @@ class Leader:
         wait: seconds that vacant seats are waited for.
         resume_at: the round of the newest checkpoint; 0 where there is none.
         saved: optimisers that members fetch here, by seat.
+        is_anew: whether members that are in a group of before are to leave it.
     """
 
     def __init__(
@@ -164,11 +170,13 @@ class Leader:
         wait: float,
         resume_at: int = 0,
         saved: Mapping[int, bytes] | None = None,
+        is_anew: bool = False,
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
+        self._is_anew = is_anew
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
         self._offers: dict[str, tuple[Offer, float]] = {}
@@ -236,13 +244,16 @@ class Leader:
         """Lead the run to its end.
 
         Raises:
+            GroupLostError: so many are lost that the rest cannot go on by itself: begin again from the checkpoint.
             NeuroGridError: it cannot go on; says why.
         """
         state = self._machine.state
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                join = await self._find_group(state.occupied()) if state.occupied() else ()
+                join: Sequence[str] = ()
+                if state.occupied() and not self._is_anew:
+                    join = await self._find_group(state.occupied())
                 if state.num_seats and not join:
                     self._machine.resume(self._resume_at)
                     self._write()
@@ -253,8 +264,11 @@ class Leader:
                             await self._lead(group)
                     except NotAMemberError as exc:
                         logger.warning("the leader joins its group anew: %s", exc)
-                        join = self._group_addresses()
-                        self._group = None
+                        join, self._group = self._group_addresses(), None
+                    except GroupError as exc:
+                        raise GroupLostError(
+                            f"the members that are left cannot go on by themselves: {exc}"
+                        ) from exc
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
 
@@ -278,6 +292,7 @@ class Leader:
             settings=None if join else settings,
             observes=True,
             after_round=self._state.round,
+            timeout=_JOIN_TIMEOUT + 3 * outer.grace,
         )
 
     async def _find_group(self, occupied: Sequence[Seat]) -> Sequence[str]:
@@ -577,6 +592,9 @@ class Leader:
         if report.run != self._facts.run_id:
             return
         peer = self._peers.setdefault(peer_id, _Peer())
+        if self._is_anew and report.incarnation and not peer.is_started:
+            self._start_soon_dismissal(peer_id, "the run goes on from its last checkpoint")
+            return
         peer.report = report
         if report.state == "failed":
             self._note_failure(peer_id, peer, report.reason)
@@ -613,8 +631,13 @@ class Leader:
         self._book.drop(peer_id)
         if (peer := self._peers.get(peer_id)) is not None:
             peer.num_failures = _MAX_FAILURES
-        assert self._nursery is not None
-        self._nursery.start_soon(self._send, peer_id, RunMessage.DISMISS, self._farewell(reason))
+        self._start_soon_dismissal(peer_id, reason)
+
+    def _start_soon_dismissal(self, peer_id: str, reason: str) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(
+                self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
+            )
 
     def _farewell(self, reason: str) -> bytes:
         return Dismiss(self._facts.run_id, reason).encode()
@@ -663,7 +686,7 @@ class Leader:
                 stride=work.stride,
                 batch_samples=batch_samples,
                 weight=work.weight,
-                ranges=tuple(map(SampleRange._make, work.ranges)),
+                ranges=work.ranges,
             )
             for work in self._machine.works(seat)
         )

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import trio
 from torch import Tensor
 
-from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
+from neurogrid.errors import (
+    ConfigurationError,
+    NeuroGridError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    TransportError,
+)
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import Transfers
@@ -58,7 +64,10 @@ __all__ = ["MemberBlobs", "Participation"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _JOIN_TIMEOUT: Final = 120.0
+_PAUSE: Final = 1.0
 _FETCH_TIMEOUT: Final = 600.0
 # Of what a batch takes: how much the last one counts in the moving mean.
 _LATEST: Final = 0.3
@@ -201,8 +210,10 @@ class Participation:
         self._tell()
 
     async def _take_part(self) -> None:
-        manifest = await fetch_manifest(
-            self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
+        manifest = await _patiently(
+            lambda: fetch_manifest(
+                self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
+            )
         )
         self._tokens_per_sample = manifest.tokens_per_sample
         settings = trainer_settings(
@@ -244,8 +255,10 @@ class Participation:
         if not blob_id:
             return None
         path = directory / "saved.safetensors"
-        await fetch_file(
-            self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
+        await _patiently(
+            lambda: fetch_file(
+                self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
+            )
         )
         weights = await trio.to_thread.run_sync(take_weights, path)
         await trainer.load_optimizer(path)
@@ -394,8 +407,13 @@ class _Work:
                 f"a work is about slice {numbers[-1]}, and the data have {len(self._manifest.slices)}"
             )
         paths = {
-            number: await self._part._blobs.slices.fetch(
-                self._manifest.slices[number], sources, timeout=_FETCH_TIMEOUT
+            number: await _patiently(
+                partial(
+                    self._part._blobs.slices.fetch,
+                    self._manifest.slices[number],
+                    sources,
+                    timeout=_FETCH_TIMEOUT,
+                )
             )
             for number in numbers
         }
@@ -477,6 +495,23 @@ def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange
             room -= stop - start
             start = stop
     return batches
+
+
+async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
+    """Fetch something, again while nobody gives it: a leader that was killed comes back.
+
+    Raises:
+        TransportError: nobody has given it within `_FETCH_TIMEOUT` seconds.
+    """
+    until = trio.current_time() + _FETCH_TIMEOUT
+    while True:
+        try:
+            return await fetch()
+        except (TransportError, PeerRefusedError) as exc:
+            if trio.current_time() >= until:
+                raise
+            logger.info("%s; trying again", exc)
+            await trio.sleep(_PAUSE)
 
 
 def _seed(run: int, seat: int, number: int) -> int:

@@ -107,6 +107,8 @@ class RunProcesses:
         assert process is not None
         process.kill()
         process.wait(DEADLINE)
+        if process.stdout is not None:
+            process.stdout.close()
 
     def rounds(self) -> int:
         """The last round in the figures."""
@@ -153,6 +155,8 @@ class RunProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(30)
+            if process.stdout is not None:
+                process.stdout.close()
         for log in self._logs:
             log.close()
 

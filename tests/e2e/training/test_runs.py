@@ -79,7 +79,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) 
 def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
     run_file = (
         RUN_FILE
-        + "[stop]\nepochs = 2\n[outer]\nevery = 8\nfragments = 2\ngrace = 3.0\n[members]\nmin = 2\n"
+        + "[stop]\nepochs = 6\n[outer]\nevery = 8\nfragments = 2\ngrace = 3.0\n[members]\nmin = 2\n"
     )
     with open_run(tmp_path, free_port(), run_file) as run:
         run.lead()
@@ -87,8 +87,9 @@ def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
             run.join(name)
         run.wait_round(3)
         run.kill("b")
-        run.wait_round(run.rounds() + 3)
+        run.wait(lambda: "b is lost" in run.log, "nobody missed it")
         run.join("b")
+        run.wait(lambda: run.log.count("b takes part") == 2, "it did not come back")
         run.kill()
         run.lead("--resume")
         run.wait_round(run.rounds() + 3)
@@ -99,7 +100,7 @@ def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
     assert rounds == list(range(1, len(rounds) + 1))
     manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
     used = used_samples(run.run)
-    assert set(used.values()) == {2}
+    assert set(used.values()) == {6}
     assert len(used) == manifest.num_samples
     # The leader was never without a member that went on: nothing was taken back.
     assert not [entry for entry in entries_of(run.run) if entry.kind == "resumed"]

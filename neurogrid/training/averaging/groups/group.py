@@ -27,6 +27,7 @@ from neurogrid.errors import (
     ConfigurationError,
     LocalProtocolError,
     NeuroGridError,
+    PeerUnreachableError,
     RequestRefusedError,
     TransportError,
 )
@@ -438,13 +439,40 @@ class Group:
             logger.info("lost %s: %s", peer_id, reason)
             self._machine.peer_lost(peer_id, trio.current_time())
             self._act()
+            if self.is_leading:
+                self._nursery.start_soon(self._look_whether_ended, peer_id)
+
+    async def _look_whether_ended(self, peer_id: str) -> None:
+        """Dial a lost member where it listened: where nobody does any more, its process has ended."""
+        member = next((m for m in self._machine.members if m.peer == peer_id), None)
+        direct = [a for a in self._addresses_of(peer_id) if "/tcp/" in a and "p2p-circuit" not in a]
+        if member is None or not direct:
+            return
+        for address in direct:
+            try:
+                await self._exchange.host.connect(address)
+            except PeerUnreachableError as exc:
+                if not exc.is_refused:
+                    return
+            except NeuroGridError:
+                return
+            else:
+                return
+        logger.info("%s has ended", peer_id)
+        self._machine.ended(member, trio.current_time())
+        self._act()
 
     async def meet(self, peer_id: str) -> None:
         """Connect to a member, if it can be dialled: it may not know where this one is."""
         try:
-            await self._messenger.reach(peer_id)
+            await self._messenger.reach(peer_id, is_dialled_by=self._is_dialled_by(peer_id))
         except NeuroGridError as exc:
             logger.info("%s cannot be reached yet: %s", peer_id, exc)
+
+    def _is_dialled_by(self, peer_id: str) -> bool:
+        """Whether another is the one to dial: the later member, which was told of the other when it joined."""
+        order = {peer: place for place, peer in enumerate(self.members)}
+        return order.get(peer_id, -1) > order.get(self.peer_id, len(order))
 
     async def measure(self) -> None:
         """Measure the bandwidth of this member, and tell it with what it tells."""
@@ -520,7 +548,11 @@ class Group:
 
         async def reach(peer_id: str) -> None:
             try:
-                await self._messenger.reach(peer_id, patience=self.settings.grace / 2)
+                await self._messenger.reach(
+                    peer_id,
+                    patience=self.settings.grace / 2,
+                    is_dialled_by=self._is_dialled_by(peer_id),
+                )
             except NeuroGridError as exc:
                 lost[peer_id] = str(exc)
 
@@ -654,17 +686,22 @@ class Group:
                 f"({self.layout.num_elements} elements here, {join.num_elements} there)",
                 code=ErrorCode.CONFIG_INVALID,
             )
+        member = Member(message.from_peer, join.incarnation)
         if not self._machine.is_leading:
+            self._machine.is_asked_by(member, trio.current_time())
+            self._act()
             await self._redirect(message)
             return
-        member = Member(message.from_peer, join.incarnation)
         self._messenger.note_addresses(member.peer, join.addresses)
         if member in self._machine.members:
             await self._welcome(message)  # the first answer was lost
             return
         if not self._machine.admit(member, trio.current_time(), join.addresses):
             raise RequestRefusedError(
-                "others are to join before", code=ErrorCode.BUSY, retry_after=1.0
+                "others are to join before",
+                code=ErrorCode.BUSY,
+                retry_after=1.0,
+                is_expected=True,
             )
         for other in [other for other in self._joining if other.peer == member.peer]:
             del self._joining[other]  # it asks anew
@@ -675,7 +712,10 @@ class Group:
         leader = self._machine.leader
         if leader is None or leader == self.peer_id:
             raise RequestRefusedError(
-                "the group has no leader at the moment", code=ErrorCode.BUSY, retry_after=1.0
+                "the group has no leader at the moment",
+                code=ErrorCode.BUSY,
+                retry_after=1.0,
+                is_expected=True,
             )
         await self._answer_join(message, (), (leader,))
 

@@ -83,6 +83,11 @@ class SampleRange(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return self.stop - self.start
+
 
 def _read_ranges(flat: tuple[int, ...]) -> tuple[SampleRange, ...]:
     if len(flat) % 3:
