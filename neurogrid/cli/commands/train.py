@@ -203,7 +203,7 @@ async def _lead(options: argparse.Namespace, screen: Screen, farewells: Farewell
         if options.metrics_port is not None:
             await check_port(options.metrics_host, options.metrics_port, flags="--metrics")
         # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
-        import_libraries(screen, "neurogrid.training.leading", "neurogrid.server.training.app")
+        import_libraries(screen, "neurogrid.training.leading", "neurogrid.server.training_app")
     from neurogrid.training.leading import lead
     from neurogrid.training.leading.board import RunBoard
     from neurogrid.training.leading.settings import LeaderSettings

@@ -115,7 +115,7 @@ async def _open_page(
     from neurogrid.server.http.guard import Access
     from neurogrid.server.http.http_server import open_http
     from neurogrid.server.http.listeners import check_port
-    from neurogrid.server.training.app import training_app
+    from neurogrid.server.training_app import training_app
 
     host, port = options.http_host, options.http_port
     if port is None:

@@ -47,9 +47,8 @@ from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.server.http.listeners import check_port
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
     from neurogrid.assembly.worker import Worker
+    from neurogrid.telemetry.metric import Registry
 
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run", "take_work"]
 
@@ -247,7 +246,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         )
 
 
-def _registry_of(worker: Worker) -> CollectorRegistry:
+def _registry_of(worker: Worker) -> Registry:
     from neurogrid.telemetry.worker_metrics import worker_registry
 
     return worker_registry(worker)

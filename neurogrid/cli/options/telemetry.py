@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from neurogrid.telemetry.metric import Registry
 
 __all__ = ["add_metrics_options", "add_trace_options", "serving_metrics", "exporting_traces"]
 
@@ -66,7 +66,7 @@ def exporting_traces(options: argparse.Namespace, service: str) -> Iterator[None
 
 @asynccontextmanager
 async def serving_metrics(
-    options: argparse.Namespace, registry: Callable[[], CollectorRegistry]
+    options: argparse.Namespace, registry: Callable[[], Registry]
 ) -> AsyncIterator[None]:
     """Serve metrics for as long as the block runs, if that is asked for.
 

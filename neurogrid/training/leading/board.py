@@ -185,12 +185,16 @@ class RunBoard(LeaderProgress):
     # What it is told
 
     def replay(self, recorded: Sequence[Recorded], figures: Sequence[Figures]) -> None:
-        """Take over what a leader before this one had written down."""
+        """Take what is written down for all that there is: what a leader before this one wrote, or this one."""
+        statistics, self.round_statistics = self.round_statistics, RoundStatistics()
+        for kept in (self._recorded, self._seats, self._rounds, self._checkpoints, self._figures):
+            kept.clear()
+        self._known_losses.clear()
         for each in recorded:
             self._record(each, is_new=False)
         for line in figures:
             self._add_figures(dict(line))
-        self.round_statistics = RoundStatistics()
+        self.round_statistics = statistics
         self._seats = {number: _Seat(seat.name, seat.works) for number, seat in self._seats.items()}
 
     def record(self, recorded: Recorded) -> None:

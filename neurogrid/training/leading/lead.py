@@ -116,23 +116,26 @@ async def lead(
         ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
         NeuroGridError: the run cannot go on; says why.
     """
+    board = board or RunBoard(settings.run)
+    track = RunDirectory(settings.directory).track
     is_anew = False
-    while True:
-        try:
-            return await _lead(settings, progress, is_anew=is_anew)
-        except GroupLostError as exc:
-            progress.say(f"{exc}. The run goes on from its last checkpoint")
-            is_anew = True
+    async with open_tracking(settings.run, track, progress.warn) as tracking:
+        progress = ProgressTee(board, progress, tracking)
+        while True:
+            try:
+                return await _lead(settings, progress, board, is_anew=is_anew)
+            except GroupLostError as exc:
+                progress.warn(f"{exc}. The run goes on from its last checkpoint")
+                is_anew = True
 
 
-async def _lead(settings: LeaderSettings, progress: LeaderProgress, *, is_anew: bool) -> Path:
+async def _lead(
+    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard, *, is_anew: bool
+) -> Path:
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
-    board = board or RunBoard(run)
     async with AsyncExitStack() as stack:
-        tracking = open_tracking(run, directory.path / "track", progress.warn)
-        progress = ProgressTee(board, progress, await stack.enter_async_context(tracking))
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
         board.replay(journal.entries, directory.figures())

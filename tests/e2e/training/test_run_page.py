@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from neurogrid.server.http.guard import Access
-from neurogrid.server.training.app import training_app
+from neurogrid.server.training_app import training_app
 from neurogrid.telemetry.training_metrics import TrainingMetrics
 from neurogrid.training.runs.entries import CheckpointEntry
 from tests.e2e.page_server import PageServer, serve

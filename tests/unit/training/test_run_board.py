@@ -8,7 +8,7 @@ import pytest
 
 from neurogrid.training.leading.board import MAX_FIGURES, LeaderLook, PeerLook, RunBoard
 from neurogrid.training.runs.alarms import AlarmKind
-from neurogrid.training.runs.entries import CheckpointEntry, Entry, RunEntry
+from neurogrid.training.runs.entries import CheckpointEntry, Entry, JoinedEntry, RunEntry
 from neurogrid.training.runs.journal import Recorded
 from neurogrid.training.runs.machine import Outcome, Rules, RunMachine
 from neurogrid.training.runs.run_file import parse_run_file
@@ -137,13 +137,9 @@ def test_a_round_says_who_took_part_and_who_was_late(run: Run) -> None:
 def test_a_member_without_work_is_not_late(run: Run) -> None:
     run.join("a", "b")
     run.decide("a", "b")
-    run.join("c")
-    run.machine.stop("enough")
-    run.told(*run.machine.drain())
+    run.told(JoinedEntry(seat=2, peer="c", incarnation=1, name="c"))  # and nothing was dealt to it
     run.decide("a", "b")
-    assert run.board.status().rounds[-1].late == tuple(
-        seat.number for seat in run.machine.state.occupied() if seat.number == 2 and seat.works
-    )
+    assert run.board.status().rounds[-1].late == ()
 
 
 def test_a_member_is_seen_at_work(run: Run) -> None:
@@ -206,6 +202,20 @@ def test_a_board_takes_over_what_an_earlier_leader_wrote(run: Run) -> None:
     assert [(each.round, each.late) for each in status.rounds] == [(1, ()), (2, (1,))]
     assert [each.step for each in status.checkpoints] == [8]
     assert (status.loss, status.events) == (3.5, ())
+
+
+def test_what_is_replayed_twice_is_there_once(run: Run) -> None:
+    run.join("a", "b")
+    run.decide("a", "b", loss=4.0)
+    before = run.board.status()
+    run.board.replay(run.recorded, list(run.board.figures))
+    after = run.board.status()
+    assert (after.rounds, after.checkpoints, after.loss) == (
+        before.rounds,
+        before.checkpoints,
+        before.loss,
+    )
+    assert len(run.board.journal) == len(run.recorded)
 
 
 def test_rounds_after_the_checkpoint_are_taken_back(run: Run) -> None:

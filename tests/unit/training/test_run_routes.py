@@ -13,8 +13,8 @@ from prometheus_client import generate_latest
 
 from neurogrid.server.http.guard import Access
 from neurogrid.server.http.http_server import open_http
-from neurogrid.server.training.app import training_app
 from neurogrid.server.training.routes import TRAINING_PATHS
+from neurogrid.server.training_app import training_app
 from neurogrid.telemetry.training_metrics import TRAINING_METRICS, TrainingMetrics
 from neurogrid.training.leading.board import RunBoard
 from tests.unit.training.test_run_board import RUN, RUN_ID, Run
