@@ -32,6 +32,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
@@ -176,6 +177,11 @@ class Group:
     def members(self) -> tuple[str, ...]:
         """Peer ids of the members, this one included, in the order in which they are added."""
         return tuple(member.peer for member in self._machine.members)
+
+    @property
+    def counters(self) -> TrafficCounters:
+        """Messages and bytes of the group's protocol at this member."""
+        return self._exchange.counters
 
     @property
     def leader(self) -> str | None:
