@@ -608,6 +608,7 @@ class Leader:
                 self._machine.joined(peer.seat, occupant, peer.name)
                 seat = self._machine.state.seat_of(peer_id)
                 self._progress.say(f"{_called(peer, peer_id)} takes part")
+                peer.num_failures = 0
             if seat is not None:
                 peer.seat = seat.number
                 self._machine.measured(seat.number, report.batch_seconds)
