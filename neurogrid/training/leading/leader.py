@@ -41,6 +41,7 @@ from neurogrid.training.averaging.groups import (
 from neurogrid.training.leading.board import LeaderLook, PeerLook
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.outer_state import RunWeights
@@ -328,6 +329,9 @@ class Leader:
             nursery.start_soon(self._tell_orders)
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
+            nursery.start_soon(
+                partial(watch_members, self._machine, self._progress, wait=self._wait)
+            )
             while not self._is_over:
                 await self._applied.wait()
             nursery.cancel_scope.cancel()
