@@ -214,14 +214,16 @@ HOUSE = (
     training(".runs.projection", frozenset()),
     training(".runs.resources", frozenset()),
     training(".runs.entries", frozenset()),
-    training(".runs.audit", frozenset()),
     training(".runs.alarms", frozenset()),
     training(".runs.learning", frozenset()),
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
     training(".runs.state", frozenset()),
+    training(".runs.audit", frozenset()),
     training(".runs.machine", frozenset()),
     training(".runs.outer_state", frozenset({"torch", "blake3"})),
+    training(".runs.common_steps", frozenset({"torch", "blake3"})),
+    training(".runs.methods", frozenset({"torch"})),
     training(".runs.trainers", frozenset()),
     training(".runs", frozenset()),
     # A worker's side and a leader's side of a run, which do not know each other.

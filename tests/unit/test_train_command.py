@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,13 @@ from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import ModelName
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.training.runs.entries import StoppingEntry
+from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.state import Phase
+from tests.unit.training.simulated_run import RUN, Cluster, rules
 
 LEAST = '[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\ntokens = 2_000_000\n'
 
@@ -209,6 +215,34 @@ def test_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "stops": "2,000,000 tokens (45%)",
         "checkpoint": f"{tmp_path}/checkpoints/step-40, of 1",
     }
+
+
+def test_status_says_what_the_journal_proves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(parse_run_file(LEAST, name="tiny.toml").text())
+    cluster = Cluster(rules(), num_epochs=1)
+    cluster.join()
+    leader = Identity.generate()
+    run = replace(RUN, leader=leader.peer_id)
+    with Journal.open(tmp_path / "journal", leader) as journal:
+        assert "journal" not in rows(tmp_path, capsys)
+        journal.append(run)
+        while cluster.state.phase is not Phase.ENDED:
+            cluster.average()
+            for entry in cluster.journal[len(journal.entries) - 1 :]:
+                journal.append(entry)
+            if cluster.round == 3:
+                told = rows(tmp_path, capsys)["journal"]
+                assert told == "sound: 18 samples in 3 rounds, none twice in an epoch"
+        told = rows(tmp_path, capsys)["journal"]
+        assert told == "sound: 24 samples in 4 rounds, each of 1 epoch once"
+        for _ in range(2):
+            journal.append(StoppingEntry("again"))
+    assert rows(tmp_path, capsys)["journal"].startswith("not sound: stopping comes after the end")
+    assert rows(tmp_path, capsys)["journal"].endswith("and 3 more")
+    (tmp_path / "journal").write_text("altered\n")
+    assert "line 1 does not say whose journal" in rows(tmp_path, capsys)["journal"]
 
 
 def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:

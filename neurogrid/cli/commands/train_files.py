@@ -221,6 +221,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     lines = directory.figures()
     if not lines:
         yield "round", "none yet"
+        yield from _judged(directory)
         return
     last: Figures = {}
     for line in lines:  # not each has all of them
@@ -243,7 +244,37 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     steps = directory.steps()
     newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
     yield "checkpoint", f"{newest}, of {len(steps)}" if newest is not None else "none yet"
+    yield from _judged(directory)
     yield "as of", f"{max(0.0, now - directory.metrics.stat().st_mtime):.0f} s ago"
+
+
+def _judged(directory: RunDirectory) -> Iterator[tuple[str, str]]:
+    """What the journal proves, or what is wrong with it; nothing where the run has none yet."""
+    from neurogrid.training.runs.audit import audit
+    from neurogrid.training.runs.journal import read_journal
+
+    if not directory.has_run:
+        return
+    try:
+        entries = [recorded.entry for recorded in read_journal(directory.journal)]
+    except ConfigurationError as exc:
+        yield "journal", f"not sound: {exc}"
+        return
+    if not entries:
+        return
+    found = audit(entries)
+    if not found.is_sound:
+        first, *others = found.problems
+        more = f", and {len(others)} more" if others else ""
+        yield "journal", f"not sound: {first}{more}"
+        return
+    proven = "none twice in an epoch"
+    if found.epochs and not found.missing:
+        proven = f"each of {found.epochs:,} {'epoch' if found.epochs == 1 else 'epochs'} once"
+    yield (
+        "journal",
+        f"sound: {found.num_used:,} samples in {found.rounds:,} rounds, {proven}",
+    )
 
 
 def _counted(figures: Figures, name: str) -> str:

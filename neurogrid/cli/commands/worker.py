@@ -75,8 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of `neurogrid-worker`."""
     parser = ArgumentParser(
         prog=NAME,
-        description="Hold some layers of a model and compute with them. Without --model nothing is "
-        "needed on disk: config and weights come from the coordinator.",
+        description="Hold some layers of a model that is served, and be a member of training runs. Without --model "
+        "nothing is needed on disk: config, weights and data come from whoever leads.",
         first=("--join", *FIRST),
         examples=EXAMPLES,
     )
@@ -87,8 +87,16 @@ def build_parser() -> argparse.ArgumentParser:
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """All options of a worker."""
     work = parser.add_argument_group("work", "both, unless one of them is named")
-    work.add_argument("--serve", action="store_true", help="hold layers of models that are served")
-    work.add_argument("--train", action="store_true", help="be a member of training runs")
+    work.add_argument(
+        "--serve",
+        action="store_true",
+        help="hold layers of models that are served (default: this, and --train)",
+    )
+    work.add_argument(
+        "--train",
+        action="store_true",
+        help="be a member of training runs (default: this, and --serve)",
+    )
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on the GPU of number N")

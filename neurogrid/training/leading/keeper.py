@@ -28,7 +28,7 @@ from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.entries import CheckpointEntry, Entry
 from neurogrid.training.runs.journal import Journal
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
@@ -124,7 +124,7 @@ class Keeper:
         while len(self._jobs) > _MAX_WAITING:
             await self._changed.wait()
 
-    def applied(self, outer: OuterState, state: RunState, members: Collection[int]) -> None:
+    def applied(self, outer: RunWeights, state: RunState, members: Collection[int]) -> None:
         """A round is in the common weights.
 
         Args:
@@ -246,7 +246,8 @@ class Keeper:
     async def _fetch_members(self, round_number: int, seats: Collection[int]) -> dict[int, Path]:
         """Files of the members' optimisers, of those that save them in time."""
         found: dict[int, Path] = {}
-        if not self._run.checkpoints.optimizers:
+        is_common = self._run.outer.method == "data_parallel"  # and in the outer state
+        if is_common or not self._run.checkpoints.optimizers:
             return found
 
         async def fetch(seat: int) -> None:

@@ -39,7 +39,7 @@ from neurogrid.training.leading.tracking import open_tracking
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import RunState
@@ -155,24 +155,13 @@ async def _lead(
             )
 
         progress.say("starting the model")
+        trainer_told = trainer_settings(
+            run, json.dumps(config), total_steps=rules.total_steps, threads=_threads(settings)
+        )
         trainer = await stack.enter_async_context(
-            open_trainer(
-                trainer_settings(
-                    run,
-                    json.dumps(config),
-                    total_steps=rules.total_steps,
-                    threads=_threads(settings),
-                ),
-                checkpoint=_weights_of(settings.model, checkpoint),
-            )
+            open_trainer(trainer_told, checkpoint=_weights_of(settings.model, checkpoint))
         )
-        outer = OuterState(
-            trainer.layout,
-            trainer.weights.clone(),
-            lr=run.outer.lr,
-            momentum=run.outer.momentum,
-            num_parts=run.outer.fragments,
-        )
+        outer = weights_by(run, trainer.layout, trainer.weights.clone(), trainer_told)
         if checkpoint is not None:
             stored = {"theta0": trainer.weights.clone(), **checkpoint.outer()}
             outer.load_state_dict(stored, int(checkpoint.state["round"]))

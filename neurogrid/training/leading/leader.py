@@ -41,9 +41,10 @@ from neurogrid.training.averaging.groups import (
 from neurogrid.training.leading.board import LeaderLook, PeerLook
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.resources import (
     Bid,
     LeaseBook,
@@ -163,7 +164,7 @@ class Leader:
         exchange: Exchange,
         facts: RunFacts,
         machine: RunMachine,
-        state: OuterState,
+        state: RunWeights,
         keeper: Keeper,
         progress: LeaderProgress,
         *,
@@ -205,7 +206,7 @@ class Leader:
         return self._machine
 
     @property
-    def state(self) -> OuterState:
+    def state(self) -> RunWeights:
         """The common weights."""
         return self._state
 
@@ -328,6 +329,9 @@ class Leader:
             nursery.start_soon(self._tell_orders)
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
+            nursery.start_soon(
+                partial(watch_members, self._machine, self._progress, wait=self._wait)
+            )
             while not self._is_over:
                 await self._applied.wait()
             nursery.cancel_scope.cancel()
@@ -608,6 +612,7 @@ class Leader:
                 self._machine.joined(peer.seat, occupant, peer.name)
                 seat = self._machine.state.seat_of(peer_id)
                 self._progress.say(f"{_called(peer, peer_id)} takes part")
+                peer.num_failures = 0
             if seat is not None:
                 peer.seat = seat.number
                 self._machine.measured(seat.number, report.batch_seconds)

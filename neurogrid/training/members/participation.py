@@ -9,7 +9,6 @@ next.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -47,13 +46,14 @@ from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.common_steps import CommonSteps
+from neurogrid.training.runs.methods import weights_by
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
-from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import (
     BatchDone,
     FileRange,
-    Trained,
     Trainer,
     TrainerError,
     open_trainer,
@@ -224,7 +224,6 @@ class Participation:
             threads=self._settings.threads,
             memory_limit=self._settings.memory,
         )
-        outer = self._run_file.outer
         with temporary_directory("neurogrid-member-") as directory:
             async with open_trainer(settings) as trainer:
                 if trainer.layout.num_elements != self._start.num_parameters:
@@ -232,13 +231,7 @@ class Participation:
                         f"the model has {trainer.layout.num_elements} parameters here and "
                         f"{self._start.num_parameters} with the leader: versions of transformers differ"
                     )
-                state = OuterState(
-                    trainer.layout,
-                    trainer.weights,
-                    lr=outer.lr,
-                    momentum=outer.momentum,
-                    num_parts=outer.fragments,
-                )
+                state = weights_by(self._run_file, trainer.layout, trainer.weights, settings)
                 own = await self._take_saved(trainer, directory)
                 async with open_group(
                     self._host,
@@ -273,7 +266,7 @@ class _Work:
         part: Participation,
         group: Group,
         trainer: Trainer,
-        state: OuterState,
+        state: RunWeights,
         manifest: Manifest,
         directory: Path,
     ) -> None:
@@ -368,30 +361,52 @@ class _Work:
             seconds = done.seconds if not before else before + _LATEST * (done.seconds - before)
             part._note(batches_done=done.batches, batch_seconds=seconds)
 
+        seed = work_seed(part._run_file.seed, part._start.seat, work.number)
+        if isinstance(self._state, CommonSteps):
+            await self._add_gradients(self._state, work, batches, seed)
+            return
         trained = await self._trainer.train(
-            batches,
-            step=round(work.position),
-            seed=_seed(part._run_file.seed, part._start.seat, work.number),
-            on_batch=told,
+            batches, step=round(work.position), seed=seed, on_batch=told
         )
         if trained.not_finite:
             raise TrainerError(trained.not_finite)
-        self._count(trained)
+        self._count(trained.loss_sum, trained.labels, trained.samples)
+        part._note(
+            memory_bytes=trained.memory_bytes,
+            micro_batch=trained.micro_batch,
+            gradient_norm=trained.gradient_norm,
+        )
 
-    def _count(self, trained: Trained) -> None:
+    async def _add_gradients(
+        self, state: CommonSteps, work: Work, batches: Sequence[Sequence[FileRange]], seed: int
+    ) -> None:
+        for number, batch in enumerate(batches):
+            gradient = await self._trainer.gradient(
+                batch, step=round(work.position) + number, seed=seed
+            )
+            if gradient.not_finite:
+                raise TrainerError(gradient.not_finite)
+            await trio.to_thread.run_sync(
+                state.add, self._trainer.gradients, float(gradient.samples)
+            )
+            self._count(gradient.loss * gradient.labels, gradient.labels, gradient.samples)
+            self._part._note(
+                batches_done=number + 1,
+                batch_seconds=gradient.seconds,
+                micro_batch=gradient.micro_batch,
+            )
+
+    def _count(self, loss_sum: float, num_tokens: int, num_samples: int) -> None:
         totals = self._part._totals
-        totals.loss_sum += trained.loss_sum
-        if trained.labels:
-            totals.last_loss = trained.loss_sum / trained.labels
-        totals.num_tokens += trained.labels
-        totals.num_samples += trained.samples
+        totals.loss_sum += loss_sum
+        if num_tokens:
+            totals.last_loss = loss_sum / num_tokens
+        totals.num_tokens += num_tokens
+        totals.num_samples += num_samples
         self._part._note(
             loss_sum=totals.loss_sum,
             num_tokens=totals.num_tokens,
             num_samples=totals.num_samples,
-            memory_bytes=trained.memory_bytes,
-            micro_batch=trained.micro_batch,
-            gradient_norm=trained.gradient_norm,
         )
 
     async def _batches(self, work: Work) -> list[list[FileRange]]:
@@ -418,7 +433,7 @@ class _Work:
             for number in numbers
         }
         ranges = [FileRange(paths[each.slice], each.start, each.stop) for each in work.ranges]
-        return _cut(ranges, work.batch_samples)
+        return cut_batches(ranges, work.batch_samples)
 
     # Rounds
 
@@ -465,7 +480,8 @@ class _Work:
         """Keep the optimiser for the checkpoint of this round."""
         checkpoints = self._part._run_file.checkpoints
         round_ = self._state.round
-        if not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
+        is_common = isinstance(self._state, CommonSteps)  # and with the leader
+        if is_common or not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
             return
         path = self._directory / f"optimizer-{round_}.safetensors"
         await self._trainer.save_optimizer(path)
@@ -478,23 +494,6 @@ class _Work:
             old = self._saved.pop(0)
             self._part._blobs.offered.withdraw(old)
             old.unlink()
-
-
-def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange]]:
-    """Ranges as batches of so many samples; the last may have fewer."""
-    batches: list[list[FileRange]] = [[]]
-    room = batch_samples
-    for each in ranges:
-        start = each.start
-        while start < each.stop:
-            if not room:
-                batches.append([])
-                room = batch_samples
-            stop = min(each.stop, start + room)
-            batches[-1].append(FileRange(each.path, start, stop))
-            room -= stop - start
-            start = stop
-    return batches
 
 
 async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
@@ -512,11 +511,6 @@ async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
                 raise
             logger.info("%s; trying again", exc)
             await trio.sleep(_PAUSE)
-
-
-def _seed(run: int, seat: int, number: int) -> int:
-    digest = hashlib.sha256(f"neurogrid work {run} {seat} {number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def _line(error: BaseException) -> str:

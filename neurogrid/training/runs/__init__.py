@@ -7,6 +7,6 @@ projection       how much work makes members finish together
 resources        what workers offer and leaders lease
 entries, journal, audit    what happened, so that nobody can say otherwise
 state, machine   what a run has come to, and what comes next
-outer_state      the common weights
+outer_state, common_steps, methods    the common weights
 trainers         what a run file says to a trainer
 """

@@ -13,36 +13,46 @@ from hypothesis import strategies as st
 from neurogrid.errors import ConfigurationError, LocalProtocolError
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.trust import DirectoryInUseError
+from neurogrid.training.data.dealing import SampleRange
 from neurogrid.training.runs.entries import (
+    Assignment,
+    BeganEntry,
     CheckpointEntry,
-    Contributor,
+    DealtEntry,
     EndEntry,
     Entry,
-    MemberEntry,
+    JoinedEntry,
+    LeftEntry,
     ResumedEntry,
     RoundEntry,
     RunEntry,
-    UsedEntry,
-    UsedRange,
+    StoppingEntry,
     entry_of,
 )
 from neurogrid.training.runs.journal import Journal, JournalError, read_journal
 
 LEADER, OTHER = Identity.generate(), Identity.generate()
-RUN = RunEntry(bytes(16), LEADER.peer_id, bytes(32), bytes(range(32)), (10, 5))
+RUN = RunEntry(bytes(16), LEADER.peer_id, bytes(32), bytes(range(32)), (10, 5), 2**64 - 1)
 ENTRIES: tuple[Entry, ...] = (
     RUN,
-    MemberEntry("one", 0, joined=True),
-    MemberEntry("zwei … \"'\n", 1, joined=True),
-    RoundEntry(
-        1,
-        bytes(32),
-        (Contributor("one", 3, (UsedRange(0, 0, 0, 2), UsedRange(0, 1, 4, 5))),),
+    JoinedEntry(0, "one", 2**64 - 1, "attic"),
+    JoinedEntry(1, "zwei … \"'\n", 7),
+    BeganEntry(2, 15),
+    DealtEntry(
+        (
+            (0, Assignment(1, 0.0, 1.5, 3, (SampleRange(0, 0, 2), SampleRange(1, 4, 5)))),
+            (1, Assignment(1, 0.1, 1.5, 8)),
+        )
     ),
-    UsedEntry(1, "one", (UsedRange(2**64 - 1, 1, 0, 1),)),
+    RoundEntry(
+        *(4, 1, bytes(32)),
+        contributions=((0, 1), (1, 1)),
+        ranges=(SampleRange(0, 0, 2), SampleRange(1, 4, 5)),
+    ),
     CheckpointEntry(20, 1),
     ResumedEntry(0),
-    MemberEntry("one", 0, joined=False, reason="it was killed"),
+    LeftEntry(0, "it was killed"),
+    StoppingEntry("2 hours are over"),
     EndEntry("2,000 tokens"),
 )
 
@@ -62,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 def test_what_is_written_is_read(path: Path) -> None:
     recorded = read_journal(path)
     assert tuple(each.entry for each in recorded) == ENTRIES
-    assert [each.line for each in recorded] == list(range(1, 10))
+    assert [each.line for each in recorded] == list(range(1, len(ENTRIES) + 1))
     assert {each.time for each in recorded} == {1700.5}
 
 
@@ -71,7 +81,7 @@ def test_it_goes_on_where_it_ended(path: Path) -> None:
         assert tuple(each.entry for each in journal.entries) == ENTRIES
         journal.append(ResumedEntry(1))
         assert [each.entry for each in read_journal(path)] == [*ENTRIES, ResumedEntry(1)]
-    assert len(read_journal(path)) == 10
+    assert len(read_journal(path)) == len(ENTRIES) + 1
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.kind)
@@ -94,16 +104,49 @@ def test_entries_are_json(entry: Entry) -> None:
         {"round": 2**64},
         {"digest": "00"},
         {"digest": "x" * 64},
-        {"contributors": [1]},
-        {"contributors": [{"member": "one", "samples": 1, "ranges": [0, 0, 0]}]},
-        {"contributors": [{"member": "one", "samples": 1, "ranges": [0, 0, 1, 1]}]},
-        {"contributors": [{"member": "one", "samples": 1, "ranges": [0, 0, 0, -1]}]},
-        {"contributors": [{"member": "m" * 1025, "samples": 1, "ranges": []}]},
+        {"index": -1},
+        {"contributions": [1]},
+        {"contributions": [[0]]},
+        {"contributions": [[0, -1]]},
+        {"contributions": [[0, 1, 2]]},
+        {"ranges": [0, 0]},
+        {"ranges": [0, 1, 1]},
+        {"ranges": [0, 0, -1]},
     ],
 )
 def test_a_wrong_round_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"is |has |hexadecimal"):
-        entry_of({**ENTRIES[3].json(), **change})
+    with pytest.raises(ValueError, match=r"is |has |are |hexadecimal"):
+        entry_of({**ENTRIES[5].json(), **change})
+
+
+@pytest.mark.parametrize(
+    "works",
+    [
+        [1],
+        [[0]],
+        [[-1, [1, 0.0, 1.0, 3, []]]],
+        [[0, [1, 0.0, 1.0, 3]]],
+        [[0, [0, 0.0, 1.0, 3, []]]],
+        [[0, [1, -1.0, 1.0, 3, []]]],
+        [[0, [1, 0.0, float("inf"), 3, []]]],
+        [[0, [1, 0.0, float("nan"), 3, []]]],
+        [[0, [1, 0.0, True, 3, []]]],
+        [[0, [1, 0.0, 1.0, 0, []]]],
+        [[0, [1, 0.0, 1.0, 3, {}]]],
+        [[0, [1, 0.0, 1.0, 3, [0, 1, 1]]]],
+        [[0, [1, 0.0, 1.0, 3, [0, 1]]]],
+        [[0, [1, 0.0, 1.0, 3, [0, "1", 2]]]],
+    ],
+)
+def test_wrong_works_are_refused(works: list[object]) -> None:
+    with pytest.raises(ValueError, match=r"is |has |are "):
+        entry_of({"kind": "dealt", "works": works})
+
+
+def test_texts_are_bounded() -> None:
+    for entry in (JoinedEntry(0, "m" * 1025, 1), LeftEntry(0, "r" * 1025)):
+        with pytest.raises(ValueError, match="at most 1024 characters"):
+            entry_of(entry.json())
 
 
 @settings(
@@ -170,7 +213,7 @@ def test_another_leader_cannot_go_on_with_it_nor_sign_for_it(path: Path, tmp_pat
         Journal.open(path, OTHER)
     forged = tmp_path / "forged"
     with Journal.open(forged, OTHER) as journal:
-        journal.append(RunEntry(bytes(16), OTHER.peer_id, bytes(32), bytes(32), (1,)))
+        journal.append(RunEntry(bytes(16), OTHER.peer_id, bytes(32), bytes(32), (1,), 0))
     text = forged.read_text().replace(OTHER.peer_id, LEADER.peer_id)
     forged.write_text(text)
     with pytest.raises(JournalError, match="line 1 is not as its leader signed it"):
@@ -187,7 +230,10 @@ def test_one_leader_at_a_time(path: Path) -> None:
 
 def test_what_may_not_be_appended(path: Path, tmp_path: Path) -> None:
     with Journal.open(tmp_path / "new", LEADER) as journal:
-        for entry in (EndEntry(""), RunEntry(bytes(16), OTHER.peer_id, bytes(32), bytes(32), ())):
+        for entry in (
+            EndEntry(""),
+            RunEntry(bytes(16), OTHER.peer_id, bytes(32), bytes(32), (), 0),
+        ):
             with pytest.raises(LocalProtocolError):
                 journal.append(entry)
         assert (tmp_path / "new").read_bytes() == b""

@@ -16,14 +16,13 @@ from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transfer import BlobInfo, BlobSource, BytesSource, TransferPolicy, Transfers
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.training.wire import (
-    FINISH_NEVER,
     MAX_CONFIG_BYTES,
     MAX_HELD_SLICES,
     MAX_RANGES,
     MAX_RUN_FILE_BYTES,
-    MAX_TOLD_ROUNDS,
+    MAX_RUN_SOURCES,
+    MAX_WORKS,
     Ask,
-    Contribution,
     Offer,
     Order,
     Report,
@@ -35,7 +34,7 @@ from neurogrid.training.wire import (
 )
 
 RUN = bytes(range(16))
-U32 = 2**32 - 1
+U32, U64 = 2**32 - 1, 2**64 - 1
 LONG = (SampleRange(U32, U32 - 1, U32),) * MAX_RANGES
 
 
@@ -63,15 +62,28 @@ def test_the_longest_start_fits_its_message() -> None:
             wrong.encode()
 
 
+def test_the_longest_order_fits_its_message() -> None:
+    longest = Order(
+        RUN,
+        U64,
+        U64,
+        works=tuple(
+            Work(U64 - n, 1e30, 1e30, U32, 2**53, LONG) for n in range(MAX_WORKS - 1, -1, -1)
+        ),
+        sources=("é" * 512,) * MAX_RUN_SOURCES,
+        ends=True,
+    )
+    data = longest.encode()
+    assert Order.decode(data) == longest
+    assert len(data) < run_table().max_data(RunMessage.ORDER)
+
+
 def test_the_longest_report_fits_its_message() -> None:
     longest = Report(
         RUN,
         U32,
         "training",
         reason="€" * 1024,
-        contributions=tuple(
-            Contribution(2**64 - 1 - n, MAX_RANGES, LONG) for n in range(MAX_TOLD_ROUNDS, 0, -1)
-        ),
         held=tuple(range(U32 - MAX_HELD_SLICES, U32)),
         group_addresses=("é" * 512,) * 16,
     )
@@ -82,10 +94,12 @@ def test_the_longest_report_fits_its_message() -> None:
 
 def test_what_is_too_long_is_not_sent() -> None:
     for wrong in (
-        Work(1, 0, 1, MAX_RANGES + 1, (*LONG, LONG[0])),
+        Work(1, 0.0, 1.0, 1, MAX_RANGES + 1, (*LONG, LONG[0])),
+        Work(1, 0.0, float("nan"), 1, 1, LONG[:1]),
+        Work(1, 0.0, 1.0, 1, 2**53 + 1, LONG[:1]),
+        Order(RUN, 1, 1, (Work(1, 0.0, 1.0, 1, 1, (SampleRange(0, 1, 1),)),)),
+        Order(RUN, 1, 1, (Work(1, 0.0, 1.0, 1, 1),) * 2),
         Report(RUN, 0, "ready", held=tuple(range(MAX_HELD_SLICES + 1))),
-        Order(RUN, 1, (Work(1, 0, 1, 2, LONG[:1]),)),
-        Work(1, 0, 1, 1, ()),
         Report(RUN, 0, "training", loss_sum=float("nan")),
         Report(RUN, 0, "training", cosine=float("inf")),
     ):
@@ -97,26 +111,22 @@ ranges = st.lists(
     st.tuples(st.integers(0, U32), st.integers(0, U32 - 1), st.integers(1, 1000)).map(
         lambda drawn: SampleRange(drawn[0], drawn[1], min(U32, drawn[1] + drawn[2]))
     ),
-    min_size=1,
     max_size=8,
 ).map(tuple)
 
 
-@given(ranges, st.integers(1, 2**64 - 1), st.integers(0, U32), st.data())
+@given(ranges, st.integers(1, U64), st.floats(0, 1e30), st.data())
 def test_orders_and_reports_are_read_as_they_were_written(
-    drawn: tuple[SampleRange, ...], number: int, finish_after: int, data: st.DataObject
+    drawn: tuple[SampleRange, ...], number: int, position: float, data: st.DataObject
 ) -> None:
-    samples = sum(each.num_samples for each in drawn)
-    order = Order(RUN, number, (Work(number, 7, 1, samples, drawn),), finish_after)
-    report = Report(
-        RUN, 1, "ready", contributions=(Contribution(number, samples, drawn),), batch_seconds=0.5
-    )
+    work = Work(number, position, 1.5, 8, 1 + sum(each.num_samples for each in drawn), drawn)
+    order = Order(RUN, number, number, (work,), ends=True)
+    report = Report(RUN, 1, "ready", incarnation=number, done=number, batch_seconds=0.5)
     for kind, payload in ((Order, order), (Report, report)):
         written = payload.encode()
         assert kind.decode(written) == payload
         cut = data.draw(st.integers(0, len(written) - 1))
         assert code_of(kind, written[:cut]) is ErrorCode.PROTOCOL_VIOLATION
-    assert Order.decode(Order(RUN, 1).encode()).finish_after == FINISH_NEVER
 
 
 class Giving(TransferPolicy):
@@ -163,7 +173,7 @@ async def test_a_stream_carries_requests_orders_and_blobs() -> None:
             )
             reply = await leading.request(worker.peer_id, ask, RunMessage.OFFER, timeout=10)
             assert dict(Offer.decode(reply.data).versions) == {"torch": "2.9"}
-            order = Order(RUN, 1, (Work(1, 0, 1, 2, (SampleRange(0, 3, 5),)),))
+            order = Order(RUN, 1, 7, (Work(1, 0.0, 1.0, 2, 2, (SampleRange(0, 3, 5),)),))
             await leading.send(
                 worker.peer_id, TensorMessage(msg_type=RunMessage.ORDER, data=order.encode())
             )
