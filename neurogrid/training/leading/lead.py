@@ -32,7 +32,7 @@ from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
-from neurogrid.training.leading.progress_tee import ProgressTee
+from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
