@@ -28,16 +28,19 @@ async def open_training(
     device: torch.device,
     name: str,
     protocols: list[Exchange],
-) -> AsyncIterator[None]:
+) -> AsyncIterator[MemberService | None]:
     """Take part in training runs until the block is left, if the worker's owner lends it to them.
 
     Args:
         device: that it computes on.
         name: what people call the machine.
         protocols: the one of runs is added.
+
+    Yields:
+        What takes part; None where nothing does.
     """
     if not settings.trains:
-        yield
+        yield None
         return
     is_cpu = device.type == "cpu"
     memory = settings.memory_limit or device_memory(device).free_bytes
@@ -55,5 +58,5 @@ async def open_training(
         protocols.append(service.exchange)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(service.run)
-            yield
+            yield service
             nursery.cancel_scope.cancel()

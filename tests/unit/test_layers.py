@@ -70,6 +70,7 @@ BELOW_INFERENCE = BELOW_FLEET | {"neurogrid.fleet", "neurogrid.worker"}
 BELOW_TELEMETRY = BELOW_INFERENCE | {"neurogrid.inference", "neurogrid.assembly"}
 BELOW_SERVER = BELOW_TELEMETRY | {
     "neurogrid.telemetry",
+    "neurogrid.training",
     "neurogrid.extras",
     "neurogrid.__version__",
 }
@@ -103,7 +104,7 @@ def command_line(name: str) -> Room:
     outside = frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"})
     return Room(
         f"neurogrid.cli{name}",
-        BELOW_SERVER | {"neurogrid.server", "neurogrid.hub", "neurogrid.training"},
+        BELOW_SERVER | {"neurogrid.server", "neurogrid.hub"},
         outside,
     )
 
@@ -213,13 +214,15 @@ HOUSE = (
     training(".runs.projection", frozenset()),
     training(".runs.resources", frozenset()),
     training(".runs.entries", frozenset()),
+    training(".runs.alarms", frozenset()),
+    training(".runs.learning", frozenset()),
     # A file on the disk.
     training(".runs.journal", frozenset({"cryptography"})),
     training(".runs.state", frozenset()),
     training(".runs.audit", frozenset()),
     training(".runs.machine", frozenset()),
-    training(".runs.outer_state", frozenset({"torch"})),
-    training(".runs.common_steps", frozenset({"torch"})),
+    training(".runs.outer_state", frozenset({"torch", "blake3"})),
+    training(".runs.common_steps", frozenset({"torch", "blake3"})),
     training(".runs.methods", frozenset({"torch"})),
     training(".runs.trainers", frozenset()),
     training(".runs", frozenset()),
@@ -234,6 +237,13 @@ HOUSE = (
         "neurogrid.training.leading.settings",
         COMMON | {"neurogrid.p2p", "neurogrid.node"},
         frozenset(),
+        COMMAND_LINE,
+    ),
+    # Trackers, by whoever knows them all.
+    Room(
+        "neurogrid.training.leading.tracking",
+        COMMON | {"neurogrid.p2p", "neurogrid.node"},
+        frozenset({"trio", "accelerate"}),
         COMMAND_LINE,
     ),
     training(".leading.model_numbers", frozenset({"torch", "transformers", "huggingface_hub"})),
@@ -253,7 +263,7 @@ HOUSE = (
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(
         "neurogrid.telemetry",
-        BELOW_TELEMETRY | {"neurogrid.__version__"},
+        BELOW_TELEMETRY | {"neurogrid.training", "neurogrid.__version__"},
         frozenset({"prometheus_client", "opentelemetry", "torch"}),
         COMMAND_LINE,
     ),
@@ -265,6 +275,7 @@ HOUSE = (
     server(".openai"),
     server(".cluster"),
     server(".page"),
+    server(".training"),
     server(""),
     command_line(".signals"),
     command_line(".terminal"),

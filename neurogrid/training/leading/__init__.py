@@ -4,6 +4,7 @@ settings         what the leader and a data node are told, and what they tell
 model_numbers    how large a model is, from its config alone
 lead             opens all that a leader needs
 leader           members, orders, the group
+board, status    what is known of the run, for whoever shows it
 keeper           journal, figures, evaluation, checkpoints
 """
 

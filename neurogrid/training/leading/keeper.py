@@ -195,7 +195,7 @@ class Keeper:
             try:
                 await self._write_checkpoint(job)
             except NeuroGridError as exc:
-                self._progress.say(
+                self._progress.warn(
                     f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
                 )
 
@@ -203,7 +203,7 @@ class Keeper:
         try:
             evaluation = await self._trainer.evaluate(self._held_out())
         except TrainerError as exc:
-            self._progress.say(f"round {job.figures['round']} was not evaluated: {exc}")
+            self._progress.warn(f"round {job.figures['round']} was not evaluated: {exc}")
             await self._trainer.restart()
             self._trainer.weights.copy_(weights)
             return
@@ -260,7 +260,7 @@ class Keeper:
                 for seat in seats:
                     nursery.start_soon(fetch, seat)
         for seat in seats - found.keys():
-            self._progress.say(
+            self._progress.warn(
                 f"the optimiser of member {seat} is not in the checkpoint of round {round_number}: it begins anew "
                 "where the run is resumed there"
             )

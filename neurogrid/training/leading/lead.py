@@ -29,10 +29,13 @@ from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.preparing import prepare
+from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
+from neurogrid.training.leading.progress_tee import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
+from neurogrid.training.leading.tracking import open_tracking
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
@@ -98,8 +101,13 @@ class _Data:
     manifest: Manifest
 
 
-async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
+async def lead(
+    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard | None = None
+) -> Path:
     """Lead a run to its end.
+
+    Args:
+        board: gathers what is known of the run, for readers that want to look before it is there; None for nobody.
 
     Returns:
         The last checkpoint.
@@ -108,23 +116,32 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
         ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
         NeuroGridError: the run cannot go on; says why.
     """
+    board = board or RunBoard(settings.run)
+    track = RunDirectory(settings.directory).track
     is_anew = False
-    while True:
-        try:
-            return await _lead(settings, progress, is_anew=is_anew)
-        except GroupLostError as exc:
-            progress.say(f"{exc}. The run goes on from its last checkpoint")
-            is_anew = True
+    async with open_tracking(settings.run, track, progress.warn) as tracking:
+        progress = ProgressTee(board, progress, tracking)
+        while True:
+            try:
+                return await _lead(settings, progress, board, is_anew=is_anew)
+            except GroupLostError as exc:
+                progress.warn(f"{exc}. The run goes on from its last checkpoint")
+                is_anew = True
 
 
-async def _lead(settings: LeaderSettings, progress: LeaderProgress, *, is_anew: bool) -> Path:
+async def _lead(
+    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard, *, is_anew: bool
+) -> Path:
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
+        board.replay(journal.entries, directory.figures())
+        journal.on_append = board.record
         data = await _data_of(run, directory, settings.model, progress)
+        board.tokens_per_sample = data.manifest.tokens_per_sample
         config = read_config(settings.model)
         _check_model(config, data.manifest, settings.model)
         rules = rules_of(run, data.manifest)
@@ -209,6 +226,7 @@ async def _lead(settings: LeaderSettings, progress: LeaderProgress, *, is_anew: 
             saved=saved,
             is_anew=is_anew,
         )
+        stack.enter_context(board.watching(leader.look))
         await open_reach(host, settings.reach)
         progress.listening(host.peer_id, host.addresses)
         return await _run(settings, host, exchange, leader, keeper)

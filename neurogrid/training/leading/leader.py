@@ -23,6 +23,7 @@ import trio
 from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
+from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
@@ -37,6 +38,7 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
+from neurogrid.training.leading.board import LeaderLook, PeerLook
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.machine import Outcome as Decision
@@ -186,6 +188,7 @@ class Leader:
         self._changed = RenewedEvent()
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
+        self._digest = b""
         authorise(exchange, LEADER_TAKES)
         exchange.on_message(RunMessage.REPORT, self._on_report)
         exchange.on_peer_opened(self._on_opened)
@@ -205,6 +208,35 @@ class Leader:
     def state(self) -> RunWeights:
         """The common weights."""
         return self._state
+
+    def look(self) -> LeaderLook:
+        """How the run stands at this moment, for whoever shows it."""
+        now = trio.current_time()
+        group = self._group
+        counters = group.counters if group is not None else TrafficCounters()
+        return LeaderLook(
+            peer_id=self._host.peer_id,
+            state=self._machine.state,
+            rules=self._machine.rules,
+            peers=[
+                PeerLook(
+                    peer_id=peer_id,
+                    name=peer.name,
+                    seat=peer.seat,
+                    is_connected=self._host.is_connected(peer_id),
+                    report=peer.report,
+                    versions=peer.versions,
+                    lease_seconds=self._book.left(peer_id, now),
+                )
+                for peer_id, peer in self._peers.items()
+            ],
+            seconds=self._keeper.seconds,
+            num_parameters=self._facts.num_parameters,
+            applied=self._state.round,
+            digest=self._digest,
+            sent_bytes=counters.total(Direction.SENT).num_bytes,
+            received_bytes=counters.total(Direction.RECEIVED).num_bytes,
+        )
 
     # The run
 
@@ -340,7 +372,7 @@ class Leader:
             logger.error("%s has contributed with a weight that is not its own", peer_id)
             self._dismiss(peer_id, "its contribution was not of the work that it was given")
         for number in seats.keys() - {seat.number for seat in self._machine.state.occupied()}:
-            self._progress.say(f"{seats[number] or f'member {number}'} is lost: the others go on")
+            self._progress.warn(f"{seats[number] or f'member {number}'} is lost: the others go on")
         if decision.round:
             self._keeper.decided(self._told_totals())
         self._write()
@@ -366,6 +398,7 @@ class Leader:
         group.take_state_back()
         await trio.to_thread.run_sync(partial(self._state.apply, outcome))
         group.show_state(self._state.state())
+        self._digest = await trio.to_thread.run_sync(self._state.digest)
         # The decision is older than its outcome.
         while self._machine.state.round < outcome.round:
             await self._changed.wait()
@@ -476,7 +509,7 @@ class Leader:
     def _note_refusal(self, peer_id: str, reason: str) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None and peer.num_failures == 0:
-            self._progress.say(f"{_called(peer, peer_id)} takes no part yet: {reason}")
+            self._progress.warn(f"{_called(peer, peer_id)} takes no part yet: {reason}")
         logger.info("%s takes no part: %s", peer_id, reason)
 
     async def _start(self, peer_id: str, offer: Offer, asked_at: float) -> None:
@@ -585,7 +618,7 @@ class Leader:
         peer.num_failures += 1
         peer.is_started = False
         peer.report = None
-        self._progress.say(f"{_called(peer, peer_id)} has failed: {reason}")
+        self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}")
         seat = self._machine.state.seat_of(peer_id)
         if seat is not None:
             self._machine.left(seat.number, reason)
@@ -613,7 +646,7 @@ class Leader:
         """Wait for those who are to take the seats of a run that goes on, but not for ever."""
         await trio.sleep(self._wait)
         for seat in self._machine.state.vacant():
-            self._progress.say(f"nobody took seat {seat.number}: the run goes on without it")
+            self._progress.warn(f"nobody took seat {seat.number}: the run goes on without it")
             self._machine.left(seat.number, f"nobody took it within {self._wait:g} s")
         self._write()
 

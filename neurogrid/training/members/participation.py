@@ -9,7 +9,6 @@ next.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from neurogrid.errors import (
     RemoteProtocolError,
     TransportError,
 )
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.renewed_event import RenewedEvent
@@ -45,11 +45,12 @@ from neurogrid.training.data.blobs import SliceCache, fetch_manifest
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
-from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import (
     BatchDone,
     FileRange,
@@ -98,6 +99,7 @@ class _Totals:
     loss_sum: float = 0.0
     num_tokens: int = 0
     num_samples: int = 0
+    last_loss: float | None = None
 
 
 class Participation:
@@ -129,6 +131,7 @@ class Participation:
         self._changed = RenewedEvent()
         self._totals = _Totals()
         self._report = Report(run=start.run, seat=start.seat, state="starting")
+        self._tokens_per_sample = 0
         self._done = 0
         self._saving: Path | None = None
 
@@ -141,6 +144,35 @@ class Participation:
     def report(self) -> Report:
         """How the member stands."""
         return self._report
+
+    def status(self) -> PartStatus:
+        """How the member stands, for people."""
+        report, works = self._report, self._order.works if self._order is not None else ()
+        work = next((work for work in works if work.number > report.done), None)
+        batch, samples = 0, 0
+        if work is not None:
+            batch, samples = work.batch_samples, sum(r.stop - r.start for r in work.ranges)
+        speed = None
+        if report.batch_seconds and batch:
+            speed = batch * self._tokens_per_sample / report.batch_seconds
+        return PartStatus(
+            run=self._run_file.name,
+            leader=self.leader,
+            seat=report.seat,
+            state=report.state,
+            reason=report.reason,
+            round=report.round,
+            batches_done=report.batches_done if report.state == "training" else 0,
+            batches=-(-samples // batch) if batch else 0,
+            tokens_per_second=speed,
+            loss=self._totals.last_loss,
+            num_samples=report.num_samples,
+            memory_bytes=report.memory_bytes,
+            micro_batch=report.micro_batch,
+            held_slices=len(report.held),
+            sent_bytes=report.sent_bytes,
+            received_bytes=report.received_bytes,
+        )
 
     def take(self, order: Order) -> None:
         """The leader's order, unless a later one is there."""
@@ -183,6 +215,7 @@ class Participation:
                 self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
             )
         )
+        self._tokens_per_sample = manifest.tokens_per_sample
         settings = trainer_settings(
             self._run_file,
             self._start.config,
@@ -263,6 +296,7 @@ class _Work:
             incarnation=group.incarnation,
             round=state.round,
             group_addresses=group.addresses[:16],
+            digest=await trio.to_thread.run_sync(state.digest),
         )
         while (work := await self._next_work()) is not None:
             group.observe(False)
@@ -327,7 +361,7 @@ class _Work:
             seconds = done.seconds if not before else before + _LATEST * (done.seconds - before)
             part._note(batches_done=done.batches, batch_seconds=seconds)
 
-        seed = _seed(part._run_file.seed, part._start.seat, work.number)
+        seed = work_seed(part._run_file.seed, part._start.seat, work.number)
         if isinstance(self._state, CommonSteps):
             await self._add_gradients(self._state, work, batches, seed)
             return
@@ -365,6 +399,8 @@ class _Work:
     def _count(self, loss_sum: float, num_tokens: int, num_samples: int) -> None:
         totals = self._part._totals
         totals.loss_sum += loss_sum
+        if num_tokens:
+            totals.last_loss = loss_sum / num_tokens
         totals.num_tokens += num_tokens
         totals.num_samples += num_samples
         self._part._note(
@@ -397,7 +433,7 @@ class _Work:
             for number in numbers
         }
         ranges = [FileRange(paths[each.slice], each.start, each.stop) for each in work.ranges]
-        return _cut(ranges, work.batch_samples)
+        return cut_batches(ranges, work.batch_samples)
 
     # Rounds
 
@@ -432,7 +468,13 @@ class _Work:
         self._group.take_state_back()
         await trio.to_thread.run_sync(partial(self._state.apply, outcome))
         self._group.show_state(self._state.state())
-        self._part._note(round=outcome.round)
+        counters = self._group.counters
+        self._part._note(
+            round=outcome.round,
+            digest=await trio.to_thread.run_sync(self._state.digest),
+            sent_bytes=counters.total(Direction.SENT).num_bytes,
+            received_bytes=counters.total(Direction.RECEIVED).num_bytes,
+        )
 
     async def _save_if_due(self) -> None:
         """Keep the optimiser for the checkpoint of this round."""
@@ -454,23 +496,6 @@ class _Work:
             old.unlink()
 
 
-def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange]]:
-    """Ranges as batches of so many samples; the last may have fewer."""
-    batches: list[list[FileRange]] = [[]]
-    room = batch_samples
-    for each in ranges:
-        start = each.start
-        while start < each.stop:
-            if not room:
-                batches.append([])
-                room = batch_samples
-            stop = min(each.stop, start + room)
-            batches[-1].append(FileRange(each.path, start, stop))
-            room -= stop - start
-            start = stop
-    return batches
-
-
 async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
     """Fetch something, again while nobody gives it: a leader that was killed comes back.
 
@@ -486,11 +511,6 @@ async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
                 raise
             logger.info("%s; trying again", exc)
             await trio.sleep(_PAUSE)
-
-
-def _seed(run: int, seat: int, number: int) -> int:
-    digest = hashlib.sha256(f"neurogrid work {run} {seat} {number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def _line(error: BaseException) -> str:

@@ -29,6 +29,7 @@ from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
 from neurogrid.training.members.participation import MemberBlobs, Participation
 from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
 from neurogrid.training.wire.runs import (
     Ask,
@@ -118,6 +119,10 @@ class MemberService:
     def part(self) -> Participation | None:
         """The run that this machine takes part in."""
         return self._part
+
+    def status(self) -> PartStatus | None:
+        """How this machine stands in the run that it takes part in; None while there is none."""
+        return self._part.status() if self._part is not None else None
 
     async def run(self) -> None:
         """Take part in one run after another."""

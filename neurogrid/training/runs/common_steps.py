@@ -14,6 +14,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.optimizers import schedule_of
+from neurogrid.training.runs.outer_state import digest_of
 from neurogrid.training.trainer import InnerSettings
 
 __all__ = ["CommonSteps"]
@@ -66,6 +67,10 @@ class CommonSteps:
     def common(self) -> Tensor:
         """float32 [num_elements], the weights that all members have in common. Not to be written to."""
         return self.weights
+
+    def digest(self) -> bytes:
+        """See `RunWeights.digest`."""
+        return digest_of(self.common)
 
     def add(self, gradient: Tensor, weight: float) -> None:
         """A gradient was computed, float32 [num_elements], which counts by its weight."""

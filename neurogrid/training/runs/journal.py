@@ -92,6 +92,8 @@ class Journal:
         self._stack = stack
         self._clock = clock
         self._is_open = True
+        self.on_append: Callable[[Recorded], None] = lambda recorded: None
+        """Is told of each entry that is appended from now on."""
 
     @classmethod
     def open(
@@ -170,6 +172,7 @@ class Journal:
         self._num_bytes += len(line) + 1
         self._last = hashlib.sha256(line).hexdigest()
         self.entries.append(recorded)
+        self.on_append(recorded)
         return recorded
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError
@@ -19,7 +20,12 @@ from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import AllOfIt, Fragments, Layout, gather, scatter
 from neurogrid.training.optimizers import OuterOptimizer
 
-__all__ = ["OuterState", "RunWeights"]
+__all__ = ["OuterState", "RunWeights", "digest_of"]
+
+
+def digest_of(vector: Tensor) -> bytes:
+    """BLAKE3 of a vector as float32 in little endian, 32 bytes."""
+    return blake3(vector.detach().numpy().data.cast("B")).digest()
 
 
 class RunWeights(Protocol):
@@ -42,6 +48,9 @@ class RunWeights(Protocol):
     @property
     def common(self) -> Tensor:
         """float32 [num_elements], what all members have in common."""
+
+    def digest(self) -> bytes:
+        """`digest_of` what is common: the same for all members after the same round."""
 
     def contribution(self) -> Tensor:
         """What a member puts into the next round: float32 [group_layout.num_elements]."""
@@ -104,6 +113,10 @@ class OuterState:
     def common(self) -> Tensor:
         """float32 [num_elements], the weights that all members have in common. Not to be written to."""
         return self._outer.theta0
+
+    def digest(self) -> bytes:
+        """See `RunWeights.digest`."""
+        return digest_of(self.common)
 
     def contribution(self) -> Tensor:
         """What was learned since the last sync of the part whose turn is next: float32 [group_layout.num_elements]."""

@@ -52,6 +52,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def track(self) -> Path:
+        """The directory for trackers that keep files."""
+        return self.path / "track"
+
+    @property
     def cluster(self) -> Path:
         """The directory of the cluster that members join."""
         return self.path / "cluster"

@@ -6,13 +6,16 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.run_file import parse_run_file
+from tests.e2e.training.recomputed import recompute
 from tests.e2e.training.run_processes import (
+    CONFIG,
     RUN_FILE,
     entries_of,
     open_run,
@@ -123,3 +126,20 @@ def test_a_run_goes_on_with_another_number_of_members(tmp_path: Path) -> None:
     used = used_samples(run.run)
     assert set(used.values()) == {1}
     assert len(used) == manifest.num_samples
+
+
+@pytest.mark.parametrize("method", ["streaming", "diloco", "data_parallel"])
+def test_a_run_is_what_one_process_computes(tmp_path: Path, method: str) -> None:
+    outer = "" if method == "data_parallel" else "every = 8\n"
+    run_file = (
+        RUN_FILE
+        + f'[stop]\nrounds = 9\n[outer]\nmethod = "{method}"\n{outer}codec = "f32"\ngrace = 60.0\n'
+        + "[members]\nmin = 3\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead("--local-workers", "3")
+        checkpoint = run.end()
+    wanted = recompute(run.run, json.dumps(CONFIG), num_seats=3)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    got = torch.cat([each.detach().flatten() for each in model.parameters()])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

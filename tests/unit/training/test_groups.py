@@ -142,6 +142,18 @@ async def test_what_is_applied_is_the_decoded_form_for_all(codec: str) -> None:
             assert torch.equal(outcome.values, outcome.values.half().float())
 
 
+async def test_a_result_that_all_have_computed_is_not_held_when_the_next_is_decided() -> None:
+    async with a_group(3) as peers:
+        for round_ in range(3):
+            await peers.average(vectors(3, round_))
+        for peer in peers.all:
+            assert len(peer.group._reductions._held) == 1
+        # Of rounds without the third they hold some: it may come for them.
+        for round_ in range(3, 5):
+            await peers.average(vectors(2, round_))
+        assert [len(peer.group._reductions._held) for peer in peers.all[:2]] == [2, 2]
+
+
 async def test_tensors_of_a_model_are_replaced_by_their_means() -> None:
     async with a_group(2) as peers:
         models = [

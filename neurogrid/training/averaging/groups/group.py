@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +32,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
@@ -82,7 +83,7 @@ logger = logging.getLogger(__name__)
 
 # Outcomes that wait for their owner: a member that is further behind fetches the state instead.
 _MAX_BACKLOG: Final = 4
-# Results that are held for members that missed a decision.
+# Results that are held at most: the last, and before it those that not all members have computed.
 _NUM_HELD: Final = 3
 # Of a heartbeat: how often the machine is told what time it is.
 _TICKS: Final = 4
@@ -139,6 +140,11 @@ class Group:
         self._scopes: dict[int, trio.CancelScope] = {}
         self._vector: Tensor | None = None
         self._results: dict[bytes, Result] = {}
+        # Digests: of the last rounds, empty for one whose result no member has to fetch; of the last; and to deliver.
+        self._wanted: deque[bytes] = deque(maxlen=_NUM_HELD)
+        self._last_digest = b""
+        self._undelivered_digests: Counter[bytes] = Counter()
+        self._last_members = machine.members
         self._undelivered, self._undelivered_end = trio.open_memory_channel[Decided](1024)
         self._outcomes: deque[Outcome] = deque()
         self._changed = trio.Event()
@@ -171,6 +177,11 @@ class Group:
     def members(self) -> tuple[str, ...]:
         """Peer ids of the members, this one included, in the order in which they are added."""
         return tuple(member.peer for member in self._machine.members)
+
+    @property
+    def counters(self) -> TrafficCounters:
+        """Messages and bytes of the group's protocol at this member."""
+        return self._exchange.counters
 
     @property
     def leader(self) -> str | None:
@@ -613,18 +624,33 @@ class Group:
         self._results[result.digest] = result
         self._reductions.hold(result)
         while len(self._results) > _NUM_HELD:
-            oldest = next(iter(self._results))
-            del self._results[oldest]
-            self._reductions.release(oldest)
+            self._release(next(iter(self._results)))
+
+    def _release(self, digest: bytes) -> None:
+        del self._results[digest]
+        self._reductions.release(digest)
+
+    def _release_old(self) -> None:
+        """Hold no longer what was not decided, and what all members had computed when it was."""
+        kept = {*self._wanted, *+self._undelivered_digests, self._last_digest}
+        for digest in [digest for digest in self._results if digest not in kept]:
+            self._release(digest)
 
     # What was decided
 
     def _note_decision(self, action: Decided) -> None:
         decision = action.decision
+        stayed = {*self._last_members} & {*decision.members}
+        self._last_members = decision.members
         if decision.is_round:
             self._vector = None
+            have_all = {member.peer for member in stayed} <= {*decision.holders}
+            self._wanted.append(b"" if have_all else decision.digest)
+            self._last_digest = decision.digest
             if self._failure is None:
+                self._undelivered_digests[decision.digest] += 1
                 self._undelivered.send_nowait(action)
+            self._release_old()
         self._messenger.keep(member.peer for member in decision.members)
         for peer_id, address in zip(decision.newcomers, decision.addresses, strict=True):
             if peer_id != self.peer_id:
@@ -640,12 +666,14 @@ class Group:
             decision = action.decision
             await self._may_deliver.wait()
             if decision.round <= self._skip_to:
+                self._note_delivered(decision)
                 continue
             try:
                 result = self._results.get(decision.digest)
                 if result is None:
                     result = await self._fetch(decision, decision.holders)
                     self._hold(result)
+                self._note_delivered(decision)
             except NeuroGridError as exc:
                 self._drop_out(
                     NotAMemberError(f"the outcome of round {decision.round} is lost here: {exc}")
@@ -668,6 +696,10 @@ class Group:
                 )
             )
             self._note_change()
+
+    def _note_delivered(self, decision: Decision) -> None:
+        self._undelivered_digests[decision.digest] -= 1
+        self._release_old()
 
     # Joining
 
