@@ -31,7 +31,7 @@ __all__ = ["main"]
 
 DIRECTORY: Final = Path("runs/demo-train")
 PROMPT: Final = "The import statement"
-NUM_TOKENS: Final = 1_200_000
+NUM_TOKENS: Final = 900_000
 TARGET: Final = 4.0  # nats a token, of what is trained on
 NUM_LAST: Final = 5  # rounds whose mean that is
 # Part of the run after which a worker is killed; seconds until it is started again.
@@ -72,11 +72,15 @@ sequence_length = 128
 tokens = {tokens}
 [inner]
 lr = 3e-3
-batch_tokens = 512
+batch_tokens = 256
+[outer]
+every = 40
 [members]
 min = 2
+[checkpoints]
+every = 50
 [eval]
-every = 20
+every = 25
 """
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,21 @@ REFERENCE = ROOT / "docs" / "reference" / "run-file.md"
 
 def test_the_example_trains_on_what_is_in_a_clone() -> None:
     assert (ROOT / parse_run_file(EXAMPLE.read_text()).data.path).is_dir()
+
+
+def test_the_example_is_one_that_check_takes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "neurogrid.cli.commands.main", "train", "check", str(EXAMPLE)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # What it prints is a run file again, with the same in it.
+    assert parse_run_file(done.stdout) == parse_run_file(EXAMPLE.read_text())
+    assert "# parameters   3,640,512 that are trained" in done.stdout
 
 
 def keys_and_defaults() -> set[tuple[str, str, str]]:
