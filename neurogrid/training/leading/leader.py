@@ -359,6 +359,11 @@ class Leader:
         while True:
             for decision in group.history:
                 if decision.index > self._machine.state.index:
+                    after = self._machine.state.round
+                    if decision.round > after + decision.is_round:
+                        raise GroupLostError(
+                            f"what round {after + 1} used is not known: the group tells of it no more"
+                        )
                     await self._keeper.wait_room()
                     self._decided(
                         Decision(
