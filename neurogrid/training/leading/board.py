@@ -22,7 +22,7 @@ from typing import Final
 from neurogrid.node.events import EventBus, EventKind, Severity
 from neurogrid.node.histogram import WAIT_SECONDS, Histogram
 from neurogrid.training.data.dealing import SampleState
-from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.leading.progress import QuietProgress
 from neurogrid.training.leading.status import (
     CheckpointStatus,
     MemberStatus,
@@ -146,7 +146,7 @@ class _Loss:
     loss: float | None = None
 
 
-class RunBoard(LeaderProgress):
+class RunBoard(QuietProgress):
     """What is known of a run. Used from the trio thread of its leader.
 
     Args:
@@ -458,7 +458,7 @@ class RunBoard(LeaderProgress):
         )
         return MemberStatus(
             peer_id=peer.peer_id,
-            name=peer.name or f"…{peer.peer_id[-8:]}",
+            name=_name_of(peer, number),
             seat=number,
             state=_state_of(peer),
             reason=report.reason,
@@ -575,6 +575,13 @@ class RunBoard(LeaderProgress):
             if (alarm.kind, alarm.seat) not in self._told:
                 self.events.publish(EventKind.ALARM, alarm.text, severity=Severity.WARNING)
         self._told = frozenset((alarm.kind, alarm.seat) for alarm in alarms)
+
+
+def _name_of(peer: PeerLook, seat: int | None) -> str:
+    """What people call a member: as its rounds call it, where it has a seat."""
+    if peer.name:
+        return peer.name
+    return f"member {seat}" if seat is not None else f"…{peer.peer_id[-8:]}"
 
 
 def _state_of(peer: PeerLook) -> str:

@@ -12,13 +12,14 @@ import math
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from neurogrid.errors import ConfigurationError
-from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.leading.progress import QuietProgress
 from neurogrid.training.runs.run_file import RunFile
 
 __all__ = ["Tracking", "make_trackers", "open_tracking"]
@@ -75,7 +76,7 @@ def make_trackers(run: RunFile, directory: Path) -> dict[str, Any]:
     return made
 
 
-class Tracking(LeaderProgress):
+class Tracking(QuietProgress):
     """Tells trackers the figures of a run. Keep `run` running.
 
     Args:
@@ -107,15 +108,16 @@ class Tracking(LeaderProgress):
         async for figures in self._receive:
             values = {name: value for name, value in figures.items() if math.isfinite(value)}
             step = int(values.get("step", 0))
-            await self._each(
-                lambda tracker, values=values, step=step: tracker.log(values, step=step)
-            )
-        await self._each(lambda tracker: tracker.finish())
+            await self._each("log", values, step=step)
+        await self._each("finish")
 
-    async def _each(self, do: Callable[[Any], object]) -> None:
+    async def _each(self, method: str, *args: object, **kwargs: object) -> None:
+        """Call a method of every tracker."""
+        run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
         for name, tracker in list(self._trackers.items()):
             try:
-                await trio.to_thread.run_sync(do, tracker, abandon_on_cancel=True)
+                call = partial(getattr(tracker, method), *args, **kwargs)
+                await run_sync(call, abandon_on_cancel=True)
             except (
                 Exception
             ) as exc:  # of a library that may raise anything: a run does not end for its sake

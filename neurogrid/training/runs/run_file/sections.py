@@ -89,7 +89,8 @@ class DataSection(Section):
     """What it is trained on. All but `path` is for data that is not prepared yet.
 
     Attributes:
-        path: a directory that `neurogrid train prepare` wrote; or what that takes, which is prepared at the start.
+        path: a directory that `neurogrid train prepare` wrote, here or, by its address, behind a web server; or what
+            that takes, which is prepared at the start.
         tokenizer: the directory of a tokenizer; empty for the model's own, or where it has none one that is trained.
         sequence_length: tokens of a sample.
         vocab_size: of a tokenizer that is trained, at most.
@@ -106,7 +107,7 @@ class DataSection(Section):
 
     title: ClassVar[str] = "data"
     keys: ClassVar[Mapping[str, Kind]] = {
-        "path": text("a directory, or a file of text", is_needed=True),
+        "path": text("a directory, a file of text, or the address of a directory", is_needed=True),
         "tokenizer": text("the directory of a tokenizer"),
         "sequence_length": whole(2, 1_048_576),
         "vocab_size": whole(257, 10_000_000),
@@ -251,7 +252,6 @@ class OuterSection(Section):
         lr, momentum: of the outer step, SGD with Nesterov momentum.
         codec: the form of what is sent (`protocol_spec/training/forms.md`).
         fragments: into which "streaming" deals the tensors; each round is about one of them.
-        overlap: inner steps that are taken while a fragment is on its way.
         projected: whether members take steps by their speed, so that all finish together.
         way: "butterfly", "server" or "everybody".
         aggregator: how vectors become one.
@@ -266,7 +266,6 @@ class OuterSection(Section):
     momentum: float = 0.9
     codec: str = "f16"
     fragments: int = 4
-    overlap: int = 0
     projected: bool = True
     way: str = "butterfly"
     aggregator: str = "mean"
@@ -285,7 +284,6 @@ class OuterSection(Section):
             r"f32|f16|bf16|int8|int4|sign|topk(:[1-9][0-9]{0,2}|:[1-3][0-9]{3}|:40[0-8][0-9]|:409[0-6])?",
         ),
         "fragments": whole(1, 65_536),
-        "overlap": whole(0, 999_999),
         "projected": BOOLEAN,
         "way": one_of("butterfly", "server", "everybody"),
         "aggregator": pattern(
@@ -320,8 +318,6 @@ class OuterSection(Section):
         for key, value in METHODS[self.method].items():
             if key != "projected" and getattr(self, key) != value:
                 raise self.fault(key, f'is {value:g} with method "{self.method}"', method)
-        if self.overlap and self.method != "streaming":
-            raise self.fault("overlap", f'is of "streaming": 0 with "{self.method}"', method)
         if self.fragments > self.every:
             raise self.fault(
                 "fragments",
@@ -329,8 +325,6 @@ class OuterSection(Section):
                 self.place_of("every"),
                 method,
             )
-        if self.overlap >= self.every:
-            raise self.fault("overlap", f"is less than every, {self.every}", self.place_of("every"))
 
 
 @dataclass(frozen=True, slots=True)
