@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -36,6 +36,8 @@ __all__ = [
     "status",
 ]
 
+# Lines of metrics over which the speed is told.
+_NUM_TIMED: Final = 20
 _RUN_SYNC: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
 
 
@@ -237,8 +239,9 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
         yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
     yield "members", _counted(last, "members")
     timed = [each for each in lines if {"tokens", "seconds"} <= each.keys()]
-    if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[-2]["seconds"]) > 0:
-        num_tokens = timed[-1]["tokens"] - timed[-2]["tokens"]
+    timed = timed[-_NUM_TIMED:]  # the last rounds of a run train nothing: they sync what is left
+    if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[0]["seconds"]) > 0:
+        num_tokens = timed[-1]["tokens"] - timed[0]["tokens"]
         yield "speed", f"{num_tokens / seconds:,.0f} tokens a second, of all members"
     yield "stops", ", ".join(_goals(run.stop, last))
     steps = directory.steps()

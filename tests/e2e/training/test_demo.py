@@ -16,7 +16,7 @@ TARGET = 7.0
 
 
 def test_the_demo_of_training_learns_although_a_worker_is_killed(tmp_path: Path) -> None:
-    options = ["--dir", str(tmp_path / "demo"), "--tokens", "80000", "--target", str(TARGET)]
+    options = ["--dir", str(tmp_path / "demo"), "--tokens", "60000", "--target", str(TARGET)]
     done = subprocess.run(
         [sys.executable, "-m", "tools.demo_train", *options],
         cwd=ROOT,
@@ -38,4 +38,4 @@ def test_the_demo_of_training_learns_although_a_worker_is_killed(tmp_path: Path)
     assert any(isinstance(entry, LeftEntry) for entry in entries)
     times = set(used_samples(run).values())
     assert max(times) - min(times) <= 1
-    assert len(done.stdout.split()) >= 3  # the text that the model writes
+    assert len(done.stdout.strip()) > 10  # the text that the model writes
