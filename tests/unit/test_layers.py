@@ -239,6 +239,7 @@ HOUSE = (
         frozenset(),
         COMMAND_LINE,
     ),
+    training(".leading.progress", frozenset()),
     # Trackers, by whoever knows them all.
     Room(
         "neurogrid.training.leading.tracking",

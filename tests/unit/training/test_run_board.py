@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from neurogrid.training.leading.board import MAX_FIGURES, LeaderLook, PeerLook, RunBoard
+from neurogrid.training.leading.board import MAX_FIGURES, RunBoard
+from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.runs.alarms import AlarmKind
 from neurogrid.training.runs.entries import CheckpointEntry, Entry, JoinedEntry, RunEntry
 from neurogrid.training.runs.journal import Recorded
