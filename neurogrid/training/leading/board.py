@@ -65,6 +65,9 @@ MAX_FIGURES: Final = 4096
 # Over so many rounds it is judged whether the run learns, and how fast it is.
 _NUM_JUDGED: Final = 200
 _NUM_PACE: Final = 8
+# Times what a round usually takes, and seconds at least, after which it is said for whom it waits.
+_LATE: Final = 1.3
+_LATE_SECONDS: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -462,7 +465,8 @@ class RunBoard(QuietProgress):
         there = len(state.occupied())
         if there < least:
             return f"waits for members: {there} of {least} are there"
-        if any(each.state == "averaging" for each in members):
+        late = self._clock() - self._last_at > max(_LATE * self._usual_seconds(), _LATE_SECONDS)
+        if late and any(each.state == "averaging" for each in members):
             busy = _waited_for(members)
             if busy:
                 return f"round {state.round + 1} waits for {', '.join(busy)}"
