@@ -198,6 +198,8 @@ HOUSE = (
     training(".data.dealing", frozenset()),
     training(".data.manifest", frozenset()),
     training(".data.slices", frozenset({"torch", "safetensors"})),
+    # Goes to the network for what a run file names.
+    training(".data.web", frozenset({"trio", "httpx2"})),
     training(".data.blobs", frozenset({"trio"})),
     training(".data.blob_files", frozenset({"trio"})),
     training(".data.preparing", TORCH | {"pyarrow", "PIL"}),

@@ -36,6 +36,7 @@ from neurogrid.p2p.transfer import (
 from neurogrid.p2p.wire import CHUNK_BYTES, BlobHasher
 from neurogrid.training.data.manifest import MAX_MANIFEST_BYTES, Manifest, SliceInfo
 from neurogrid.training.data.slices import slice_path
+from neurogrid.training.data.web import WebDirectory
 
 __all__ = ["Provider", "Providers", "SliceCache", "SliceStore", "fetch_manifest"]
 
@@ -107,6 +108,8 @@ class SliceStore:
             known = self._known.get(info.blob_id)
             if known is None or known.has_changed():
                 known = self._known[info.blob_id] = _SliceFile(path)
+        except FileNotFoundError:
+            return None
         except OSError as exc:
             logger.warning("slice %s cannot be read: %s", path, exc.strerror)
             return None
@@ -159,13 +162,21 @@ class SliceCache:
         transfers: of the host.
         directory: of its own; made if need be. What is there from an earlier time is used.
         max_bytes: what all slices in it may take. Those that are needed at one time have to fit.
+        web: a server that has them, which is asked before any peer.
 
     Raises:
         ConfigurationError: the directory cannot be used.
     """
 
-    def __init__(self, transfers: Transfers, directory: Path, max_bytes: int) -> None:
-        self._transfers = transfers
+    def __init__(
+        self,
+        transfers: Transfers,
+        directory: Path,
+        max_bytes: int,
+        *,
+        web: WebDirectory | None = None,
+    ) -> None:
+        self._transfers, self._web = transfers, web
         self._cache = BlobCache(directory, max_bytes=max_bytes)
         self._verified: dict[bytes, BlobInfo] = {}
         self._fetching: dict[bytes, tuple[trio.Lock, int]] = {}
@@ -236,9 +247,11 @@ class SliceCache:
                 self._fetching[blob_id] = lock, num - 1
 
     async def _fetch(self, info: SliceInfo, peers: Sequence[str], deadline: float) -> StoredBlob:
-        blob = await _fetch_from_any(
-            self._transfers, info.blob_id, peers, deadline, max_bytes=info.num_bytes
-        )
+        blob = await self._fetch_from_web(info, peers, deadline)
+        if blob is None:
+            blob = await _fetch_from_any(
+                self._transfers, info.blob_id, peers, deadline, max_bytes=info.num_bytes
+            )
         if blob.num_bytes != info.num_bytes:
             raise CapacityError(
                 f"slice {_short(info.blob_id)} has {blob.num_bytes} B, and {info.num_bytes} in the manifest",
@@ -246,6 +259,31 @@ class SliceCache:
                 available=info.num_bytes,
             )
         return blob
+
+    async def _fetch_from_web(
+        self, info: SliceInfo, peers: Sequence[str], deadline: float
+    ) -> StoredBlob | None:
+        """A slice from the web server; None where there is none, or peers are to be asked as it does not give it."""
+        if self._web is None:
+            return None
+        # As with peers: a server that is silent has its share of the time, and no more.
+        share = max(0.0, deadline - trio.current_time()) / (1 + len(peers))
+        try:
+            with trio.fail_after(share):
+                return await self._web.fetch(info)
+        except trio.TooSlowError:
+            error: NeuroGridError = ResponseTimeout(
+                f"{self._web.url} did not give all of it within {share:.1f} s"
+            )
+        except (RemoteProtocolError, TransportError) as exc:
+            error = exc
+        logger.warning("no slice %s from the web server: %s", _short(info.blob_id), error)
+        if peers:
+            return None
+        raise BlobUnavailableError(
+            f"slice {_short(info.blob_id)} is not to be had: {error}",
+            failures={self._web.url: error},
+        )
 
     def _load(self, blob_id: bytes) -> StoredBlob | None:
         stored = self._cache.load(blob_id)

@@ -22,10 +22,18 @@ from safetensors.torch import load_file
 from neurogrid.errors import ConfigurationError, NeuroGridError, RemoteProtocolError
 from neurogrid.training.data.manifest import MAX_MANIFEST_BYTES, Manifest, SliceInfo
 
-__all__ = ["MANIFEST_NAME", "SliceError", "open_slice", "read_manifest", "slice_path"]
+__all__ = [
+    "MANIFEST_NAME",
+    "TOKENIZER_NAME",
+    "SliceError",
+    "open_slice",
+    "read_manifest",
+    "slice_path",
+]
 
 MANIFEST_NAME: Final = "manifest.json"
 SLICES_NAME: Final = "slices"
+TOKENIZER_NAME: Final = "tokenizer"
 
 
 class SliceError(NeuroGridError):

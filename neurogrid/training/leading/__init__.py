@@ -3,12 +3,16 @@
 settings         what the leader and a data node are told, and what they tell
 model_numbers    how large a model is, from its config alone
 lead             opens all that a leader needs
+data             the data, where the leader has them
+sources          nodes that have them, too
+data_node        one of those
 leader           members, orders, the group
 waiting          for members: said, and not for ever
 board, status    what is known of the run, for whoever shows it
 keeper           journal, figures, evaluation, checkpoints
 """
 
+from neurogrid.training.leading.data_node import serve_data
 from neurogrid.training.leading.lead import lead
 
-__all__ = ["lead"]
+__all__ = ["lead", "serve_data"]

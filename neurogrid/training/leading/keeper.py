@@ -25,6 +25,7 @@ from neurogrid.training.checkpoints import (
     prune,
 )
 from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.leading.data import LeaderSlices
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.entries import CheckpointEntry, Entry
 from neurogrid.training.runs.journal import Journal
@@ -45,6 +46,8 @@ FetchState = Callable[[int, int, Path], Awaitable[bool]]
 _MAX_WAITING: Final = 2
 # Seconds for which a member's optimiser is waited for.
 _STATE_TIMEOUT: Final = 30.0
+# Seconds for a slice that is held out, where it is not here.
+_SLICE_TIMEOUT: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ class Keeper:
         journal: that is open.
         trainer: for evaluation, and to write the model.
         manifest, data: of the data, and where they lie.
+        slices: those that are held out come from there.
         fetch_state: gets a member's saved optimiser.
         progress: is told the figures.
         seconds: that the run has taken before.
@@ -82,6 +86,7 @@ class Keeper:
         trainer: Trainer,
         manifest: Manifest,
         data: Path,
+        slices: LeaderSlices,
         fetch_state: FetchState,
         progress: LeaderProgress,
         *,
@@ -89,7 +94,7 @@ class Keeper:
     ) -> None:
         self._directory, self._run, self._journal = directory, run, journal
         self._trainer, self._manifest, self._data = trainer, manifest, data
-        self._fetch_state, self._progress = fetch_state, progress
+        self._slices, self._fetch_state, self._progress = slices, fetch_state, progress
         self._began, self._seconds_before = trio.current_time(), seconds
         self._totals: dict[int, tuple[float, int]] = {}
         self._loss: tuple[float, int] = (0.0, 0)
@@ -201,7 +206,12 @@ class Keeper:
 
     async def _evaluate(self, job: _Job, weights: Tensor) -> None:
         try:
-            evaluation = await self._trainer.evaluate(self._held_out())
+            ranges = await self._held_out()
+        except NeuroGridError as exc:
+            self._progress.say(f"round {job.figures['round']} was not evaluated: {exc}")
+            return
+        try:
+            evaluation = await self._trainer.evaluate(ranges)
         except TrainerError as exc:
             self._progress.warn(f"round {job.figures['round']} was not evaluated: {exc}")
             await self._trainer.restart()
@@ -211,12 +221,12 @@ class Keeper:
         if evaluation.accuracy is not None:
             job.figures["eval_accuracy"] = round(evaluation.accuracy, 6)
 
-    def _held_out(self) -> list[FileRange]:
+    async def _held_out(self) -> list[FileRange]:
         left, ranges = self._run.eval.samples, []
         for info in self._manifest.held_out:
             if left <= 0:
                 break
-            path = self._data / "slices" / f"{info.blob_id.hex()}.safetensors"
+            path = await self._slices.fetch(info, _SLICE_TIMEOUT)
             ranges.append(FileRange(path, 0, min(left, info.num_samples)))
             left -= info.num_samples
         return ranges

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,13 +27,14 @@ from neurogrid.training.checkpoints import RunCheckpoint, latest_checkpoint, rea
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.data.preparing import prepare
 from neurogrid.training.leading.board import RunBoard
+from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
+from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
@@ -93,14 +93,6 @@ def rules_of(run: RunFile, manifest: Manifest) -> Rules:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
-    """Data that are prepared: where they lie, and what they are."""
-
-    path: Path
-    manifest: Manifest
-
-
 async def lead(
     settings: LeaderSettings, progress: LeaderProgress, board: RunBoard | None = None
 ) -> Path:
@@ -140,7 +132,7 @@ async def _lead(
         journal = stack.enter_context(Journal.open(directory.journal, identity))
         board.replay(journal.entries, directory.figures())
         journal.on_append = board.record
-        data = await _data_of(run, directory, settings.model, progress)
+        data = await data_of(run, directory, settings.model, progress)
         board.tokens_per_sample = data.manifest.tokens_per_sample
         config = read_config(settings.model)
         _check_model(config, data.manifest, settings.model)
@@ -177,8 +169,22 @@ async def _lead(
         )
         machine_named = machine_name(settings.name)
         exchange = Exchange(host, run_table(), role="coordinator", name=machine_named)
-        slices, offered = SliceStore(data.path, data.manifest), OfferedFiles()
-        transfers = Transfers(exchange, Providers(slices, offered))
+        store, offered = SliceStore(data.path, data.manifest), OfferedFiles()
+        providers = Providers(offered)
+        transfers = Transfers(exchange, providers)
+        sources = Sources(
+            exchange,
+            run_id,
+            data.manifest,
+            store.manifest_info.blob_id,
+            () if data.web else await trio.to_thread.run_sync(store.missing),
+            str(data.path),
+            progress,
+        )
+        slices = LeaderSlices(
+            data, store, transfers, directory.path / ".slices", lambda: sources.peers
+        )
+        providers.providers.append(slices)
         saved = {}
         for seat, file in (checkpoint.members if checkpoint is not None else {}).items():
             saved[seat] = await offered.offer(file)
@@ -203,6 +209,7 @@ async def _lead(
             trainer,
             data.manifest,
             data.path,
+            slices,
             fetch_state,
             progress,
             seconds=figures[-1].get("seconds", 0.0) if figures else 0.0,
@@ -214,12 +221,13 @@ async def _lead(
                 run_id,
                 run,
                 json.dumps(config),
-                slices.manifest_info.blob_id,
+                store.manifest_info.blob_id,
                 trainer.layout.num_elements,
             ),
             RunMachine(rules, state),
             outer,
             keeper,
+            sources,
             progress,
             wait=settings.wait,
             resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
@@ -347,35 +355,3 @@ def _check_model(config: dict[str, object], manifest: Manifest, model: Path) -> 
             f"the data have token ids up to {manifest.vocab_size - 1}, and the model in {model} knows {vocab_size} "
             "tokens: prepare the data with its tokenizer, or take a larger vocab_size"
         )
-
-
-async def _data_of(
-    run: RunFile, directory: RunDirectory, model: Path, progress: LeaderProgress
-) -> _Data:
-    """The data of a run, prepared now where they are not yet.
-
-    Raises:
-        ConfigurationError: there are none, or they cannot be read.
-    """
-    source = Path(run.data.path)
-    if (source / "manifest.json").is_file():
-        return _Data(source, Manifest.decode((source / "manifest.json").read_bytes()))
-    out = directory.path / "data"
-    if not (out / "manifest.json").is_file():
-        progress.say(f"preparing {source}")
-        tokenizer = Path(run.data.tokenizer) if run.data.tokenizer else None
-        if tokenizer is None and model.is_dir() and (model / "tokenizer.json").is_file():
-            tokenizer = model
-        await trio.to_thread.run_sync(
-            lambda: prepare(
-                source,
-                out,
-                tokenizer=tokenizer,
-                vocab_size=run.data.vocab_size,
-                sequence_length=run.data.sequence_length,
-                slice_samples=run.data.slice_samples,
-                held_out=run.data.held_out,
-                seed=run.seed,
-            )
-        )
-    return _Data(out, Manifest.decode((out / "manifest.json").read_bytes()))

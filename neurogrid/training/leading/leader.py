@@ -41,6 +41,7 @@ from neurogrid.training.averaging.groups import (
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
@@ -151,6 +152,7 @@ class Leader:
         machine: what decides.
         state: the common weights.
         keeper: what is kept on disk: journal, metrics, checkpoints.
+        sources: nodes that have the data.
         progress: is told what people may want to see.
         wait: seconds that vacant seats are waited for.
         resume_at: the round of the newest checkpoint; 0 where there is none.
@@ -166,6 +168,7 @@ class Leader:
         machine: RunMachine,
         state: RunWeights,
         keeper: Keeper,
+        sources: Sources,
         progress: LeaderProgress,
         *,
         wait: float,
@@ -175,13 +178,13 @@ class Leader:
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
+        self._sources = sources
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
         self._is_anew = is_anew
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
         self._offers: dict[str, tuple[Offer, float]] = {}
-        self._sources: dict[str, tuple[str, ...]] = {}
         self._group: Group | None = None
         self._members: frozenset[Occupant] = (
             frozenset()
@@ -452,6 +455,7 @@ class Leader:
 
     async def _enlist_all(self) -> None:
         """Ask workers that are here and have nothing to do."""
+        await self._sources.wait(self._wait)
         members = self._facts.run_file.members
         need = Need(members.memory, members.storage, members.cores, members.gpu, members.price)
         while True:
@@ -700,7 +704,7 @@ class Leader:
             number=peer.num_orders,
             incarnation=occupant.incarnation,
             works=works[:4],
-            sources=tuple(a for addresses in self._sources.values() for a in addresses)[:64],
+            sources=self._sources.addresses,
             # Not before the last outcome is here: members are who has it.
             ends=self._is_over,
         )
@@ -710,6 +714,7 @@ class Leader:
             await self._exchange.send(peer_id, TensorMessage(code, data=data))
 
     async def _say_goodbye(self) -> None:
+        self._sources.end()
         reason = self._machine.state.reason or "the run is over"
         with trio.move_on_after(_GOODBYE):
             async with trio.open_nursery() as nursery:

@@ -2,6 +2,7 @@
 
 service         what a leader asks, orders and ends
 participation   one run: model, group, works one after the other
+sources         peers that slices come from
 settings        what its owner lends
 status          how it stands, for people
 """

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +25,12 @@ from neurogrid.errors import (
     NeuroGridError,
     PeerRefusedError,
     RemoteProtocolError,
+    ResponseTimeout,
     TransportError,
 )
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.transfer import BlobUnavailableError, Transfers
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
 from neurogrid.training.averaging.groups import (
@@ -42,9 +42,10 @@ from neurogrid.training.averaging.groups import (
 )
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import SliceCache, fetch_manifest
-from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.data.manifest import Manifest, SliceInfo
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.sources import reach_sources
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.methods import weights_by
@@ -69,6 +70,8 @@ T = TypeVar("T")
 _JOIN_TIMEOUT: Final = 120.0
 _PAUSE: Final = 1.0
 _FETCH_TIMEOUT: Final = 600.0
+# Seconds until those that have slices are asked again.
+_RETRY: Final = 3.0
 # Of what a batch takes: how much the last one counts in the moving mean.
 _LATEST: Final = 0.3
 # Times that a member begins anew before it says that it cannot.
@@ -411,29 +414,42 @@ class _Work:
 
     async def _batches(self, work: Work) -> list[list[FileRange]]:
         """The batches of a work, on this machine."""
-        order = self._order()
-        sources = [self._part.leader]
-        for address in order.sources if order is not None else ():
-            with suppress(NeuroGridError):
-                sources.append(await self._part._host.connect(address))
         numbers = sorted({each.slice for each in work.ranges})
         if numbers[-1] >= len(self._manifest.slices):
             raise RemoteProtocolError(
                 f"a work is about slice {numbers[-1]}, and the data have {len(self._manifest.slices)}"
             )
-        paths = {
-            number: await _patiently(
-                partial(
-                    self._part._blobs.slices.fetch,
-                    self._manifest.slices[number],
-                    sources,
-                    timeout=_FETCH_TIMEOUT,
-                )
-            )
-            for number in numbers
-        }
+        infos = {number: self._manifest.slices[number] for number in numbers}
+        self._part._blobs.slices.need_only([info.blob_id for info in infos.values()])
+        paths = {number: await self._fetch_slice(info) for number, info in infos.items()}
         ranges = [FileRange(paths[each.slice], each.start, each.stop) for each in work.ranges]
         return cut_batches(ranges, work.batch_samples)
+
+    async def _fetch_slice(self, info: SliceInfo) -> Path:
+        """A slice, from whoever has it by now: a data node that went may come back, or another one."""
+        part = self._part
+        deadline = trio.current_time() + _FETCH_TIMEOUT
+        while True:
+            order = self._order()
+            sources = await reach_sources(
+                part._host,
+                order.sources if order is not None else (),
+                part.leader,
+                part._start.seat,
+            )
+            left = deadline - trio.current_time()
+            try:
+                path = await part._blobs.slices.fetch(info, sources, max(left, 1.0))
+                break
+            except (BlobUnavailableError, ResponseTimeout) as exc:
+                if left < _RETRY:
+                    raise
+                logger.warning("%s; asking again", exc)
+                part._note(reason=f"waits for data: {_line(exc)}"[:200])
+            await trio.sleep(_RETRY)
+        if part._report.reason:
+            part._note(reason="")
+        return path
 
     # Rounds
 

@@ -38,11 +38,10 @@ from neurogrid.training.data.preparing.writing import (
     open_directory,
     write_slices,
 )
-from neurogrid.training.data.slices import MANIFEST_NAME
+from neurogrid.training.data.slices import MANIFEST_NAME, TOKENIZER_NAME
 
 __all__ = ["prepare"]
 
-_TOKENIZER: Final = "tokenizer"
 _CLASSES: Final = "classes.json"
 _INT32_BYTES: Final = 4
 
@@ -157,12 +156,12 @@ def _prepare_text(
     reader: TextTokenizer | None = None
     if tokenizer is not None:
         reader = TextTokenizer(tokenizer)
-        reader.copy_to(directory / _TOKENIZER)
+        reader.copy_to(directory / TOKENIZER_NAME)
     elif files:
         reader = train_tokenizer(
             _pieces(files),
             DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size,
-            directory / _TOKENIZER,
+            directory / TOKENIZER_NAME,
         )
     size = reader.vocab_size if reader is not None else vocab_size
     if size is None:

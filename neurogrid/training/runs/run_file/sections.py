@@ -89,7 +89,8 @@ class DataSection(Section):
     """What it is trained on. All but `path` is for data that is not prepared yet.
 
     Attributes:
-        path: a directory that `neurogrid train prepare` wrote; or what that takes, which is prepared at the start.
+        path: a directory that `neurogrid train prepare` wrote, here or, by its address, behind a web server; or what
+            that takes, which is prepared at the start.
         tokenizer: the directory of a tokenizer; empty for the model's own, or where it has none one that is trained.
         sequence_length: tokens of a sample.
         vocab_size: of a tokenizer that is trained, at most.
@@ -106,7 +107,7 @@ class DataSection(Section):
 
     title: ClassVar[str] = "data"
     keys: ClassVar[Mapping[str, Kind]] = {
-        "path": text("a directory, or a file of text", is_needed=True),
+        "path": text("a directory, a file of text, or the address of a directory", is_needed=True),
         "tokenizer": text("the directory of a tokenizer"),
         "sequence_length": whole(2, 1_048_576),
         "vocab_size": whole(257, 10_000_000),

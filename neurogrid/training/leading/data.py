@@ -1,0 +1,167 @@
+"""The data of a run, where its leader has them: in a directory, behind a web server, or with data nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from neurogrid.errors import NeuroGridError
+from neurogrid.p2p.transfer import BlobSource, Transfers
+from neurogrid.training.data.blobs import SliceCache, SliceStore
+from neurogrid.training.data.manifest import Manifest, SliceInfo
+from neurogrid.training.data.slices import (
+    MANIFEST_NAME,
+    TOKENIZER_NAME,
+    read_manifest,
+    slice_path,
+)
+from neurogrid.training.data.web import WebDirectory, is_web_address
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile
+
+__all__ = ["LeaderSlices", "RunData", "data_of"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds in which a slice has to come that a member waits for, who asks others afterwards.
+_RELAY_TIMEOUT: Final = 120.0
+# Slices that are fetched for members at a time: each is in memory.
+_MAX_FETCHES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The data of a run.
+
+    Attributes:
+        path: the data directory; of data behind a web server, one with the manifest and the tokenizer alone.
+        manifest: what they are.
+        web: the server that has the slices; None where there is none.
+    """
+
+    path: Path
+    manifest: Manifest
+    web: WebDirectory | None = None
+
+
+async def data_of(
+    run: RunFile, directory: RunDirectory, model: Path, progress: LeaderProgress
+) -> RunData:
+    """The data of a run, prepared now where they are not yet.
+
+    Args:
+        model: directory or config of the model, whose tokenizer is taken where none is named.
+
+    Raises:
+        ConfigurationError: there are none, or they cannot be read.
+    """
+    source, out = Path(run.data.path), directory.path / "data"
+    if is_web_address(run.data.path):
+        web = WebDirectory(run.data.path)
+        if not (out / MANIFEST_NAME).is_file():
+            progress.say(f"data come from {web.url}")
+            await _keep_manifest(web, out)
+        return RunData(out, read_manifest(out), web)
+    if (source / MANIFEST_NAME).is_file():
+        return RunData(source, read_manifest(source))
+    if not (out / MANIFEST_NAME).is_file():
+        from neurogrid.training.data.preparing import prepare
+
+        progress.say(f"preparing {source}")
+        tokenizer = Path(run.data.tokenizer) if run.data.tokenizer else None
+        if tokenizer is None and model.is_dir() and (model / "tokenizer.json").is_file():
+            tokenizer = model
+        await trio.to_thread.run_sync(
+            lambda: prepare(
+                source,
+                out,
+                tokenizer=tokenizer,
+                vocab_size=run.data.vocab_size,
+                sequence_length=run.data.sequence_length,
+                slice_samples=run.data.slice_samples,
+                held_out=run.data.held_out,
+                seed=run.seed,
+            )
+        )
+    return RunData(out, read_manifest(out))
+
+
+async def _keep_manifest(web: WebDirectory, out: Path) -> None:
+    """Keep manifest and tokenizer, so that the run goes on with the same whatever the server has by then."""
+    manifest = await web.manifest()
+    out.mkdir(parents=True, exist_ok=True)
+    await web.tokenizer(out / TOKENIZER_NAME, manifest.tokenizer)
+    partial = out / f".{MANIFEST_NAME}.partial"
+    partial.write_bytes(manifest.encode())
+    os.replace(partial, out / MANIFEST_NAME)
+
+
+class LeaderSlices:
+    """Slices for the leader itself, to evaluate with, and for members that ask it.
+
+    What its data directory lacks comes from the web server or the data nodes, and is kept for a while.
+
+    Args:
+        data: of the run.
+        store: the data directory's slices.
+        transfers: of the protocol of runs.
+        directory: for what is fetched; made if need be.
+        nodes: the peer ids of data nodes that are here.
+    """
+
+    def __init__(
+        self,
+        data: RunData,
+        store: SliceStore,
+        transfers: Transfers,
+        directory: Path,
+        nodes: Callable[[], Sequence[str]],
+    ) -> None:
+        self._directory, self._store, self._nodes = data.path, store, nodes
+        manifest = data.manifest
+        self._infos = {info.blob_id: info for info in (*manifest.slices, *manifest.held_out)}
+        self._own = {info.blob_id for info in manifest.held_out}
+        directory.mkdir(parents=True, exist_ok=True)
+        room = shutil.disk_usage(directory).free // 2
+        self._cache = SliceCache(transfers, directory, room, web=data.web)
+        self._limiter = trio.CapacityLimiter(_MAX_FETCHES)
+
+    async def fetch(self, info: SliceInfo, timeout: float) -> Path:
+        """The file of a slice, verified.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            BlobUnavailableError: nobody gave it in time.
+            CapacityError: there is no room for it.
+        """
+        if await self._store.provide("", info.blob_id) is not None:
+            return slice_path(self._directory, info)
+        return await self._cache.fetch(info, self._nodes(), timeout)
+
+    async def provide(self, peer_id: str, blob_id: bytes) -> BlobSource | None:
+        """See `TransferPolicy.provide`. What the directory lacks is fetched first."""
+        if (source := await self._store.provide(peer_id, blob_id)) is not None:
+            return source
+        info = self._infos.get(blob_id)
+        if info is None:
+            return None
+        if not self._cache.holds(blob_id):
+            async with self._limiter:
+                try:
+                    await self._cache.fetch(info, self._nodes(), _RELAY_TIMEOUT)
+                except NeuroGridError as exc:
+                    logger.info("a slice for %s is not to be had: %s", peer_id, exc)
+                    return None
+                finally:
+                    self._cache.need_only(self._own)
+        return await self._cache.provide(peer_id, blob_id)

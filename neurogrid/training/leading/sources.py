@@ -1,0 +1,155 @@
+"""Nodes that have the data of a run: they tell the leader, which names them to its members until they are gone.
+
+Source: protocol_spec/training/runs.md, "Hold".
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import zip_longest
+from typing import Final
+
+import trio
+
+from neurogrid.errors import ConfigurationError, NeuroGridError, RequestRefusedError
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.host import parse_peer_address
+from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.wire import ErrorCode, TensorMessage
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.data.manifest import Manifest, SliceInfo
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.wire.runs import MAX_RUN_SOURCES, Held, Hold, RunMessage
+
+__all__ = ["Sources"]
+
+logger = logging.getLogger(__name__)
+
+# An order names an address of each at least.
+_MAX_NODES: Final = MAX_RUN_SOURCES
+
+
+class Sources:
+    """The data nodes of a run.
+
+    Args:
+        exchange: of runs.
+        run_id: 16 bytes.
+        manifest: of the data.
+        manifest_id: its blob id.
+        missing: slices that the leader itself can give nobody.
+        where: the leader has its data, for people.
+        progress: is told when slices are waited for.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        run_id: bytes,
+        manifest: Manifest,
+        manifest_id: bytes,
+        missing: tuple[SliceInfo, ...],
+        where: str,
+        progress: LeaderProgress,
+    ) -> None:
+        self._run_id, self._manifest_id, self._progress = run_id, manifest_id, progress
+        self._nodes: dict[str, Hold] = {}
+        self._changed = RenewedEvent()
+        ids = {info.blob_id for info in missing}
+        numbers = [number for number, info in enumerate(manifest.slices, 1) if info.blob_id in ids]
+        # Nodes do not say which held-out slices they have: those with all others have them, too.
+        is_held_out = any(info.blob_id in ids for info in manifest.held_out)
+        self._num_needed = len(manifest.slices) if is_held_out else max(numbers, default=0)
+        self._lack = (
+            f"{len(missing)} of {len(manifest.slices) + len(manifest.held_out)} slices are not in {where}, and no "
+            "node here has them"
+        )
+        exchange.on_message(RunMessage.HOLD, self._on_hold)
+        exchange.on_peer_lost(self._on_lost)
+        self._exchange = exchange
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The peer ids of the nodes that are here."""
+        return tuple(self._nodes)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where members can dial them: at most as many as an order may name, and of each node some."""
+        turns = zip_longest(*(hold.addresses for hold in self._nodes.values()))
+        return tuple(each for turn in turns for each in turn if each)[:MAX_RUN_SOURCES]
+
+    def is_complete(self) -> bool:
+        """Whether the leader or nodes have all slices."""
+        most = max((hold.num_slices for hold in self._nodes.values()), default=0)
+        return most >= self._num_needed
+
+    async def wait(self, timeout: float) -> None:
+        """Wait until all slices are to be had somewhere, and say so where they are not.
+
+        Raises:
+            ConfigurationError: nobody who has them came in time.
+        """
+        if self.is_complete():
+            return
+        self._progress.say(
+            f"{self._lack}: waiting for one (neurogrid train data DIR --join TICKET)"
+        )
+        with trio.move_on_after(timeout):
+            while not self.is_complete():
+                await self._changed.wait()
+        if not self.is_complete():
+            raise ConfigurationError(f"{self._lack} after {timeout:g} s")
+
+    def end(self) -> None:
+        """The run is over: nobody needs them any more."""
+        self._num_needed = 0
+        self._nodes.clear()
+
+    async def _on_hold(self, message: TensorMessage) -> None:
+        hold, peer_id = Hold.decode(message.data), sender_of(message)
+        if hold.manifest != self._manifest_id:
+            raise RequestRefusedError(
+                "this run trains on other data: their manifests differ",
+                code=ErrorCode.NOT_SUPPORTED,
+            )
+        for address in hold.addresses:
+            _require_own(address, peer_id)
+        if peer_id not in self._nodes:
+            if len(self._nodes) >= _MAX_NODES:
+                raise RequestRefusedError(
+                    f"this run has {_MAX_NODES} data nodes already", code=ErrorCode.BUSY
+                )
+            self._progress.say(
+                f"data come from {self._name_of(peer_id)}, too: {hold.num_slices} slices"
+            )
+        self._nodes[peer_id] = hold
+        self._changed.set()
+        held = TensorMessage(
+            RunMessage.HELD, request_id=message.request_id, data=Held(self._run_id).encode()
+        )
+        await self._exchange.send(peer_id, held)
+
+    def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
+        if self._nodes.pop(peer_id, None) is None:
+            return
+        logger.info("the data node %s is gone: %s", peer_id, reason)
+        left = "" if self.is_complete() else f"; {self._lack}: members wait until one comes"
+        self._progress.say(f"a data node is gone{left}")
+        self._changed.set()
+
+    def _name_of(self, peer_id: str) -> str:
+        hello = self._exchange.hello_of(peer_id)
+        return hello.name if hello is not None and hello.name else peer_id
+
+
+def _require_own(address: str, peer_id: str) -> None:
+    """A node says where it is itself, and nobody else: members dial what it says."""
+    try:
+        is_own = parse_peer_address(address)[1] == peer_id
+    except ConfigurationError:
+        is_own = False
+    if not is_own:
+        raise RequestRefusedError(
+            "a data node tells its own addresses", code=ErrorCode.PROTOCOL_VIOLATION
+        )

@@ -1,0 +1,142 @@
+"""Data that the leader of a run does not have itself: with data nodes, or behind a web server."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from neurogrid.training.data.slices import read_manifest, slice_path
+from neurogrid.training.runs.run_directory import RunDirectory
+from tests.e2e.training.data_processes import (
+    LOOPBACK,
+    TRAIN,
+    prepared_text,
+    start,
+    start_data_node,
+    start_leader,
+    write_run_file,
+)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared_text(tmp_path_factory.mktemp("prepared") / "data")
+
+
+def damage(data: Path, *, every: int) -> None:
+    """Another byte in each slice of so many, and the same length."""
+    manifest = read_manifest(data)
+    for info in manifest.slices[::every]:
+        path = slice_path(data, info)
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+
+
+def evaluations(directory: Path) -> list[float]:
+    figures = RunDirectory(directory / "run").figures()
+    return [line["eval_loss"] for line in figures if "eval_loss" in line]
+
+
+@contextmanager
+def web_server(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """A plain web server: its address, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            asked.append(self.path)
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_leader_without_slices_waits_for_nodes_and_one_of_them_is_killed(
+    prepared: Path, tmp_path: Path
+) -> None:
+    """The first has damaged slices, which it does not serve; the second takes its place when it is killed."""
+    (tmp_path / "lone").mkdir()
+    shutil.copy(prepared / "manifest.json", tmp_path / "lone")
+    shutil.copytree(prepared, tmp_path / "damaged")
+    damage(tmp_path / "damaged", every=2)
+    write_run_file(tmp_path, "lone", rounds=20)
+    with start_leader(tmp_path, "--local-workers", "2") as leader:
+        leader.wait_line("no node here has them: waiting for one")
+        with (
+            start_data_node(tmp_path, tmp_path / "damaged", "node-1") as first,
+            start_data_node(tmp_path, prepared, "node-2") as second,
+        ):
+            leader.wait_line("round 1, ")
+            for node in (first, second):
+                node.wait_line("slices to run")
+            first.kill()
+            leader.wait_line("a data node is gone")
+            checkpoint = leader.finish()
+    assert checkpoint == "run/checkpoints/step-80"
+    assert len(evaluations(tmp_path)) == 10
+    assert "is not what its name says: it is not served" in first.log
+
+
+def test_a_member_waits_until_there_is_a_node_again(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "lone").mkdir()
+    shutil.copy(prepared / "manifest.json", tmp_path / "lone")
+    write_run_file(tmp_path, "lone", rounds=60)
+    with start_leader(tmp_path, "--local-workers", "2") as leader:
+        with start_data_node(tmp_path, prepared, "node-1") as first:
+            leader.wait_line("round 2, ")
+            first.kill()
+        leader.wait_line("members wait until one comes")
+        with start_data_node(tmp_path, prepared, "node-2"):
+            checkpoint = leader.finish()
+    assert checkpoint == "run/checkpoints/step-240"
+    assert " has failed: " not in leader.log
+
+
+def test_data_behind_a_web_server(prepared: Path, tmp_path: Path) -> None:
+    """Slices that are damaged there are refused by what is in them, and come from a data node."""
+    served = tmp_path / "served"
+    shutil.copytree(prepared, served / "data")
+    damage(served / "data", every=4)
+    with web_server(served) as (url, asked):
+        write_run_file(tmp_path, f"{url}/data", rounds=6, every=8)
+        with (
+            start_leader(tmp_path, "--local-workers", "2") as leader,
+            start_data_node(tmp_path, prepared, "node") as node,
+        ):
+            checkpoint = leader.finish()
+    assert checkpoint == "run/checkpoints/step-48"
+    assert len(evaluations(tmp_path)) == 3
+    # Once each, whoever trains on it and however often.
+    slices = [path for path in asked if path.endswith(".safetensors")]
+    assert slices
+    manifest = read_manifest(prepared)
+    damaged = {slice_path(Path("/data"), info).as_posix() for info in manifest.slices[::4]}
+    assert all(slices.count(path) == 1 for path in slices if path not in damaged)
+    assert "slices to run" in node.log
+    tokenizer = Path("tokenizer.json")
+    at_checkpoint = (tmp_path / checkpoint / tokenizer).read_bytes()
+    assert at_checkpoint == (prepared / "tokenizer" / tokenizer).read_bytes()
+
+
+def test_data_that_are_not_there(tmp_path: Path) -> None:
+    with web_server(tmp_path) as (url, _):
+        write_run_file(tmp_path, f"{url}/nothing", rounds=2)
+        command = (*TRAIN, "run.toml", "--dir", "run", *LOOPBACK)
+        with start(tmp_path, "leader", *command) as leader:
+            assert leader.process.wait(60) == 2
+    assert "/nothing/ is no data directory that can be read: " in leader.log
+    assert "/nothing/manifest.json is not there (404)" in leader.log
