@@ -38,8 +38,8 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
-from neurogrid.training.leading.board import LeaderLook, PeerLook
 from neurogrid.training.leading.keeper import Keeper
+from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.waiting import watch_members
@@ -239,7 +239,6 @@ class Leader:
             applied=self._state.round,
             digest=self._digest,
             sent_bytes=counters.total(Direction.SENT).num_bytes,
-            received_bytes=counters.total(Direction.RECEIVED).num_bytes,
         )
 
     # The run
