@@ -1,0 +1,88 @@
+"""A run's newest checkpoint is served, by the workers that trained it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.preloaded import DEADLINE
+from tests.e2e.training.run_processes import (
+    RunProcess,
+    prepared_text,
+    start,
+    start_leader,
+    start_run_worker,
+    write_run_file,
+)
+
+NEUROGRID = (sys.executable, "-m", "neurogrid.cli.commands.main")
+PROMPT = "one ring to"
+
+
+def free_address() -> str:
+    """A multiaddr that leader and server listen at, one after the other."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+
+
+def expected_text(checkpoint: Path, num_tokens: int) -> str:
+    """What transformers writes with it, greedily."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    made = model.generate(ids, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+    return tokenizer.decode(made[0, ids.shape[1] :])
+
+
+def complete(server: RunProcess, num_tokens: int) -> httpx.Response:
+    assert server.process.stdout is not None
+    url = server.process.stdout.readline().strip()
+    assert url, server.log
+    question = {
+        "model": "run",
+        "prompt": PROMPT,
+        "max_tokens": num_tokens,
+        "temperature": 0,
+    }
+    return httpx.post(f"{url}/v1/completions", json=question, timeout=DEADLINE)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared_text(tmp_path_factory.mktemp("prepared") / "data")
+
+
+def test_workers_that_have_trained_serve(prepared: Path, tmp_path: Path) -> None:
+    """The same processes: neither the leader's end nor the run that they were in keeps them from it."""
+    write_run_file(tmp_path, str(prepared), rounds=2)
+    where = ("--listen", free_address())
+    with (
+        start_leader(tmp_path, *where) as leader,
+        start_run_worker(tmp_path, "worker-1") as first,
+        start_run_worker(tmp_path, "worker-2") as second,
+    ):
+        checkpoint = tmp_path / leader.finish()
+        serving = ("serve", "run", "--cluster", "run/cluster", "--min-peers", "2", "--stages", "2")
+        options = ("--local-layers", "none", "--http-port", "0", "--max-seq-len", "128")
+        with start(tmp_path, "server", *NEUROGRID, *serving, *options, *where) as server:
+            answer = complete(server, 8)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == expected_text(checkpoint, 8)
+        for worker in (first, second):
+            assert worker.process.poll() is None
+            assert "holds layers" in worker.log or "layer" in worker.log
+
+
+def test_a_run_without_a_checkpoint_is_not_served(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal").touch()
+    with start(tmp_path, "server", *NEUROGRID, "serve", "run", "--http-port", "0") as server:
+        assert server.process.wait(DEADLINE) == 2
+    assert "the training run in run has written no checkpoint yet" in server.log
