@@ -6,14 +6,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import ModelName, model_place
 
-__all__ = ["HUB_NAMES", "add_offline_option", "checkpoint_of_run", "find_model", "model_place"]
+if TYPE_CHECKING:
+    from neurogrid.training.runs.run_directory import RunDirectory
+
+__all__ = ["HUB_NAMES", "add_offline_option", "find_model", "model_place", "run_of"]
 
 HUB_NAMES: Final = (
     "a directory with config.json, safetensors and tokenizer, that of a training run, a file in GGUF, or "
@@ -47,23 +50,29 @@ async def find_model(
             options.model, screen, is_offline=options.offline, judge=judge
         )
     elif options.model is not None:
-        found = checkpoint_of_run(options.model)
+        found = _checkpoint_of(options.model)
         if found != options.model and getattr(options, "model_name", None) is None:
             # Checkpoints come and go; what clients ask for stays.
             options.model_name = options.model.resolve().name
         options.model = found
 
 
-def checkpoint_of_run(path: Path) -> Path:
+def run_of(path: Path) -> RunDirectory | None:
+    """The training run that is kept in a directory; None where there is none, or a model."""
+    from neurogrid.training.runs.run_directory import RunDirectory
+
+    run = RunDirectory(path)
+    return run if run.has_run and not (path / "config.json").exists() else None
+
+
+def _checkpoint_of(path: Path) -> Path:
     """The newest checkpoint of the run that is kept in a directory; any other path as it is.
 
     Raises:
         ConfigurationError: the run has no checkpoint yet.
     """
-    from neurogrid.training.runs.run_directory import RunDirectory
-
-    run = RunDirectory(path)
-    if not run.has_run or (path / "config.json").exists():
+    run = run_of(path)
+    if run is None:
         return path
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
