@@ -633,7 +633,8 @@ class Leader:
         peer.report = None
         self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}")
         seat = self._machine.state.seat_of(peer_id)
-        if seat is not None:
+        # One that is in the group leaves it by a decision: what it contributed before comes first.
+        if seat is not None and seat.occupant not in self._members:
             self._machine.left(seat.number, reason)
         self._machine.release(peer_id)
         self._book.drop(peer_id)
