@@ -257,6 +257,9 @@ HOUSE = (
     ),
     # Processes of this machine, by their command lines; what came of them, by their files.
     training(".testnet.plan", frozenset()),
+    training(".testnet.links", frozenset()),
+    training(".testnet.forwarder", frozenset()),
+    training(".testnet.network", frozenset({"trio"})),
     training(".testnet.processes", frozenset({"trio"})),
     training(".testnet.report", frozenset()),
     training(".testnet", frozenset({"trio"})),

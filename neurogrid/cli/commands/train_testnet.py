@@ -58,6 +58,21 @@ def add_testnet_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="give the run up when no round comes for so long (default %(default)g)",
     )
+    network = parser.add_argument_group(
+        "lines", "with one of these each process gets a network namespace; needs Linux and root"
+    )
+    network.add_argument(
+        "--delay",
+        type=positive_float,
+        metavar="MS",
+        help="milliseconds from each process to each other, one way",
+    )
+    network.add_argument(
+        "--rate",
+        type=positive_float,
+        metavar="MBIT",
+        help="megabits that each worker sends and receives in a second",
+    )
     chaos = parser.add_argument_group("chaos", "what is killed, and when")
     chaos.add_argument(
         "--kill",
@@ -96,7 +111,8 @@ async def testnet(options: argparse.Namespace, screen: Screen) -> int:
 
     with ending_at_once():
         run = read_run_file(options.run_file)
-    from neurogrid.training.testnet import Chaos, ProcessSettings, run_testnet
+    from neurogrid.training.testnet import Chaos, Lines, ProcessSettings, run_testnet
+    from neurogrid.training.testnet.network import check_namespaces
 
     directory = run_directory(options, run)
     chaos = Chaos(
@@ -107,8 +123,13 @@ async def testnet(options: argparse.Namespace, screen: Screen) -> int:
             f"the run waits for {run.members.min} members, and a testnet with --workers {chaos.num_workers} never has "
             "as many"
         )
+    lines = None
+    if options.delay is not None or options.rate is not None:
+        check_namespaces()
+        rate = None if options.rate is None else options.rate * 1e6
+        lines = Lines((options.delay or 0.0) / 1000, rate)
     settings = ProcessSettings(
-        options.run_file, directory, num_threads=options.threads, wait=options.wait
+        options.run_file, directory, num_threads=options.threads, wait=options.wait, lines=lines
     )
     screen.say(f"the run is kept in {directory}; what each process says is in {settings.logs}")
     report = await run_testnet(settings, chaos, screen.say)
@@ -117,6 +138,6 @@ async def testnet(options: argparse.Namespace, screen: Screen) -> int:
         file.write_text(json.dumps(report.json(), indent=2) + "\n")
     except OSError as exc:
         raise ConfigurationError(f"{file} cannot be written: {exc.strerror or exc}") from exc
-    for line in report.lines():
+    for line in report.rows():
         screen.print(line)
     return ExitStatus.OK if report.is_sound else ExitStatus.FAILURE

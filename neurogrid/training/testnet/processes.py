@@ -19,7 +19,8 @@ from typing import Final
 import trio
 
 from neurogrid.errors import TransportError
-from neurogrid.training.testnet.plan import LEADER, worker_name
+from neurogrid.training.testnet.network import Lines, Network
+from neurogrid.training.testnet.plan import LEADER
 
 __all__ = ["STOP_TIMEOUT", "Processes", "ProcessSettings"]
 
@@ -42,12 +43,14 @@ class ProcessSettings:
         directory: where the run is kept; what the processes say is in `testnet/` below it.
         num_threads: that each process computes with.
         wait: seconds without a round after which the run is given up.
+        lines: between the processes, which are in namespaces of the network then; None for loopback.
     """
 
     run_file: Path
     directory: Path
     num_threads: int = 1
     wait: float = 300.0
+    lines: Lines | None = None
 
     @property
     def logs(self) -> Path:
@@ -65,15 +68,17 @@ class Processes:
 
     Args:
         settings: of the testnet.
-        num_workers: that may be started.
+        workers: names of those that may be started.
+        network: that they are in; None for loopback.
     """
 
-    def __init__(self, settings: ProcessSettings, num_workers: int) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: ProcessSettings, workers: Sequence[str], network: Network | None = None
+    ) -> None:
+        self._settings, self._network = settings, network
         self._port = _free_port()
-        self.workers = tuple(worker_name(number) for number in range(1, num_workers + 1))
+        self.workers = tuple(workers)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        settings.logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str) -> None:
         """Start the leader or a worker: the same as before, if it was there.
@@ -83,10 +88,11 @@ class Processes:
         """
         assert name not in self._running
         command = self._leader() if name == LEADER else self._worker(name)
+        before = [] if self._network is None else self._network.command(name)
         try:
             with self.log(name).open("ab") as log:
                 self._running[name] = subprocess.Popen(
-                    [sys.executable, "-m", *command],
+                    [*before, sys.executable, "-m", *command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
@@ -156,13 +162,17 @@ class Processes:
         assert process.stdin is not None
         process.stdin.close()
 
+    def _listen(self, name: str, port: int) -> str:
+        host = "127.0.0.1" if self._network is None else self._network.address(name)
+        return f"/ip4/{host}/tcp/{port}"
+
     def _leader(self) -> list[str]:
         settings = self._settings
         is_there = (settings.directory / "journal").exists()
         return [
             *("neurogrid.cli.commands.main", "train", str(settings.run_file)),
             *("--dir", str(settings.directory), *(["--resume"] if is_there else [])),
-            *("--listen", f"/ip4/127.0.0.1/tcp/{self._port}"),
+            *("--listen", self._listen(LEADER, self._port)),
             *("--name", LEADER, "--wait", str(settings.wait)),
             *("--threads", str(settings.num_threads), "--no-http", "--stop-on-stdin-eof"),
         ]
@@ -172,7 +182,7 @@ class Processes:
         return [
             *("neurogrid.cli.commands.worker", "--train", "--no-cache", "--disable-mdns"),
             *("--join", f"@{settings.ticket}", "--cluster", str(settings.logs / name)),
-            *("--listen", "/ip4/127.0.0.1/tcp/0", "--name", name),
+            *("--listen", self._listen(name, 0), "--name", name),
             *("--threads", str(settings.num_threads), "--stop-on-stdin-eof"),
         ]
 

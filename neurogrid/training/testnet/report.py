@@ -11,6 +11,7 @@ from neurogrid.training.runs.audit import Audit
 from neurogrid.training.runs.entries import JoinedEntry, RoundEntry
 from neurogrid.training.runs.journal import Recorded
 from neurogrid.training.runs.run_directory import Figures
+from neurogrid.training.testnet.network import Lines
 from neurogrid.training.testnet.plan import LEADER, Chaos
 
 __all__ = ["Ended", "Kill", "ChaosReport", "report_of"]
@@ -57,6 +58,7 @@ class ChaosReport:
 
     Attributes:
         chaos: what was to happen.
+        lines: between the processes; None for loopback.
         seconds: that it took.
         has_ended: the run has reached its end, and its leader has said so by its status.
         kills: that there were: fewer than planned where the run ended before.
@@ -67,6 +69,7 @@ class ChaosReport:
     """
 
     chaos: Chaos
+    lines: Lines | None
     seconds: float
     has_ended: bool
     kills: tuple[Kill, ...]
@@ -86,6 +89,7 @@ class ChaosReport:
         audit = self.audit
         return {
             **asdict(self.chaos),
+            "lines": None if self.lines is None else asdict(self.lines),
             "seconds": round(self.seconds, 3),
             "is_sound": self.is_sound,
             "has_ended": self.has_ended,
@@ -101,11 +105,14 @@ class ChaosReport:
             ],
         }
 
-    def lines(self) -> Iterator[str]:
+    def rows(self) -> Iterator[str]:
         """The report for people."""
         chaos, audit = self.chaos, self.audit
         planned = chaos.worker_kills + chaos.leader_kills
         yield f"testnet      seed {chaos.seed}, {chaos.num_workers} workers, {self.seconds:.0f} s"
+        if self.lines is not None:
+            rate = "no limit" if self.lines.rate is None else f"{self.lines.rate / 1e6:g} Mbit/s"
+            yield f"lines        {self.lines.delay * 1000:g} ms one way, {rate} for each worker"
         yield f"run          {'ended' if self.has_ended else f'did not end: {self.problem}'}"
         yield from self._journal_lines()
         yield f"loss         {_told(self.loss, '.4f')}, held out {_told(self.held_out_loss, '.4f')}"
@@ -140,6 +147,7 @@ class ChaosReport:
 
 def report_of(
     chaos: Chaos,
+    lines: Lines | None,
     recorded: Sequence[Recorded],
     figures: Sequence[Figures],
     *,
@@ -164,6 +172,7 @@ def report_of(
     """
     return ChaosReport(
         chaos,
+        lines,
         over - began,
         has_ended,
         tuple(

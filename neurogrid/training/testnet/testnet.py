@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +15,8 @@ from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.training.runs.audit import Audit, audit
 from neurogrid.training.runs.journal import Recorded, read_journal
 from neurogrid.training.runs.run_directory import RunDirectory
-from neurogrid.training.testnet.plan import LEADER, Chaos, PlannedKill, planned_kills
+from neurogrid.training.testnet.network import Network, open_network
+from neurogrid.training.testnet.plan import LEADER, Chaos, PlannedKill, planned_kills, worker_name
 from neurogrid.training.testnet.processes import Processes, ProcessSettings
 from neurogrid.training.testnet.report import ChaosReport, Ended, report_of
 
@@ -39,7 +41,7 @@ async def run_testnet(
         say: is told what happens, in lines.
 
     Raises:
-        ConfigurationError: the directory has a run already.
+        ConfigurationError: the directory has a run already, or there can be no namespaces here.
         TransportError: a process cannot be started.
     """
     directory = RunDirectory(settings.directory)
@@ -47,14 +49,23 @@ async def run_testnet(
         raise ConfigurationError(
             f"{directory.path} has a run already: --dir DIR begins another one elsewhere"
         )
-    processes = Processes(settings, chaos.num_workers)
-    testnet = _Testnet(settings, chaos, processes, directory, say)
-    try:
-        problem = await testnet.run()
-        await processes.stop()
-    finally:
-        with trio.CancelScope(shield=True):
-            await processes.kill_all()
+    settings.logs.mkdir(parents=True, exist_ok=True)
+    workers = [worker_name(number) for number in range(1, chaos.num_workers + 1)]
+    async with AsyncExitStack() as stack:
+        network = None
+        if settings.lines is not None:
+            log = settings.logs / "network.log"
+            network = await stack.enter_async_context(
+                open_network([LEADER, *workers], settings.lines, log)
+            )
+        processes = Processes(settings, workers, network)
+        testnet = _Testnet(settings, chaos, processes, network, directory, say)
+        try:
+            problem = await testnet.run()
+            await processes.stop()
+        finally:
+            with trio.CancelScope(shield=True):
+                await processes.kill_all()
     return testnet.report(problem)
 
 
@@ -69,6 +80,7 @@ class _Testnet:
     settings: ProcessSettings
     chaos: Chaos
     processes: Processes
+    network: Network | None
     directory: RunDirectory
     say: Callable[[str], object]
     began: float = field(default_factory=time.time)
@@ -95,6 +107,8 @@ class _Testnet:
                 num_bytes, moved = found, now
             elif now - moved > self.settings.wait:
                 return f"no round within {self.settings.wait:g} s; the leader said: {self._words}"
+            if self.network is not None and (status := self.network.status) is not None:
+                return f"the network ended with status {status}: see {self.settings.logs / 'network.log'}"
             if num_bytes and self.next_kill is None:
                 self.say("the first round is there")
                 self._plan_next(now)
@@ -115,6 +129,7 @@ class _Testnet:
             problem = problem or str(exc)
         return report_of(
             self.chaos,
+            self.settings.lines,
             recorded,
             self.directory.figures(),
             audit=found,

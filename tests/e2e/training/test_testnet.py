@@ -6,11 +6,16 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import trio
 
+from neurogrid.training.testnet import Lines
+from neurogrid.training.testnet.network import open_network
+from tests.e2e.namespaces.netns import why_no_namespaces
 from tests.e2e.preloaded import DEADLINE, TRAIN, Popen, run
 from tests.e2e.training.run_processes import RUN_FILE, make_inputs, used_samples
 
@@ -36,11 +41,14 @@ def wait_none(directory: Path) -> None:
         time.sleep(0.1)
 
 
-def test_a_run_whose_worker_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [(), ("--delay", "20", "--rate", "50")])
+def test_a_run_whose_worker_is_killed(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    if lines and (reason := why_no_namespaces()):
+        pytest.skip(reason)
     make_inputs(tmp_path)
     (tmp_path / "run.toml").write_text(RUN_FILE + SHORT)
     options = ("--dir", "run", "--workers", "2", "--kill", "1", "--kill-every", "1", "--seed", "5")
-    ended = run([*TRAIN, "testnet", "run.toml", *options], cwd=tmp_path)
+    ended = run([*TRAIN, "testnet", "run.toml", *options, *lines], cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "run" / "testnet.json").read_text())
     assert report["is_sound"]
@@ -52,6 +60,7 @@ def test_a_run_whose_worker_is_killed(tmp_path: Path) -> None:
     assert kill["next_round_seconds"] > 0
     assert set(used_samples(tmp_path / "run").values()) == {2}
     assert "each sample of 2 epochs exactly once" in ended.stdout
+    assert report["lines"] == ({"delay": 0.02, "rate": 50e6} if lines else None)
     assert not processes_in(tmp_path)
 
 
@@ -78,6 +87,51 @@ def test_nothing_is_left_of_one_that_is_cut_off(tmp_path: Path, signum: signal.S
             process.wait(DEADLINE)
     wait_none(tmp_path)
     assert process.returncode == (130 if signum == signal.SIGINT else -signum)
+
+
+SERVER = """
+import socket
+server = socket.create_server((HOST, 5000))
+print("listening", flush=True)
+connection, _ = server.accept()
+while connection.recv(65536):
+    pass
+connection.sendall(b"x")
+"""
+CLIENT = """
+import socket, time
+began = time.monotonic()
+connection = socket.create_connection((HOST, 5000))
+connected = time.monotonic()
+connection.sendall(bytes(1_000_000))
+connection.shutdown(socket.SHUT_WR)
+assert connection.recv(1) == b"x"
+print(connected - began, time.monotonic() - connected)
+"""
+
+
+async def test_lines_have_their_delay_and_their_rate(tmp_path: Path) -> None:
+    if reason := why_no_namespaces():
+        pytest.skip(reason)
+    lines = Lines(delay=0.05, rate=20e6)
+    async with open_network(["leader", "a", "b"], lines, tmp_path / "log") as network:
+        names = [network.command(name)[-1] for name in ("leader", "a", "b")]
+        assert all(Path("/run/netns", name).exists() for name in names)
+        server, client = (
+            [*network.command(name), sys.executable, "-c", f"HOST = {network.address('b')!r}{code}"]
+            for name, code in (("b", SERVER), ("a", CLIENT))
+        )
+        with subprocess.Popen(server, stdout=subprocess.PIPE) as serving:
+            assert serving.stdout is not None
+            assert serving.stdout.readline() == b"listening\n"
+            result = await trio.run_process(client, capture_stdout=True)
+            assert serving.wait(DEADLINE) == 0
+        connecting, sending = map(float, result.stdout.split())
+        assert network.status is None
+    # A packet there and one back; then all bits, and an answer.
+    assert connecting >= 0.1
+    assert sending >= 8e6 / 20e6 + 0.1
+    assert not any(Path("/run/netns", name).exists() for name in names)
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:

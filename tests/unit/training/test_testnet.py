@@ -14,7 +14,7 @@ from neurogrid.training.runs.audit import audit
 from neurogrid.training.runs.entries import EndEntry, Entry, JoinedEntry, RoundEntry
 from neurogrid.training.runs.journal import Recorded
 from neurogrid.training.runs.state import Phase
-from neurogrid.training.testnet import Chaos, ChaosReport, planned_kills
+from neurogrid.training.testnet import Chaos, ChaosReport, Lines, planned_kills
 from neurogrid.training.testnet.plan import LEADER, worker_name
 from neurogrid.training.testnet.report import Ended, report_of
 from tests.unit.training.simulated_run import RUN, SIZES, Cluster, rules
@@ -87,7 +87,7 @@ def report(
         **changes,
     }
     figures = [{"round": 1.0, "loss": 3.0, "eval_loss": 3.5}, {"round": 2.0, "loss": 2.0}]
-    return report_of(Chaos(7, 2, 2, 1), recorded, figures, **what)  # type: ignore[arg-type]
+    return report_of(Chaos(7, 2, 2, 1), Lines(0.05, 20e6), recorded, figures, **what)  # type: ignore[arg-type]
 
 
 def test_a_report_of_a_sound_run() -> None:
@@ -106,9 +106,10 @@ def test_a_report_of_a_sound_run() -> None:
         None,
         None,
     )
-    text = "\n".join(found.lines())
+    text = "\n".join(found.rows())
     assert "each sample of 1 epoch exactly once" in text
     assert "2 of 3 that were planned" in text
+    assert "50 ms one way, 20 Mbit/s for each worker" in text
     assert json.loads(json.dumps(found.json()))["is_sound"] is True
 
 
@@ -125,15 +126,15 @@ def test_a_report_of_what_went_wrong() -> None:
     cut = recorded_of([entry for entry in whole if not isinstance(entry, EndEntry)])
     found = report(cut, [], has_ended=False, problem="no round within 9 s")
     assert not found.is_sound
-    assert "did not end: no round within 9 s" in "\n".join(found.lines())
+    assert "did not end: no round within 9 s" in "\n".join(found.rows())
     twice = next(entry for entry in whole if isinstance(entry, RoundEntry))
     where = whole.index(twice)
     unsound = report(recorded_of([*whole[:where], twice, *whole[where:]]), [])
     assert not unsound.is_sound
-    assert "not sound" in "\n".join(unsound.lines())
+    assert "not sound" in "\n".join(unsound.rows())
     nothing = report([], [], audit=None, has_ended=False, problem="there is no journal")
     assert not nothing.is_sound
-    assert "there is no journal" in "\n".join(nothing.lines())
+    assert "there is no journal" in "\n".join(nothing.rows())
     failed = report(recorded_of(whole), [], failed=[Ended(worker_name(2), 1010.0, -11)])
     assert failed.is_sound
-    assert "worker-2 ended by itself at 10.0 s with status -11" in "\n".join(failed.lines())
+    assert "worker-2 ended by itself at 10.0 s with status -11" in "\n".join(failed.rows())
