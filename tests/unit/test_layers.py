@@ -256,6 +256,14 @@ HOUSE = (
         frozenset({"trio", "torch"}),
         COMMAND_LINE,
     ),
+    # Processes of this machine, by their command lines; what came of them, by their files.
+    training(".testnet.plan", frozenset()),
+    training(".testnet.links", frozenset()),
+    training(".testnet.forwarder", frozenset()),
+    training(".testnet.network", frozenset({"trio"})),
+    training(".testnet.processes", frozenset({"trio"})),
+    training(".testnet.report", frozenset()),
+    training(".testnet", frozenset({"trio"})),
     # A loop of one's own: groups, optimisers and a model in one.
     training(".loops", frozenset({"trio", "torch"})),
     training(".loops.trainer_callback", frozenset({"torch", "transformers"})),

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import trio
+
 from neurogrid.cli.commands.cluster import add_ticket_options
 from neurogrid.cli.commands.coordinator_options import CLUSTER_WAIT
 from neurogrid.cli.commands.train_check import add_check_options, check
@@ -24,6 +26,7 @@ from neurogrid.cli.commands.train_files import (
 )
 from neurogrid.cli.commands.train_model import add_run_file, model_of, run_directory
 from neurogrid.cli.commands.train_seen import add_seen_options, check_seen_options, showing
+from neurogrid.cli.commands.train_testnet import add_testnet_options, testnet
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.common import (
     ArgumentParser,
@@ -39,6 +42,7 @@ from neurogrid.cli.options.common import (
     whole_number,
 )
 from neurogrid.cli.options.model import add_offline_option
+from neurogrid.cli.options.parent import add_parent_option, wait_stdin_eof
 from neurogrid.cli.options.reach import add_reach_options, reaching
 from neurogrid.cli.options.threads import prepare_threads
 from neurogrid.cli.options.trust import (
@@ -49,7 +53,7 @@ from neurogrid.cli.options.trust import (
     trust_of,
 )
 from neurogrid.cli.signals import ending_at_once
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, NeuroGridError
 from neurogrid.server.http.listeners import check_port
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ __all__ = [
     "add_prepare_options",
     "add_run_options",
     "add_status_options",
+    "add_testnet_options",
     "build_parser",
     "run",
 ]
@@ -115,6 +120,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add_ticket_options(parser.add_argument_group("cluster"))
     add_seen_options(parser)
     add_output_options(parser)
+    add_parent_option(parser)
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +164,13 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Do what the options say; returns the exit status."""
     prepare_threads(options)
     screen = set_up_logging(options.log_level, as_json=options.json_logs)
-    ends = {"check": check, "prepare": prepare, "export": export, "status": status}
+    ends = {
+        "check": check,
+        "prepare": prepare,
+        "export": export,
+        "status": status,
+        "testnet": testnet,
+    }
     if (ends_at_once := ends.get(options.word)) is not None:
         return run_command(parser.prog, lambda: ends_at_once(options, screen), screen=screen)
     farewells: Farewells = []
@@ -228,10 +240,18 @@ async def _lead(options: argparse.Namespace, screen: Screen, farewells: Farewell
     board = RunBoard(run_file)
     lines = TrainingLines(screen, trust, farewells)
     with trust.held():
-        async with showing(options, keys, board, screen):
+        async with showing(options, keys, board, screen), trio.open_nursery() as nursery:
+            if options.stop_on_stdin_eof:
+                nursery.start_soon(_end_with_parent)
             checkpoint = await lead(settings, lines, board)
+            nursery.cancel_scope.cancel()
     screen.print(str(checkpoint))
     return ExitStatus.OK
+
+
+async def _end_with_parent() -> None:
+    await wait_stdin_eof()
+    raise NeuroGridError("the program that started this one has ended")
 
 
 async def _serve_data(options: argparse.Namespace, screen: Screen, farewells: Farewells) -> int:

@@ -6,6 +6,7 @@
     neurogrid train data DIR            serve one to the members of a run
     neurogrid train status DIR          how far a run is
     neurogrid train export DIR OUT      write its model
+    neurogrid train testnet RUN.toml    try it on this machine, with workers that are killed
 
 A file that is called like one of the words is ./check.
 """
@@ -22,6 +23,7 @@ from neurogrid.cli.commands.train import (
     add_prepare_options,
     add_run_options,
     add_status_options,
+    add_testnet_options,
 )
 
 __all__ = ["TRAIN_COMMANDS"]
@@ -103,5 +105,20 @@ TRAIN_COMMANDS: Final = (
         (("train export runs/run model/", "then neurogrid chat model/ talks to it"),),
         add_export_options,
         {"word": "export"},
+    ),
+    Command(
+        "train testnet",
+        "RUN.toml",
+        "try a run on this machine, with workers that are killed on the way",
+        "Lead a run with workers in processes of this machine, kill some of them on the way, and say what came of it: "
+        "whether it ended, what its journal proves, and how soon it went on after each kill. Status 0 if it ended and "
+        "each sample was used as it should.",
+        (),
+        (
+            ("train testnet run.toml --workers 4", "nobody is killed"),
+            ("train testnet run.toml --kill 5 --leader-kills 1 --seed 7", "six times somebody is"),
+        ),
+        add_testnet_options,
+        {"word": "testnet"},
     ),
 )

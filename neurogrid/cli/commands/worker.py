@@ -6,7 +6,6 @@ Prints its full addresses to stdout, one a line, when it is ready; runs until SI
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from neurogrid.cli.options.common import (
 )
 from neurogrid.cli.options.discovery import bootstrap_peers, finding
 from neurogrid.cli.options.model import HUB_NAMES, add_offline_option, find_model, model_place
+from neurogrid.cli.options.parent import add_parent_option, wait_stdin_eof
 from neurogrid.cli.options.reach import reaching
 from neurogrid.cli.options.telemetry import (
     add_metrics_options,
@@ -150,7 +150,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
     add_metrics_options(parser, port_type=port_number)
     add_trace_options(parser)
     # For programs that start workers as children: ends with the parent, however that ends.
-    parser.add_argument("--stop-on-stdin-eof", action="store_true", help=argparse.SUPPRESS)
+    add_parent_option(parser)
 
 
 @ends_with_its_reader
@@ -243,7 +243,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 )
                 await stack.enter_async_context(panel)
             if options.stop_on_stdin_eof:
-                await _wait_stdin_eof()
+                await wait_stdin_eof()
             else:
                 await trio.sleep_forever()
         return ExitStatus.OK
@@ -264,12 +264,6 @@ def take_work(options: argparse.Namespace) -> None:
     """Let a worker of which nothing is said do both: serve models, and train."""
     if not (options.serve or options.train):
         options.serve = options.train = True
-
-
-async def _wait_stdin_eof() -> None:
-    async with trio.lowlevel.FdStream(sys.stdin.fileno()) as stdin:
-        while await stdin.receive_some(4096):
-            pass  # what is written there means nothing, only its end does
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""Which processes of a testnet are killed, and when: all of it follows from a seed. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from neurogrid.errors import ConfigurationError
+
+__all__ = [
+    "LEADER",
+    "MAX_KILLS",
+    "MAX_WORKERS",
+    "Chaos",
+    "PlannedKill",
+    "planned_kills",
+    "worker_name",
+]
+
+LEADER: Final = "leader"
+MAX_WORKERS: Final = 64
+MAX_KILLS: Final = 10_000
+# Between two kills lie this many times the mean, from and to.
+_SPREAD: Final = (0.5, 1.5)
+# Seconds that one is away: shorter and longer than what others take to notice it.
+_MAX_DOWN: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """What is to happen to a testnet.
+
+    Attributes:
+        seed: all else that is drawn follows from it.
+        num_workers: that there are, from 1 to `MAX_WORKERS`.
+        worker_kills: kills of workers in all.
+        leader_kills: kills of the leader in all.
+        mean_seconds: from one kill to the next, on average.
+    """
+
+    seed: int
+    num_workers: int
+    worker_kills: int = 0
+    leader_kills: int = 0
+    mean_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_workers <= MAX_WORKERS:
+            raise ConfigurationError(
+                f"a testnet has 1 to {MAX_WORKERS} workers, not {self.num_workers}"
+            )
+        if self.worker_kills + self.leader_kills > MAX_KILLS:
+            raise ConfigurationError(
+                f"a testnet has at most {MAX_KILLS:,} kills, not {self.worker_kills + self.leader_kills:,}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKill:
+    """One of them.
+
+    Attributes:
+        name: of the process.
+        after: seconds after the kill before it, or after the first round.
+        down: seconds until the process is started again.
+    """
+
+    name: str
+    after: float
+    down: float
+
+
+def worker_name(number: int) -> str:
+    """The name of a worker, by its number from 1."""
+    return f"worker-{number}"
+
+
+def planned_kills(chaos: Chaos) -> tuple[PlannedKill, ...]:
+    """All kills in order: the same for the same `chaos`."""
+    draw = random.Random(chaos.seed)
+    is_leader = [False] * chaos.worker_kills + [True] * chaos.leader_kills
+    draw.shuffle(is_leader)
+    return tuple(
+        PlannedKill(
+            LEADER if leader else worker_name(draw.randint(1, chaos.num_workers)),
+            chaos.mean_seconds * draw.uniform(*_SPREAD),
+            draw.uniform(0.0, _MAX_DOWN),
+        )
+        for leader in is_leader
+    )

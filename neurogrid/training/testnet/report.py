@@ -1,0 +1,218 @@
+"""What came of a testnet: its kills, and what the journal of its run proves. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from neurogrid.training.runs.audit import Audit
+from neurogrid.training.runs.entries import JoinedEntry, RoundEntry
+from neurogrid.training.runs.journal import Recorded
+from neurogrid.training.runs.run_directory import Figures
+from neurogrid.training.testnet.network import Lines
+from neurogrid.training.testnet.plan import LEADER, Chaos
+
+__all__ = ["Ended", "Kill", "ChaosReport", "report_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that ended.
+
+    Attributes:
+        name: of the process.
+        time: when, in seconds since 1970.
+        status: its exit status; less than 0 for a signal.
+    """
+
+    name: str
+    time: float
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A kill.
+
+    Attributes:
+        name: of the process.
+        seconds: since the testnet began.
+        round: the last one that was decided by then; 0 for none.
+        next_round_seconds: from the kill to the next round that was decided; None if there was none.
+        rejoined_seconds: from the kill until the worker had a seat again; None if it did not come to that, be it
+            because it was killed again, and of the leader, which has none.
+    """
+
+    name: str
+    seconds: float
+    round: int
+    next_round_seconds: float | None
+    rejoined_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosReport:
+    """A testnet that is over.
+
+    Attributes:
+        chaos: what was to happen.
+        lines: between the processes; None for loopback.
+        seconds: that it took.
+        has_ended: the run has reached its end, and its leader has said so by its status.
+        kills: that there were: fewer than planned where the run ended before.
+        failed: processes that ended by themselves, by name, with seconds since the begin and status.
+        audit: what the journal proves; None where there is none that can be read.
+        problem: why the run did not end, or the journal cannot be read; empty if neither.
+        loss, held_out_loss: the last ones; None where there is none.
+    """
+
+    chaos: Chaos
+    lines: Lines | None
+    seconds: float
+    has_ended: bool
+    kills: tuple[Kill, ...]
+    failed: tuple[tuple[str, float, int], ...]
+    audit: Audit | None
+    problem: str
+    loss: float | None
+    held_out_loss: float | None
+
+    @property
+    def is_sound(self) -> bool:
+        """The run has ended, and its journal proves that each sample was used as it should."""
+        return self.has_ended and self.audit is not None and self.audit.is_sound
+
+    def json(self) -> dict[str, Any]:
+        """The report for JSON."""
+        audit = self.audit
+        return {
+            **asdict(self.chaos),
+            "lines": None if self.lines is None else asdict(self.lines),
+            "seconds": round(self.seconds, 3),
+            "is_sound": self.is_sound,
+            "has_ended": self.has_ended,
+            "problem": self.problem,
+            "rounds": 0 if audit is None else audit.rounds,
+            "audit": None if audit is None else {"is_sound": audit.is_sound, **asdict(audit)},
+            "loss": self.loss,
+            "held_out_loss": self.held_out_loss,
+            "kills": [asdict(kill) for kill in self.kills],
+            "failed": [
+                {"name": name, "seconds": seconds, "status": status}
+                for name, seconds, status in self.failed
+            ],
+        }
+
+    def rows(self) -> Iterator[str]:
+        """The report for people."""
+        chaos, audit = self.chaos, self.audit
+        planned = chaos.worker_kills + chaos.leader_kills
+        yield f"testnet      seed {chaos.seed}, {chaos.num_workers} workers, {self.seconds:.0f} s"
+        if self.lines is not None:
+            rate = "no limit" if self.lines.rate is None else f"{self.lines.rate / 1e6:g} Mbit/s"
+            yield f"lines        {self.lines.delay * 1000:g} ms one way, {rate} for each worker"
+        yield f"run          {'ended' if self.has_ended else f'did not end: {self.problem}'}"
+        yield from self._journal_lines()
+        yield f"loss         {_told(self.loss, '.4f')}, held out {_told(self.held_out_loss, '.4f')}"
+        yield f"kills        {len(self.kills)} of {planned} that were planned"
+        if self.kills:
+            yield f"  {'':<12}{'at':>9}{'round':>8}{'next round':>13}{'takes part again':>19}"
+        for kill in self.kills:
+            again = "" if kill.name == LEADER else _after(kill.rejoined_seconds)
+            yield (
+                f"  {kill.name:<12}{kill.seconds:>7.1f} s{kill.round:>8,}{_after(kill.next_round_seconds):>13}"
+                f"{again:>19}"
+            ).rstrip()
+        for name, seconds, status in self.failed:
+            yield f"failed       {name} ended by itself at {seconds:.1f} s with status {status}"
+        if audit is not None:
+            yield from (f"not sound    {problem}" for problem in audit.problems)
+
+    def _journal_lines(self) -> Iterator[str]:
+        audit = self.audit
+        if audit is None:
+            yield f"journal      none that proves anything: {self.problem}"
+            return
+        if not audit.is_sound:
+            yield f"journal      not sound: {len(audit.problems)} problems"
+            return
+        proven = "no sample twice in an epoch"
+        if audit.epochs and not audit.missing:
+            proven = f"each sample of {audit.epochs:,} {'epoch' if audit.epochs == 1 else 'epochs'} exactly once"
+        yield f"journal      sound: {proven}, {audit.num_used:,} in all"
+        yield f"rounds       {audit.rounds:,}; members joined {audit.joined:,}, left {audit.left:,}"
+
+
+def report_of(
+    chaos: Chaos,
+    lines: Lines | None,
+    recorded: Sequence[Recorded],
+    figures: Sequence[Figures],
+    *,
+    audit: Audit | None,
+    began: float,
+    over: float,
+    killed: Sequence[tuple[str, float]],
+    failed: Sequence[Ended],
+    has_ended: bool,
+    problem: str,
+) -> ChaosReport:
+    """The report of a testnet.
+
+    Args:
+        recorded: the journal of its run; empty where there is none.
+        figures: lines of its metrics, in order.
+        audit: of `recorded`.
+        began, over: when the testnet began and was over, in seconds since 1970.
+        killed: names of processes, and when they were killed, in seconds since 1970.
+        failed: processes that ended by themselves.
+        has_ended, problem: as in `ChaosReport`.
+    """
+    return ChaosReport(
+        chaos,
+        lines,
+        over - began,
+        has_ended,
+        tuple(
+            _kill(name, time, _next_time(name, killed[number:]), recorded, began)
+            for number, (name, time) in enumerate(killed, 1)
+        ),
+        tuple((each.name, each.time - began, each.status) for each in failed),
+        audit,
+        problem,
+        _last(figures, "loss"),
+        _last(figures, "eval_loss"),
+    )
+
+
+def _next_time(name: str, killed: Sequence[tuple[str, float]]) -> float:
+    return next((time for each, time in killed if each == name), math.inf)
+
+
+def _kill(name: str, time: float, again: float, recorded: Sequence[Recorded], began: float) -> Kill:
+    """One of them; `again` is when the same process was killed the next time."""
+    last, next_round, rejoined = 0, None, None
+    for each in recorded:
+        entry = each.entry
+        if isinstance(entry, RoundEntry):
+            if each.time <= time:
+                last = entry.round
+            elif next_round is None:
+                next_round = each.time - time
+        elif isinstance(entry, JoinedEntry) and entry.name == name and time < each.time < again:
+            rejoined = each.time - time if rejoined is None else rejoined
+    return Kill(name, time - began, last, next_round, rejoined)
+
+
+def _last(figures: Sequence[Figures], key: str) -> float | None:
+    return next((each[key] for each in reversed(figures) if key in each), None)
+
+
+def _told(value: float | None, form: str) -> str:
+    return "not known" if value is None else format(value, form)
+
+
+def _after(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:.1f} s"

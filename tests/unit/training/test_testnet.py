@@ -1,0 +1,140 @@
+"""A testnet without its processes: what is planned by a seed, and what is reported of what happened."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.runs.audit import audit
+from neurogrid.training.runs.entries import EndEntry, Entry, JoinedEntry, RoundEntry
+from neurogrid.training.runs.journal import Recorded
+from neurogrid.training.runs.state import Phase
+from neurogrid.training.testnet import Chaos, ChaosReport, Lines, planned_kills
+from neurogrid.training.testnet.plan import LEADER, worker_name
+from neurogrid.training.testnet.report import Ended, report_of
+from tests.unit.training.simulated_run import RUN, SIZES, Cluster, rules
+
+CHAOS = st.builds(
+    Chaos,
+    seed=st.integers(0, 2**31 - 1),
+    num_workers=st.integers(1, 64),
+    worker_kills=st.integers(0, 50),
+    leader_kills=st.integers(0, 20),
+    mean_seconds=st.floats(0.01, 1000),
+)
+
+
+@given(CHAOS)
+def test_a_plan_follows_from_the_seed(chaos: Chaos) -> None:
+    plan = planned_kills(chaos)
+    assert plan == planned_kills(chaos)
+    names = Counter(kill.name for kill in plan)
+    assert names.pop(LEADER, 0) == chaos.leader_kills
+    assert names.total() == chaos.worker_kills
+    assert names.keys() <= {worker_name(number) for number in range(1, chaos.num_workers + 1)}
+    for kill in plan:
+        assert chaos.mean_seconds * 0.49 < kill.after < chaos.mean_seconds * 1.51
+        assert 0 <= kill.down <= 3
+
+
+def test_seeds_differ() -> None:
+    plans = {planned_kills(Chaos(seed, 6, 4, 2)) for seed in range(50)}
+    assert len(plans) == 50
+    orders = {tuple(kill.name == LEADER for kill in plan) for plan in plans}
+    assert len(orders) > 5
+    assert {kill.name for plan in plans for kill in plan} == {
+        LEADER,
+        *map(worker_name, range(1, 7)),
+    }
+
+
+@pytest.mark.parametrize(("workers", "kills"), [(0, 0), (65, 0), (1, 10_001)])
+def test_what_no_testnet_is(workers: int, kills: int) -> None:
+    with pytest.raises(ConfigurationError, match=r"a testnet has"):
+        Chaos(0, workers, kills)
+
+
+def run_of_two() -> list[Entry]:
+    """A run of one epoch, to its end."""
+    cluster = Cluster(rules(max_samples=sum(SIZES)), num_epochs=1)
+    cluster.join(), cluster.join()
+    while cluster.state.phase is not Phase.ENDED:
+        cluster.average()
+    return [RUN, *cluster.journal]
+
+
+def recorded_of(entries: list[Entry]) -> list[Recorded]:
+    """An entry each second, from 1,001 s on."""
+    return [Recorded(number, 1000.0 + number, entry) for number, entry in enumerate(entries, 1)]
+
+
+def report(
+    recorded: list[Recorded], killed: list[tuple[str, float]], **changes: object
+) -> ChaosReport:
+    what: dict[str, object] = {
+        "audit": audit([each.entry for each in recorded]),
+        "began": 1000.0,
+        "over": 1100.0,
+        "killed": killed,
+        "failed": [],
+        "has_ended": True,
+        "problem": "",
+        **changes,
+    }
+    figures = [{"round": 1.0, "loss": 3.0, "eval_loss": 3.5}, {"round": 2.0, "loss": 2.0}]
+    return report_of(Chaos(7, 2, 2, 1), Lines(0.05, 20e6), recorded, figures, **what)  # type: ignore[arg-type]
+
+
+def test_a_report_of_a_sound_run() -> None:
+    recorded = recorded_of(run_of_two())
+    rounds = [each for each in recorded if isinstance(each.entry, RoundEntry)]
+    first, second = rounds[0], rounds[1]
+    at = (first.time + second.time) / 2
+    found = report(recorded, [(LEADER, at), (worker_name(1), 1090.0)])
+    assert found.is_sound
+    assert (found.loss, found.held_out_loss, found.seconds) == (2.0, 3.5, 100.0)
+    kill, last = found.kills
+    assert (kill.name, kill.seconds, kill.round) == (LEADER, at - 1000, 1)
+    assert kill.next_round_seconds == second.time - at
+    assert (last.round, last.next_round_seconds, last.rejoined_seconds) == (
+        len(rounds),
+        None,
+        None,
+    )
+    text = "\n".join(found.rows())
+    assert "each sample of 1 epoch exactly once" in text
+    assert "2 of 3 that were planned" in text
+    assert "50 ms one way, 20 Mbit/s for each worker" in text
+    assert json.loads(json.dumps(found.json()))["is_sound"] is True
+
+
+def test_a_worker_that_is_killed_again_did_not_come_back_from_the_first_kill() -> None:
+    joined = JoinedEntry(0, "peer", 2, name=worker_name(1))
+    recorded = [*recorded_of(run_of_two()), Recorded(99, 1060.0, joined)]
+    killed = [(worker_name(1), 1040.0), (worker_name(1), 1050.0), (worker_name(2), 1055.0)]
+    kills = report(recorded, killed).kills
+    assert [kill.rejoined_seconds for kill in kills] == [None, 10.0, None]
+
+
+def test_a_report_of_what_went_wrong() -> None:
+    whole = run_of_two()
+    cut = recorded_of([entry for entry in whole if not isinstance(entry, EndEntry)])
+    found = report(cut, [], has_ended=False, problem="no round within 9 s")
+    assert not found.is_sound
+    assert "did not end: no round within 9 s" in "\n".join(found.rows())
+    twice = next(entry for entry in whole if isinstance(entry, RoundEntry))
+    where = whole.index(twice)
+    unsound = report(recorded_of([*whole[:where], twice, *whole[where:]]), [])
+    assert not unsound.is_sound
+    assert "not sound" in "\n".join(unsound.rows())
+    nothing = report([], [], audit=None, has_ended=False, problem="there is no journal")
+    assert not nothing.is_sound
+    assert "there is no journal" in "\n".join(nothing.rows())
+    failed = report(recorded_of(whole), [], failed=[Ended(worker_name(2), 1010.0, -11)])
+    assert failed.is_sound
+    assert "worker-2 ended by itself at 10.0 s with status -11" in "\n".join(failed.rows())
