@@ -244,7 +244,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             reach = await open_reach(host, settings.reach)
             protocols: list[Exchange] = [protocol] if settings.serves else []
             async with (
-                open_training(host, settings, device, machine, protocols),
+                open_training(host, settings, device, machine, protocols, state.blobs),
                 keep_coordinators(protocols, settings.bootstrap),
                 # Last: a peer that finds this worker may use it.
                 open_discovery(
