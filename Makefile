@@ -2,7 +2,7 @@
 BIN := .venv/bin
 PROMPT ?= A function definition
 
-.PHONY: setup setup-tests kernels demo check test test-unit test-e2e test-long format docs bench wheels clean
+.PHONY: setup setup-tests kernels demo demo-train check test test-unit test-e2e test-long format docs bench wheels clean
 
 # What runs NeuroGrid, and nothing that only its tests need.
 setup: .venv/.ready
@@ -34,6 +34,10 @@ $(KERNELS).so: $(KERNELS).c $(dir $(KERNELS))layer.c $(dir $(KERNELS))layer.h se
 # The main job: two workers with nothing on disk get the embedded model over libp2p and write.
 demo: .venv/.ready
 	$(BIN)/neurogrid-coordinator --local-workers 2 --prompt "$(PROMPT)" --max-tokens 80
+
+# Training: three uneven workers teach a small model the Python reference, one is killed on the way; 3 minutes on 2 cores.
+demo-train: .venv/.ready
+	$(BIN)/python -m tools.demo_train
 
 check: .venv/.dev-ready
 	$(BIN)/ruff check .

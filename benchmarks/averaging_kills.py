@@ -1,9 +1,11 @@
 """What does it cost the members of a group when one of them is killed, stands still, or comes back?
 
-    python benchmarks/averaging_kills.py [--kills 100] [--stops 6] [--mib 4] [--grace 2]
+    python benchmarks/averaging_kills.py [--kills 100] [--stops 6] [--forms 6] [--mib 4] [--grace 2]
 
-Four processes on one machine average one vector after another. Every other kill is of the leader. Each outcome of each
-member is compared with those of the others, and with the mean of the contributors that it names, computed here.
+Four processes on one machine average one vector after another. Groups are formed with that vector and with one of
+4 KiB, whose round takes next to nothing; they begin when all have imported what they need, and have their first vector.
+Every other kill is of the leader. Each outcome of each member is compared with those of the others, and with the mean
+of the contributors that it names, computed here.
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--stops", type=int, default=6)
+    parser.add_argument("--forms", type=int, default=6)
     parser.add_argument("--mib", type=int, default=4)
     parser.add_argument("--grace", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-file", action="store_true")
     options = parser.parse_args()
     random = Random(options.seed)
-    rows: list[tuple[str, ...]] = []
+    rows = [
+        *_form("4 KiB", 1 << 10, options.forms, options.grace),
+        *_form(f"{options.mib} MiB", options.mib * MIB_ELEMENTS, options.forms, options.grace),
+    ]
     with (
         tempfile.TemporaryDirectory() as directory,
         crowd(
@@ -43,7 +49,7 @@ def main() -> None:
             num_elements=options.mib * MIB_ELEMENTS,
         ) as members,
     ):
-        rows += _form(members)
+        members.assemble(NUM_MEMBERS)
         rows += _kill(members, random, options.kills)
         rows += _stop(members, random, options.stops, options.grace)
         rounds = members.check()
@@ -60,17 +66,28 @@ def _row(what: str, seconds: Sequence[float]) -> tuple[str, ...]:
     return what, str(len(seconds)), *(f"{1e3 * one:.0f} ms" for one in (low, mid, high))
 
 
-def _form(members: Crowd) -> list[tuple[str, ...]]:
-    peers = [members.start() for _ in range(NUM_MEMBERS)]
-    for peer in peers:
-        peer.hear("ready")
-    begun = [members.begin(peer) for peer in peers][-1]
-    members.settle()
-    joined = max(peer.hear("joined")["at"] for peer in peers)
-    decided = max(peer.outcomes[0]["at"] for peer in peers)
+def _form(what: str, num_elements: int, number: int, grace: float) -> list[tuple[str, ...]]:
+    since_begun: list[float] = []
+    since_joined: list[float] = []
+    for _ in range(number):
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            crowd(Path(directory), "--grace", str(grace), num_elements=num_elements) as members,
+        ):
+            peers = [members.start() for _ in range(NUM_MEMBERS)]
+            for peer in peers:
+                peer.hear("ready")
+            begun = [members.begin(peer) for peer in peers][-1]
+            members.settle()
+            joined = max(peer.hear("joined")["at"] for peer in peers)
+            decided = max(peer.outcomes[0]["at"] for peer in peers)
+            since_begun.append(decided - begun)
+            since_joined.append(decided - joined)
+    if not number:
+        return []
     return [
-        _row("forming: the last one begins, to the first round of all", [decided - begun]),
-        _row("forming: the last one is a member, to the first round of all", [decided - joined]),
+        _row(f"forming, {what}: the last one begins, to the first round of all", since_begun),
+        _row(f"forming, {what}: the last one is a member, to that round", since_joined),
     ]
 
 
@@ -87,6 +104,8 @@ def _kill(members: Crowd, random: Random, number: int) -> list[tuple[str, ...]]:
         print(count, lost[the_leader][-1], back[-1], flush=True)
         if count % 10 == 9:
             members.check()
+    if not number:
+        return []
     return [
         _row("kill -9 of the leader, to a round of the rest", lost[True]),
         _row("kill -9 of another, to a round of the rest", lost[False]),

@@ -1,8 +1,8 @@
 """Write docs/reference/ from the docstrings: python docs/make_reference.py
 
 One page for each module of `PAGES`, about the names of its `__all__`. Sources are parsed and never imported, so that
-the outcome depends on nothing but the sources; the page of flags alone needs the commands' parsers. A name is
-described once, on the first page that exports it; pages further down refer to it. With --check nothing is written:
+the outcome depends on nothing but the sources; the pages of flags and run files alone need what they are about. A name
+is described once, on the first page that exports it; pages further down refer to it. With --check nothing is written:
 it ends with status 1 and names the pages that are not what they should be.
 """
 
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 
 import flags
+import run_file
 from docstrings import (
     PAGES,
     anchor,
@@ -270,7 +271,8 @@ def page(name: str) -> str:
 
 def pages() -> dict[str, str]:
     """The text of every page, by the name of its file."""
-    return {**{f"{name}.md": page(name) for name in PAGES}, "flags.md": flags.page()}
+    modules = {f"{name}.md": page(name) for name in PAGES}
+    return {**modules, "flags.md": flags.page(), "run-file.md": run_file.page()}
 
 
 def main(args: list[str]) -> int:

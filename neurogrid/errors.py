@@ -120,7 +120,15 @@ class TransportError(NeuroGridError):
 
 
 class PeerUnreachableError(TransportError):
-    """No connection or no stream to the peer could be opened."""
+    """No connection or no stream to the peer could be opened.
+
+    Attributes:
+        is_refused: the machine is there, and nobody listens at that port: the process has ended, or listens elsewhere.
+    """
+
+    def __init__(self, *args: object, is_refused: bool = False) -> None:
+        super().__init__(*args)
+        self.is_refused = is_refused
 
 
 class StreamBrokenError(TransportError):

@@ -59,7 +59,7 @@ async def open_training(
     name: str,
     protocols: list[Exchange],
     blobs: WorkerBlobs,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[MemberService | None]:
     """Take part in training runs until the block is left, if the worker's owner lends it to them.
 
     Args:
@@ -67,9 +67,12 @@ async def open_training(
         name: what people call the machine.
         protocols: the one of runs is added.
         blobs: get the layers of what was trained, so that they need not come when it is served here.
+
+    Yields:
+        What takes part; None where nothing does.
     """
     if not settings.trains:
-        yield
+        yield None
         return
     is_cpu = device.type == "cpu"
     memory = settings.memory_limit or device_memory(device).free_bytes
@@ -91,5 +94,5 @@ async def open_training(
         protocols.append(service.exchange)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(service.run)
-            yield
+            yield service
             nursery.cancel_scope.cancel()

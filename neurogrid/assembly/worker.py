@@ -44,6 +44,7 @@ from neurogrid.p2p.libp2p.libp2p_host import open_host
 from neurogrid.p2p.tensor.protocol import Protocol
 from neurogrid.p2p.tensor.versions import VersionedExchange
 from neurogrid.p2p.wire import PROTOCOL_V10, PROTOCOL_V11
+from neurogrid.training.members import MemberService
 from neurogrid.worker.device import DeviceService
 from neurogrid.worker.layers import LayerService
 from neurogrid.worker.links import WorkerLinks
@@ -62,6 +63,7 @@ class Worker:
     Attributes:
         protocol: its tensor protocol, with the traffic counters.
         board: what is known of it, for display.
+        training: what takes part in training runs; None where its owner does not lend it to them.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Worker:
             service.register()
         state.on_layers_changed = self._layers_changed
         self.board = WorkerBoard(state, self._sessions, name=name, machine=machine)
+        self.training: MemberService | None = None
         self.protocol = protocol
         self.protocol.on_peer_lost(self._on_peer_lost)
         self.protocol.on_stream_broken(self._on_stream_broken)
@@ -244,7 +247,9 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             reach = await open_reach(host, settings.reach)
             protocols: list[Exchange] = [protocol] if settings.serves else []
             async with (
-                open_training(host, settings, device, machine, protocols, state.blobs),
+                open_training(
+                    host, settings, device, machine, protocols, state.blobs
+                ) as worker.training,
                 keep_coordinators(protocols, settings.bootstrap),
                 # Last: a peer that finds this worker may use it.
                 open_discovery(

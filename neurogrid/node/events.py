@@ -45,6 +45,14 @@ class EventKind(StrEnum):
     SESSION_REROUTED = "session_rerouted"
     SESSION_FAILED = "session_failed"
     DROPPED = "dropped"
+    # Of a training run.
+    TOLD = "told"
+    BEGAN = "began"
+    MEMBER_LOST = "member_lost"
+    CHECKPOINT = "checkpoint"
+    ALARM = "alarm"
+    ENDING = "ending"
+    ENDED = "ended"
 
 
 class Severity(StrEnum):

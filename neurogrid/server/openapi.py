@@ -100,8 +100,15 @@ def operation(
     return described
 
 
-def openapi_routes(*groups: Paths) -> list[BaseRoute]:
-    """The route of the document of these groups. It needs no key."""
+def openapi_routes(
+    *groups: Paths,
+    description: str = "OpenAI's API in front of a model that lies on several machines.",
+) -> list[BaseRoute]:
+    """The route of the document of these groups. It needs no key.
+
+    Args:
+        description: of the server.
+    """
     own: Paths = {
         "/openapi.json": {
             "get": operation("This document.", json_answer({"type": "object"}), is_open=True)
@@ -112,7 +119,7 @@ def openapi_routes(*groups: Paths) -> list[BaseRoute]:
         "info": {
             "title": "NeuroGrid",
             "version": version("neurogrid"),
-            "description": "OpenAI's API in front of a model that lies on several machines.",
+            "description": description,
         },
         "paths": {path: methods for group in (*groups, own) for path, methods in group.items()},
         "security": [{"key": []}],

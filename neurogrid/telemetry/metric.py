@@ -21,7 +21,10 @@ from prometheus_client.registry import Collector
 
 from neurogrid.node.histogram import Histogram
 
-__all__ = ["MetricSpec", "Reading", "Source", "make_registry"]
+__all__ = ["MetricSpec", "Reading", "Registry", "Source", "make_registry"]
+
+Registry: TypeAlias = CollectorRegistry
+"""What is scraped, for those who only pass it on."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 

@@ -1,4 +1,5 @@
-"""The page on a server of this process, whose cluster a test tells what to say: for what passes too quickly to be seen.
+"""A page on a server of this process, whose cluster or run a test tells what to say: for what passes too quickly to be
+seen.
 
 What the page shows of a real cluster is in `test_page.py`, too.
 """
@@ -12,6 +13,7 @@ from queue import Queue
 from typing import TypeVar
 
 import trio
+from starlette.applications import Starlette
 
 from neurogrid.inference.board.status_board import StatusBoard
 from neurogrid.server.app import make_app
@@ -20,7 +22,7 @@ from neurogrid.server.http.guard import Access
 from neurogrid.server.http.http_server import open_http
 from neurogrid.server.page.routes import page_routes
 
-__all__ = ["PageServer", "serve_page"]
+__all__ = ["PageServer", "serve", "serve_page"]
 
 T = TypeVar("T")
 
@@ -28,14 +30,13 @@ T = TypeVar("T")
 class PageServer:
     """A server that runs in a thread."""
 
-    def __init__(self, url: str, board: StatusBoard, token: trio.lowlevel.TrioToken) -> None:
+    def __init__(self, url: str, token: trio.lowlevel.TrioToken) -> None:
         self.url = url
         self.port = int(url.rpartition(":")[2])
-        self.board = board
         self._token = token
 
     def tell(self, function: Callable[..., T], *args: object) -> T:
-        """Call a method of the board where it may be called."""
+        """Call a method of a board where it may be called."""
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
 
@@ -43,16 +44,25 @@ class PageServer:
 def serve_page(
     board: StatusBoard, *, keys: tuple[str, ...] = (), port: int = 0
 ) -> Iterator[PageServer]:
-    """Serve the page and what `board` knows until the block is left."""
+    """Serve the page of a cluster and what `board` knows until the block is left."""
+    app = make_app(cluster_routes(board), open_routes=page_routes(), access=Access(keys=keys))
+    with serve(app, port=port, at_end=board.events.close) as server:
+        yield server
+
+
+@contextmanager
+def serve(
+    app: Starlette, *, port: int = 0, at_end: Callable[[], None] = lambda: None
+) -> Iterator[PageServer]:
+    """Serve an application until the block is left; `at_end` is called before its port is closed."""
     started: Queue[PageServer | BaseException] = Queue()
     done = trio.Event()
 
     async def main() -> None:
-        app = make_app(cluster_routes(board), open_routes=page_routes(), access=Access(keys=keys))
         async with open_http(app, host="127.0.0.1", port=port) as url:
-            started.put(PageServer(url, board, trio.lowlevel.current_trio_token()))
+            started.put(PageServer(url, trio.lowlevel.current_trio_token()))
             await done.wait()
-            board.events.close()
+            at_end()
 
     def run() -> None:
         try:

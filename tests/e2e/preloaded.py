@@ -26,6 +26,7 @@ __all__ = [
     "COORDINATOR",
     "DEADLINE",
     "ENVIRONMENT",
+    "TRAIN",
     "WORKER",
     "Popen",
     "command_after",
@@ -39,6 +40,7 @@ DEADLINE = 240.0
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 COORDINATOR = (sys.executable, "-m", "neurogrid.cli.commands.coordinator")
 WORKER = (sys.executable, "-m", "neurogrid.cli.commands.worker")
+TRAIN = (sys.executable, "-m", "neurogrid.cli.commands.main", "train")
 
 IN_NAMESPACE = ["ip", "netns", "exec"]
 PR_SET_CHILD_SUBREAPER = 36
@@ -69,13 +71,18 @@ def fork_child(
         "new_session": new_session,
         "numbers": [0, 1, 2, *passed],
         # Of modules it alone does; for each that might, there is a process more.
-        "starts_others": program[1] != "-m" or program[2] == COORDINATOR[2],
+        "starts_others": program[1] != "-m" or program[2] == COORDINATOR[2] or _trains(program),
     }
     given = [own if end == -1 else end for own, end in enumerate((stdin, stdout, stderr))]
     given += passed
     process.pid = _ask_server(pickle.dumps(request), given)
     process._child_created = True
     process._close_pipe_fds(*ends)
+
+
+def _trains(program: Sequence[Any]) -> bool:
+    """Whether it is a leader or a member of a run, which have trainers."""
+    return "--train" in program or list(program[2:4]) == [TRAIN[2], TRAIN[3]]
 
 
 class Popen(subprocess.Popen[str]):

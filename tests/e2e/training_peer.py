@@ -114,12 +114,14 @@ async def main(options: argparse.Namespace) -> None:
         attempt_timeout=options.attempt_timeout,
         way=options.way,
         codec=options.codec,
+        result_codec=options.result_codec,
     )
     async with open_host(listen=options.listen) as host:
         if options.relay:
             reach = Reach(host, ReachOptions(relays=[options.relay]))
             while not any("/p2p-circuit/" in address for address in reach.addresses):
                 await trio.sleep(0.02)
+        vector_of(options.number, 1, options.elements)  # which takes the longest the first time
         say(
             ready=host.peer_id,
             number=options.number,
@@ -154,6 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each round")
     parser.add_argument("--way", default="butterfly")
     parser.add_argument("--codec", default="f32")
+    parser.add_argument("--result-codec", default="f32")
     parser.add_argument("--bandwidth", type=float)
     parser.add_argument("--listen", nargs="+", default=["/ip4/127.0.0.1/tcp/0"])
     parser.add_argument("--relay", default="")

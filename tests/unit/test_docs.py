@@ -143,11 +143,13 @@ def test_the_tutorial_shows_both_scripts_whole() -> None:
 @pytest.mark.parametrize("name", names(TEACHING))
 def test_code_in_the_documents_stands_in_an_example(name: str) -> None:
     """Examples run in tests/e2e/test_examples.py, so what is shown was run."""
-    examples = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+    suffixes = {"python": "py", "toml": "toml"}
     for language, code in FENCE.findall((ROOT / name).read_text()):
         if language == "mermaid":
             continue  # a picture
-        assert language == "python", f"{name} has a block of {language or 'no language'}"
+        assert language in suffixes, f"{name} has a block of {language or 'no language'}"
+        files = (ROOT / "examples").glob(f"*.{suffixes[language]}")
+        examples = [path.read_text() for path in files]
         lines = lines_of(code)
         shown = "\n".join(lines)
         assert any(shown in excerpts(example, len(lines)) for example in examples), shown

@@ -70,6 +70,7 @@ BELOW_INFERENCE = BELOW_FLEET | {"neurogrid.fleet", "neurogrid.worker"}
 BELOW_TELEMETRY = BELOW_INFERENCE | {"neurogrid.inference", "neurogrid.assembly"}
 BELOW_SERVER = BELOW_TELEMETRY | {
     "neurogrid.telemetry",
+    "neurogrid.training",
     "neurogrid.extras",
     "neurogrid.__version__",
 }
@@ -103,7 +104,7 @@ def command_line(name: str) -> Room:
     outside = frozenset({"trio", "trio_typing", "multiaddr", "rich", "shtab"})
     return Room(
         f"neurogrid.cli{name}",
-        BELOW_SERVER | {"neurogrid.server", "neurogrid.hub", "neurogrid.training"},
+        BELOW_SERVER | {"neurogrid.server", "neurogrid.hub"},
         outside,
     )
 
@@ -166,7 +167,7 @@ HOUSE = (
     # A worker's side, which the coordinator's does not import.
     service("inference.sessions", BELOW_INFERENCE),
     service("inference", BELOW_INFERENCE),
-    service("assembly", BELOW_INFERENCE | {"neurogrid.inference"}),
+    service("assembly", BELOW_INFERENCE | {"neurogrid.inference", "neurogrid.training"}),
     # Beside serving: neither imports the other.
     # Knows neither peers nor time: averaging is handed to it.
     Room(
@@ -179,7 +180,6 @@ HOUSE = (
     Room("neurogrid.training.runs.run_file", frozenset({"neurogrid.errors"})),
     Room("neurogrid.training.runs.estimate", frozenset({"neurogrid.errors"})),
     training(".runs.run_directory", frozenset()),
-    training(".runs", frozenset()),
     training(".wire", frozenset()),
     training(".averaging.plan", frozenset()),
     training(".averaging.shares", frozenset()),
@@ -192,7 +192,7 @@ HOUSE = (
     training(".averaging.rounds", frozenset()),
     training(".averaging.groups", frozenset({"trio", "torch", "blake3"})),
     training(".averaging"),
-    # Pure, too: which member trains on which samples.
+    # Pure, but for what reads and writes slices.
     training(".data.spans", frozenset()),
     training(".data.epoch", frozenset()),
     training(".data.dealing", frozenset()),
@@ -201,20 +201,64 @@ HOUSE = (
     # Goes to the network for what a run file names.
     training(".data.web", frozenset({"trio", "httpx2"})),
     training(".data.blobs", frozenset({"trio"})),
-    training(
-        ".data.preparing", frozenset({"numpy", "safetensors", "tokenizers", "pyarrow", "PIL"})
+    training(".data.blob_files", frozenset({"trio"})),
+    training(".data.preparing", TORCH | {"pyarrow", "PIL"}),
+    training(".data"),
+    # A child process and its owner; of peers it knows nothing.
+    Room(
+        "neurogrid.training.trainer",
+        COMMON | {"neurogrid.model"},
+        TORCH | {"trio", "msgpack"},
+        COMMAND_LINE,
     ),
     training(".checkpoints", frozenset({"trio", "torch", "safetensors"})),
-    # A loop of one's own: groups, optimisers and a model in one.
-    training(".loops", frozenset({"trio", "torch"})),
-    training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
+    # What a run is, without its network: no clock, no socket, no torch.
+    training(".runs.projection", frozenset()),
+    training(".runs.resources", frozenset()),
+    training(".runs.entries", frozenset()),
+    training(".runs.alarms", frozenset()),
+    training(".runs.learning", frozenset()),
+    # A file on the disk.
+    training(".runs.journal", frozenset({"cryptography"})),
+    training(".runs.state", frozenset()),
+    training(".runs.audit", frozenset()),
+    training(".runs.machine", frozenset()),
+    training(".runs.outer_state", frozenset({"torch", "blake3"})),
+    training(".runs.common_steps", frozenset({"torch", "blake3"})),
+    training(".runs.methods", frozenset({"torch"})),
+    training(".runs.trainers", frozenset()),
+    training(".runs", frozenset()),
+    # A worker's side and a leader's side of a run, which do not know each other.
+    Room(
+        "neurogrid.training.members",
+        COMMON | {"neurogrid.p2p", "neurogrid.node", "neurogrid.__version__"},
+        frozenset({"trio", "torch", "safetensors"}),
+        COMMAND_LINE,
+    ),
     Room(
         "neurogrid.training.leading.settings",
         COMMON | {"neurogrid.p2p", "neurogrid.node"},
         frozenset(),
         COMMAND_LINE,
     ),
+    training(".leading.progress", frozenset()),
+    # Trackers, by whoever knows them all.
+    Room(
+        "neurogrid.training.leading.tracking",
+        COMMON | {"neurogrid.p2p", "neurogrid.node"},
+        frozenset({"trio", "accelerate"}),
+        COMMAND_LINE,
+    ),
     training(".leading.model_numbers", frozenset({"torch", "transformers", "huggingface_hub"})),
+    Room(
+        "neurogrid.training.leading",
+        COMMON | {"neurogrid.p2p", "neurogrid.node", "neurogrid.fleet"},
+        frozenset({"trio", "torch"}),
+        COMMAND_LINE,
+    ),
+    # A loop of one's own: groups, optimisers and a model in one.
+    training(".loops", frozenset({"trio", "torch"})),
+    training(".loops.trainer_callback", frozenset({"torch", "transformers"})),
     training(".distributed.posts", frozenset()),
     training(".distributed.chunks", frozenset()),
     training(".distributed"),
@@ -222,7 +266,7 @@ HOUSE = (
     # Reads what is there when somebody asks: above what it looks at, below what serves it.
     Room(
         "neurogrid.telemetry",
-        BELOW_TELEMETRY | {"neurogrid.__version__"},
+        BELOW_TELEMETRY | {"neurogrid.training", "neurogrid.__version__"},
         frozenset({"prometheus_client", "opentelemetry", "torch"}),
         COMMAND_LINE,
     ),
@@ -234,6 +278,7 @@ HOUSE = (
     server(".openai"),
     server(".cluster"),
     server(".page"),
+    server(".training"),
     server(""),
     command_line(".signals"),
     command_line(".terminal"),

@@ -15,16 +15,18 @@ from neurogrid.telemetry.coordinator_metrics import COORDINATOR_METRICS
 from neurogrid.telemetry.gpu_metrics import GPU_METRICS
 from neurogrid.telemetry.http_metrics import HTTP_METRICS
 from neurogrid.telemetry.traffic_metrics import TRAFFIC_METRICS
+from neurogrid.telemetry.training_metrics import TRAINING_METRICS
 from neurogrid.telemetry.worker_metrics import WORKER_METRICS
 from tests.observability import OBSERVABILITY, documented_metrics
 
 BOTH = (*TRAFFIC_METRICS, *BUILD_METRICS)
 OF_COORDINATOR = (*COORDINATOR_METRICS, *HTTP_METRICS)
-SPECS = {spec.name: spec for spec in (*OF_COORDINATOR, *WORKER_METRICS, *GPU_METRICS, *BOTH)}
+OF_WORKER = (*WORKER_METRICS, *GPU_METRICS)
+SPECS = {spec.name: spec for spec in (*OF_COORDINATOR, *OF_WORKER, *TRAINING_METRICS, *BOTH)}
 # What Prometheus adds to what it scrapes, and what all of its clients tell.
 ADDED_LABELS = {"instance", "job"}
 OTHER_METRICS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
-JOBS = {"neurogrid-coordinator", "neurogrid-worker"}
+JOBS = {"neurogrid-coordinator", "neurogrid-worker", "neurogrid-training"}
 
 NAME = re.compile(r"\b(?:neurogrid|process)_\w+|\bup\b")
 MATCHERS = re.compile(r"\{([^{}]*)\}")
@@ -35,7 +37,8 @@ GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(
 def test_the_document_has_every_metric_as_it_is() -> None:
     roles = {
         **{spec.name: ("coordinator",) for spec in OF_COORDINATOR},
-        **{spec.name: ("worker",) for spec in (*WORKER_METRICS, *GPU_METRICS)},
+        **{spec.name: ("worker",) for spec in OF_WORKER},
+        **{spec.name: ("leader",) for spec in TRAINING_METRICS},
         **{spec.name: ("coordinator", "worker") for spec in BOTH},
         **{
             spec.name: ("coordinator", "worker")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,13 @@ from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import ModelName
 from neurogrid.model.embedded import embedded_model_path
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.training.runs.entries import StoppingEntry
+from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.state import Phase
+from tests.unit.training.simulated_run import RUN, Cluster, rules
 
 LEAST = '[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\ntokens = 2_000_000\n'
 
@@ -211,6 +217,34 @@ def test_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     }
 
 
+def test_status_says_what_the_journal_proves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(parse_run_file(LEAST, name="tiny.toml").text())
+    cluster = Cluster(rules(), num_epochs=1)
+    cluster.join()
+    leader = Identity.generate()
+    run = replace(RUN, leader=leader.peer_id)
+    with Journal.open(tmp_path / "journal", leader) as journal:
+        assert "journal" not in rows(tmp_path, capsys)
+        journal.append(run)
+        while cluster.state.phase is not Phase.ENDED:
+            cluster.average()
+            for entry in cluster.journal[len(journal.entries) - 1 :]:
+                journal.append(entry)
+            if cluster.round == 3:
+                told = rows(tmp_path, capsys)["journal"]
+                assert told == "sound: 18 samples in 3 rounds, none twice in an epoch"
+        told = rows(tmp_path, capsys)["journal"]
+        assert told == "sound: 24 samples in 4 rounds, each of 1 epoch once"
+        for _ in range(2):
+            journal.append(StoppingEntry("again"))
+    assert rows(tmp_path, capsys)["journal"].startswith("not sound: stopping comes after the end")
+    assert rows(tmp_path, capsys)["journal"].endswith("and 3 more")
+    (tmp_path / "journal").write_text("altered\n")
+    assert "line 1 does not say whose journal" in rows(tmp_path, capsys)["journal"]
+
+
 def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(LEAST)
     (tmp_path / "runs" / "run").mkdir(parents=True)
@@ -228,10 +262,10 @@ def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
     assert parse_run_file(done.stdout) == parse_run_file(LEAST), "it is a run file again"
     _, _, told = done.stdout.partition("# what it takes, with 2 members\n")
     assert "# parameters   3,640,512 that are trained\n" in told
-    # 2 members, 20 steps of 4,096 tokens, of which there are 2 million; 6,000 tokens a second.
-    assert "# a round      20 steps of 16 samples (4,096 tokens) for each member, 640 " in told
-    assert "# rounds       13\n" in told
-    assert "# time         a round takes 27.3 s computing, and 1.1 s exchanging\n" in told
+    # 2 members, 5 steps of 4,096 tokens, of which there are 2 million; 6,000 tokens a second.
+    assert "# a round      5 steps of 16 samples (4,096 tokens) for each member, 160 " in told
+    assert "# rounds       49\n" in told
+    assert "# time         a round takes 6.8 s computing, and 0.3 s exchanging\n" in told
     assert "# measured     a round took 30.0 s in runs/run\n" in told
     assert "300 tokens a second, of all members" in told
 

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from neurogrid.p2p import wire
+from neurogrid.p2p.wire import MessageCode, MessageTable
 from neurogrid.training.wire import (
-    DEFAULT_TRAINING_LIMITS,
+    PROTOCOL_RUN,
     PROTOCOL_TRAINING,
+    RunMessage,
     TrainingMessage,
+    run_table,
     training_table,
 )
 
@@ -38,19 +41,32 @@ def test_message_types() -> None:
         assert entry["max_data"] == wire.DEFAULT_LIMITS.for_type(msg_type)
 
 
-def test_message_types_of_training() -> None:
-    entries = registry("training_message_types")["message_types"]
-    assert {e["name"]: e["value"] for e in entries} == {t.name: t.value for t in TrainingMessage}
+# The chapter of each, its registry, and the messages that are its own.
+OF_TRAINING: list[tuple[str, str, MessageTable, type[MessageCode]]] = [
+    ("messages.md", "training_message_types", training_table(), TrainingMessage),
+    ("runs.md", "run_message_types", run_table(), RunMessage),
+]
+
+
+@pytest.mark.parametrize(("chapter", "name", "table", "codes"), OF_TRAINING)
+def test_message_types_of_training(
+    chapter: str, name: str, table: MessageTable, codes: type[MessageCode]
+) -> None:
+    entries = registry(name)["message_types"]
+    assert {e["name"]: e["value"] for e in entries} == {t.name: t.value for t in codes}
     for entry in entries:
-        msg_type = TrainingMessage(entry["value"])
-        assert training_table().by_number[msg_type.value] is msg_type
+        msg_type = codes(entry["value"])
+        assert table.by_number[msg_type.value] is msg_type
         assert entry["request"] == msg_type.traits.is_request
         assert entry["credited"] == msg_type.traits.is_credited
-        assert entry["max_data"] == getattr(DEFAULT_TRAINING_LIMITS, msg_type.traits.limit)
+        assert entry["max_data"] == table.max_data(msg_type)
 
 
-def test_the_table_of_training_has_the_same_numbers() -> None:
-    text = (SPECIFICATION / "training" / "messages.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("chapter", "name", "table", "codes"), OF_TRAINING)
+def test_the_tables_of_training_have_the_same_numbers(
+    chapter: str, name: str, table: MessageTable, codes: type[MessageCode]
+) -> None:
+    text = (SPECIFICATION / "training" / chapter).read_text(encoding="utf-8")
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| 0x")]
     found = {
         int(number, 16): (
@@ -61,7 +77,6 @@ def test_the_table_of_training_has_the_same_numbers() -> None:
         )
         for number, name, _, size, asks, credit in rows
     }
-    table = training_table()
     assert found == {
         t.value: (
             t.name.lower().replace("_", ""),
@@ -144,7 +159,8 @@ def test_header_sizes() -> None:
         ("errors.md", [c.name for c in wire.ErrorCode]),
         ("versioning.md", [wire.PROTOCOL_V10, wire.PROTOCOL_V11]),
         ("training/messages.md", [PROTOCOL_TRAINING]),
-        ("README.md", [PROTOCOL_TRAINING]),
+        ("training/runs.md", [PROTOCOL_RUN]),
+        ("README.md", [PROTOCOL_TRAINING, PROTOCOL_RUN]),
     ],
 )
 def test_chapters_name_everything(chapter: str, names: list[str]) -> None:

@@ -203,9 +203,9 @@ COMMANDS: Final = (
     Command(
         "join",
         "[TICKET]",
-        "lend this machine to the cluster of a coordinator",
-        "Hold some layers of a coordinator's model and compute with them. Nothing is needed on disk: config and "
-        "weights come from the coordinator.",
+        "lend this machine to a cluster that serves, or to a training run",
+        "Hold some layers of a model that is served, or train one together with others. Nothing is needed on disk: "
+        "config, weights and data come from whoever printed the ticket.",
         worker.FIRST,
         (
             (

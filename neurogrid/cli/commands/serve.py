@@ -24,11 +24,16 @@ if TYPE_CHECKING:
     from neurogrid.telemetry.coordinator_metrics import CoordinatorMetrics
 
 __all__ = [
+    "DEFAULT_HTTP_HOST",
+    "DEFAULT_HTTP_PORT",
+    "MIN_KEY_CHARS",
     "SERVING_SESSIONS",
     "Server",
     "ServingOptions",
     "add_serving_options",
+    "is_loopback_host",
     "open_server",
+    "read_keys",
     "serving_options",
 ]
 
@@ -118,8 +123,8 @@ def serving_options(options: argparse.Namespace) -> ServingOptions:
         ConfigurationError: keys that cannot be read, that others can read, or that are none; or a host beyond loopback
             without any.
     """
-    keys = _read_keys(options.api_key_file) if options.api_key_file else ()
-    if not keys and not options.insecure and not _is_loopback(options.http_host):
+    keys = read_keys(options.api_key_file) if options.api_key_file else ()
+    if not keys and not options.insecure and not is_loopback_host(options.http_host):
         raise ConfigurationError(
             f"--http-host {options.http_host[:100]} is not loopback, and anybody who reaches it would be served: "
             "add --api-key-file FILE, or, if everybody on the network may use it, --insecure"
@@ -205,7 +210,12 @@ async def open_server(where: ServingOptions) -> AsyncIterator[Server]:
             board.events.close()  # so that nobody waits for more of them
 
 
-def _read_keys(file: Path) -> tuple[str, ...]:
+def read_keys(file: Path) -> tuple[str, ...]:
+    """The API keys in a file.
+
+    Raises:
+        ConfigurationError: it cannot be read, others can read it, or it has something that is no key.
+    """
     from neurogrid.p2p.trust.key_files import check_owner_alone
 
     try:
@@ -232,7 +242,12 @@ def _read_keys(file: Path) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
+    """Whether only this machine reaches what is served at a host.
+
+    Raises:
+        ConfigurationError: it is no address, and no name that is known here.
+    """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as exc:

@@ -23,6 +23,7 @@ from neurogrid.cli.commands.train_files import (
     status,
 )
 from neurogrid.cli.commands.train_model import add_run_file, model_of, run_directory
+from neurogrid.cli.commands.train_seen import add_seen_options, check_seen_options, showing
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.common import (
     ArgumentParser,
@@ -49,6 +50,7 @@ from neurogrid.cli.options.trust import (
 )
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.errors import ConfigurationError
+from neurogrid.server.http.listeners import check_port
 
 if TYPE_CHECKING:
     from neurogrid.cli.terminal.screen import Screen
@@ -111,6 +113,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add_offline_option(run_group)
     _add_network_options(parser, port_flag="--p2p-port")
     add_ticket_options(parser.add_argument_group("cluster"))
+    add_seen_options(parser)
     add_output_options(parser)
 
 
@@ -194,9 +197,15 @@ async def _lead(options: argparse.Namespace, screen: Screen, farewells: Farewell
         where = listening(options, port_flag="--p2p-port")
         trust = trust_of(options, is_worker=False)
         warn_of_loopback(where, is_chosen=bool(options.listen))
+        keys = check_seen_options(options)
+        if options.http_port:
+            await check_port(options.http_host, options.http_port)
+        if options.metrics_port is not None:
+            await check_port(options.metrics_host, options.metrics_port, flags="--metrics")
         # Here, not above: torch and transformers take seconds, and what is wrong so far needs neither.
-        import_libraries(screen, "neurogrid.training.leading")
+        import_libraries(screen, "neurogrid.training.leading", "neurogrid.server.training_app")
     from neurogrid.training.leading import lead
+    from neurogrid.training.leading.board import RunBoard
     from neurogrid.training.leading.settings import LeaderSettings
 
     assert trust.admission is not None
@@ -216,8 +225,11 @@ async def _lead(options: argparse.Namespace, screen: Screen, farewells: Farewell
         name=options.name,
         reach=reaching(options, where.addresses),
     )
+    board = RunBoard(run_file)
+    lines = TrainingLines(screen, trust, farewells)
     with trust.held():
-        checkpoint = await lead(settings, TrainingLines(screen, trust, farewells))
+        async with showing(options, keys, board, screen):
+            checkpoint = await lead(settings, lines, board)
     screen.print(str(checkpoint))
     return ExitStatus.OK
 
@@ -288,11 +300,18 @@ class TrainingLines:
 
     def say(self, text: str) -> None:
         """Say something, on a line of its own."""
-        self._screen.say(text)
+        if not self._screen.is_live:  # else the panel does
+            self._screen.say(text)
+
+    def warn(self, text: str) -> None:
+        """Say what went wrong, and what is done about it."""
+        if not self._screen.is_live:
+            self._screen.say(text)
 
     def metrics(self, figures: Mapping[str, float]) -> None:
         """Say how far the run is."""
-        self._screen.say(told(figures), event="metrics", figures=dict(figures))
+        if not self._screen.is_live:
+            self._screen.say(told(figures), event="metrics", figures=dict(figures))
 
 
 def told(figures: Mapping[str, float]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from neurogrid.cli.options.common import (
 )
 from neurogrid.cli.options.model import add_offline_option
 from neurogrid.cli.signals import ending_at_once
-from neurogrid.errors import ConfigurationError
+from neurogrid.errors import ConfigurationError, RemoteProtocolError
 from neurogrid.planner import format_bytes
 
 if TYPE_CHECKING:
@@ -89,26 +90,27 @@ async def check(options: argparse.Namespace, screen: Screen) -> int:
     from neurogrid.training.runs.estimate import activation_bytes, estimate
 
     numbers = await trio.to_thread.run_sync(model_numbers, model, run.model.kind)
-    _judge_length(run, numbers)
+    counted, num_samples = _prepared(run)
+    _judge_length(counted, numbers)
     a_sample = 0
     if numbers.hidden_size and numbers.num_layers and numbers.vocab_size:
         a_sample = activation_bytes(
-            run,
+            counted,
             hidden_size=numbers.hidden_size,
             num_layers=numbers.num_layers,
             vocab_size=numbers.vocab_size,
         )
     told = estimate(
-        run,
+        counted,
         numbers.num_parameters,
         num_members=num_members,
         sample_activation_bytes=a_sample,
-        num_samples=_num_samples(run),
-        speeds=[speed / _unit(run) for speed in options.speed],
+        num_samples=num_samples,
+        speeds=[speed / _unit(counted) for speed in options.speed],
         bytes_per_second=options.bandwidth,
     )
     screen.print(run.text())
-    for line in (*_lines(run, told), *_measured(directory)):
+    for line in (*_lines(counted, told), *_measured(directory)):
         screen.print(f"# {line}")
     return ExitStatus.OK
 
@@ -138,14 +140,20 @@ def _unit(run: RunFile) -> int:
     return run.data.sequence_length if run.model.kind == "causal-lm" else 1
 
 
-def _num_samples(run: RunFile) -> int | None:
-    """Samples of the data, where they are prepared; None where they are not."""
+def _prepared(run: RunFile) -> tuple[RunFile, int | None]:
+    """The run with the samples of its data where they are prepared, and their number; None where they are not."""
     file = Path(run.data.path) / "manifest.json"
     if not file.is_file():
-        return None
+        return run, None
     from neurogrid.training.data.manifest import Manifest
 
-    return Manifest.decode(file.read_bytes()).num_samples
+    try:
+        manifest = Manifest.decode(file.read_bytes())
+    except (OSError, RemoteProtocolError) as exc:
+        raise ConfigurationError(f"{file}: {exc}") from exc
+    if run.model.kind == "causal-lm":
+        run = replace(run, data=replace(run.data, sequence_length=manifest.sequence_length))
+    return run, manifest.num_samples
 
 
 def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
@@ -160,9 +168,10 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
         "Python and torch"
     )
     unit = f" ({run.num_batch_samples * _unit(run):,} tokens)" if _unit(run) > 1 else ""
+    about = "" if run.outer.fragments == 1 else f", for 1 of {run.outer.fragments} fragments"
     yield (
-        f"a round      {run.outer.every:,} steps of {run.num_batch_samples:,} samples{unit} for each member, "
-        f"{told.round_samples:,} samples in all"
+        f"a round      {_steps(run.outer.round_steps)} of {run.num_batch_samples:,} samples{unit} for each member, "
+        f"{told.round_samples:,} samples in all{about}"
     )
     yield (
         f"bytes        {format_bytes(told.sent_bytes)} sent and {format_bytes(told.received_bytes)} received by a "
@@ -180,6 +189,10 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
         yield f"time         a round takes {told.compute_seconds:.1f} s computing, {exchanging}"
     if told.round_seconds is not None and told.num_rounds is not None:
         yield f"             {_span(told.num_rounds * told.round_seconds)} in all"
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number:,} steps"
 
 
 def _measured(directory: RunDirectory) -> Iterator[str]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -36,6 +36,8 @@ __all__ = [
     "status",
 ]
 
+# Lines of metrics over which the speed is told.
+_NUM_TIMED: Final = 20
 _RUN_SYNC: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
 
 
@@ -221,6 +223,7 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     lines = directory.figures()
     if not lines:
         yield "round", "none yet"
+        yield from _judged(directory)
         return
     last: Figures = {}
     for line in lines:  # not each has all of them
@@ -236,14 +239,45 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
         yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
     yield "members", _counted(last, "members")
     timed = [each for each in lines if {"tokens", "seconds"} <= each.keys()]
-    if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[-2]["seconds"]) > 0:
-        num_tokens = timed[-1]["tokens"] - timed[-2]["tokens"]
+    timed = timed[-_NUM_TIMED:]  # the last rounds of a run train nothing: they sync what is left
+    if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[0]["seconds"]) > 0:
+        num_tokens = timed[-1]["tokens"] - timed[0]["tokens"]
         yield "speed", f"{num_tokens / seconds:,.0f} tokens a second, of all members"
     yield "stops", ", ".join(_goals(run.stop, last))
     steps = directory.steps()
     newest = directory.checkpoints / f"step-{steps[-1]}" if steps else None
     yield "checkpoint", f"{newest}, of {len(steps)}" if newest is not None else "none yet"
+    yield from _judged(directory)
     yield "as of", f"{max(0.0, now - directory.metrics.stat().st_mtime):.0f} s ago"
+
+
+def _judged(directory: RunDirectory) -> Iterator[tuple[str, str]]:
+    """What the journal proves, or what is wrong with it; nothing where the run has none yet."""
+    from neurogrid.training.runs.audit import audit
+    from neurogrid.training.runs.journal import read_journal
+
+    if not directory.has_run:
+        return
+    try:
+        entries = [recorded.entry for recorded in read_journal(directory.journal)]
+    except ConfigurationError as exc:
+        yield "journal", f"not sound: {exc}"
+        return
+    if not entries:
+        return
+    found = audit(entries)
+    if not found.is_sound:
+        first, *others = found.problems
+        more = f", and {len(others)} more" if others else ""
+        yield "journal", f"not sound: {first}{more}"
+        return
+    proven = "none twice in an epoch"
+    if found.epochs and not found.missing:
+        proven = f"each of {found.epochs:,} {'epoch' if found.epochs == 1 else 'epochs'} once"
+    yield (
+        "journal",
+        f"sound: {found.num_used:,} samples in {found.rounds:,} rounds, {proven}",
+    )
 
 
 def _counted(figures: Figures, name: str) -> str:

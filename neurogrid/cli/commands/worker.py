@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -45,6 +46,10 @@ from neurogrid.cli.terminal.closed_pipe import ends_with_its_reader
 from neurogrid.model.files.checkpoint_files import judge_checkpoint
 from neurogrid.server.http.listeners import check_port
 
+if TYPE_CHECKING:
+    from neurogrid.assembly.worker import Worker
+    from neurogrid.telemetry.metric import Registry
+
 __all__ = ["FIRST", "add_worker_options", "build_parser", "main", "run", "take_work"]
 
 NAME = "neurogrid-worker"
@@ -70,8 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of `neurogrid-worker`."""
     parser = ArgumentParser(
         prog=NAME,
-        description="Hold some layers of a model and compute with them. Without --model nothing is "
-        "needed on disk: config and weights come from the coordinator.",
+        description="Hold some layers of a model that is served, and be a member of training runs. Without --model "
+        "nothing is needed on disk: config, weights and data come from whoever leads.",
         first=("--join", *FIRST),
         examples=EXAMPLES,
     )
@@ -82,8 +87,16 @@ def build_parser() -> argparse.ArgumentParser:
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """All options of a worker."""
     work = parser.add_argument_group("work", "both, unless one of them is named")
-    work.add_argument("--serve", action="store_true", help="hold layers of models that are served")
-    work.add_argument("--train", action="store_true", help="be a member of training runs")
+    work.add_argument(
+        "--serve",
+        action="store_true",
+        help="hold layers of models that are served (default: this, and --train)",
+    )
+    work.add_argument(
+        "--train",
+        action="store_true",
+        help="be a member of training runs (default: this, and --serve)",
+    )
     compute = parser.add_argument_group("compute")
     device = compute.add_mutually_exclusive_group()
     device.add_argument("--gpu", type=int, metavar="N", help="compute on the GPU of number N")
@@ -203,11 +216,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             serves=options.serve,
             trains=options.train,
         )
-        async with (
-            open_worker(settings) as worker,
-            serving_metrics(options, worker),
-            AsyncExitStack() as stack,
-        ):
+        async with open_worker(settings) as worker, AsyncExitStack() as stack:
+            await stack.enter_async_context(serving_metrics(options, lambda: _registry_of(worker)))
             # A parent that started it as a child ends it when nothing is to go on elsewhere.
             if not options.stop_on_stdin_eof:
                 farewells.append(worker.drain)
@@ -222,7 +232,15 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 from neurogrid.cli.terminal.panel.live import open_panel
                 from neurogrid.cli.terminal.panel.worker import worker_view
 
-                panel = open_panel(screen, lambda: worker_view(worker.board.status()))
+                panel = open_panel(
+                    screen,
+                    lambda: worker_view(
+                        worker.board.status(),
+                        worker.training.status() if worker.training is not None else None,
+                        trains=options.train,
+                        serves=options.serve,
+                    ),
+                )
                 await stack.enter_async_context(panel)
             if options.stop_on_stdin_eof:
                 await _wait_stdin_eof()
@@ -234,6 +252,12 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return run_command(
             parser.prog, serve, screen=screen, status_on_signal=ExitStatus.OK, farewells=farewells
         )
+
+
+def _registry_of(worker: Worker) -> Registry:
+    from neurogrid.telemetry.worker_metrics import worker_registry
+
+    return worker_registry(worker)
 
 
 def take_work(options: argparse.Namespace) -> None:

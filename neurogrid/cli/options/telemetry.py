@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from neurogrid.assembly.worker import Worker
+    from neurogrid.telemetry.metric import Registry
 
 __all__ = ["add_metrics_options", "add_trace_options", "serving_metrics", "exporting_traces"]
 
@@ -31,7 +31,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 def add_metrics_options(
     parser: argparse.ArgumentParser, *, port_type: Callable[[str], int]
 ) -> None:
-    """Where a worker serves its metrics; a coordinator does so where it serves all else."""
+    """Where a worker, or the leader of a run, serves its metrics; a coordinator does so where it serves all else."""
     group = parser.add_argument_group("metrics")
     group.add_argument(
         "--metrics-port",
@@ -65,8 +65,13 @@ def exporting_traces(options: argparse.Namespace, service: str) -> Iterator[None
 
 
 @asynccontextmanager
-async def serving_metrics(options: argparse.Namespace, worker: Worker) -> AsyncIterator[None]:
-    """Serve the worker's metrics for as long as the block runs, if that is asked for.
+async def serving_metrics(
+    options: argparse.Namespace, registry: Callable[[], Registry]
+) -> AsyncIterator[None]:
+    """Serve metrics for as long as the block runs, if that is asked for.
+
+    Args:
+        registry: makes what has them.
 
     Raises:
         ConfigurationError: the port is taken, or the host is not this machine's.
@@ -78,10 +83,9 @@ async def serving_metrics(options: argparse.Namespace, worker: Worker) -> AsyncI
     from neurogrid.server.http.guard import Access
     from neurogrid.server.http.http_server import open_http
     from neurogrid.server.metrics import metrics_routes
-    from neurogrid.telemetry.worker_metrics import worker_registry
 
     host = options.metrics_host
-    app = make_app(metrics_routes(worker_registry(worker)), access=Access(hosts=frozenset({host})))
+    app = make_app(metrics_routes(registry()), access=Access(hosts=frozenset({host})))
     async with open_http(app, host=host, port=options.metrics_port, flags="--metrics") as url:
         logger.info("metrics are at %s/metrics", url)
         yield

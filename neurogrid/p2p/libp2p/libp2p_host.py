@@ -150,6 +150,10 @@ def _bind_reason(exc: OSError) -> str:
     return (exc.strerror or str(exc)).lower() + hint
 
 
+# As `_dial_reason` says it.
+_REFUSED = os.strerror(errno.ECONNREFUSED).lower()
+
+
 class Libp2pHost(Host):
     """A libp2p host that runs. Made by `open_host`, never by hand.
 
@@ -230,7 +234,10 @@ class Libp2pHost(Host):
         except (BaseLibp2pError, OSError, ValueError) as exc:
             # Stock code takes a cancellation for an error of the network.
             await trio.lowlevel.checkpoint_if_cancelled()
-            raise PeerUnreachableError(f"cannot connect to {address}: {_dial_reason(exc)}") from exc
+            reason = _dial_reason(exc)
+            raise PeerUnreachableError(
+                f"cannot connect to {address}: {reason}", is_refused=reason == _REFUSED
+            ) from exc
         finally:
             del self._dials[address]
 

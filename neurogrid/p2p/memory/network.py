@@ -123,7 +123,9 @@ class MemoryNetwork:
         listener = self._hosts.get(place)
         if listener is None:
             await trio.lowlevel.checkpoint()
-            raise PeerUnreachableError(f"cannot connect to {address}: nobody is there")
+            raise PeerUnreachableError(
+                f"cannot connect to {address}: nobody is there", is_refused=True
+            )
         await trio.sleep(2 * self.link(dialler, listener).delay)
         if not self.link(dialler, listener).is_reachable or self._hosts.get(place) is not listener:
             raise PeerUnreachableError(f"cannot connect to {address}: connection refused")

@@ -1,4 +1,4 @@
-"""The page at `/`: a few static files from this package, read once.
+"""The page at `/`, of a cluster that serves or of a run that trains: a few static files from this package, read once.
 
 It needs no key: it asks for one, and everything that it shows comes from routes that do. What it may do is said
 by the content security policy: run our scripts, ask this server, and nothing else.
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-__all__ = ["page_routes"]
+__all__ = ["SERVING", "TRAINING", "page_routes"]
 
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -47,14 +47,25 @@ _HEADERS: Final = {
 }
 
 
-def page_routes() -> list[BaseRoute]:
-    """The page and its files. None of them needs a key."""
+SERVING: Final = "index.html"
+"""The page of a coordinator that serves."""
+
+TRAINING: Final = "training.html"
+"""The page of the leader of a training run."""
+
+
+def page_routes(name: str = SERVING) -> list[BaseRoute]:
+    """A page and its files. None of them needs a key.
+
+    Args:
+        name: of the page, one of this module's.
+    """
     found = {}
     for file in files("neurogrid.server.page").joinpath("static").iterdir():
         suffix = file.name[file.name.rfind(".") :]
         if suffix in _TYPES:
             found[file.name] = _File(file.read_bytes(), _TYPES[suffix])
-    index = found.pop("index.html")
+    index = {page: found.pop(page) for page in (SERVING, TRAINING)}[name]
 
     async def page(request: Request) -> Response:
         return index.answer(request)

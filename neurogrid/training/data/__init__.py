@@ -1,1 +1,10 @@
-"""Data of a training run: slices and their manifest, and which member trains on which samples."""
+"""Data of a training run: slices and their manifest, and which member trains on which samples.
+
+    manifest    what a data set consists of; pure
+    dealing     each sample of an epoch is used exactly once; pure, with `epoch` and `spans`
+    slices      a data directory, and the tensors of a slice
+    blobs       slices between peers: served, fetched, kept
+    preparing   from text or images to a data directory
+
+Nothing is imported here: which member has what is known without torch.
+"""

@@ -21,30 +21,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from neurogrid.training.data.epoch import Epoch
 from neurogrid.training.data.spans import Span, Spans
+from neurogrid.training.wire.runs import SampleRange
 
 __all__ = ["Dealer", "SampleRange", "SampleState"]
 
 # Of decided rounds, those whose contributors are remembered: a member's report may come that much later.
 MAX_DECIDED: Final = 256
 _STATE_VERSION: Final = 1
-
-
-class SampleRange(NamedTuple):
-    """Samples [start, stop) of slice number `slice`."""
-
-    slice: int
-    start: int
-    stop: int
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples there are."""
-        return self.stop - self.start
 
 
 class SampleState(StrEnum):

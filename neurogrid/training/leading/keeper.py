@@ -29,7 +29,7 @@ from neurogrid.training.leading.data import LeaderSlices
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.entries import CheckpointEntry, Entry
 from neurogrid.training.runs.journal import Journal
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
@@ -45,7 +45,7 @@ FetchState = Callable[[int, int, Path], Awaitable[bool]]
 # Rounds that may wait to be kept.
 _MAX_WAITING: Final = 2
 # Seconds for which a member's optimiser is waited for.
-_STATE_TIMEOUT: Final = 60.0
+_STATE_TIMEOUT: Final = 30.0
 # Seconds for a slice that is held out, where it is not here.
 _SLICE_TIMEOUT: Final = 60.0
 
@@ -129,7 +129,7 @@ class Keeper:
         while len(self._jobs) > _MAX_WAITING:
             await self._changed.wait()
 
-    def applied(self, outer: OuterState, state: RunState, members: Collection[int]) -> None:
+    def applied(self, outer: RunWeights, state: RunState, members: Collection[int]) -> None:
         """A round is in the common weights.
 
         Args:
@@ -200,7 +200,7 @@ class Keeper:
             try:
                 await self._write_checkpoint(job)
             except NeuroGridError as exc:
-                self._progress.say(
+                self._progress.warn(
                     f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
                 )
 
@@ -213,7 +213,7 @@ class Keeper:
         try:
             evaluation = await self._trainer.evaluate(ranges)
         except TrainerError as exc:
-            self._progress.say(f"round {job.figures['round']} was not evaluated: {exc}")
+            self._progress.warn(f"round {job.figures['round']} was not evaluated: {exc}")
             await self._trainer.restart()
             self._trainer.weights.copy_(weights)
             return
@@ -256,15 +256,21 @@ class Keeper:
     async def _fetch_members(self, round_number: int, seats: Collection[int]) -> dict[int, Path]:
         """Files of the members' optimisers, of those that save them in time."""
         found: dict[int, Path] = {}
-        if not self._run.checkpoints.optimizers:
+        is_common = self._run.outer.method == "data_parallel"  # and in the outer state
+        if is_common or not self._run.checkpoints.optimizers:
             return found
+
+        async def fetch(seat: int) -> None:
+            path = self._directory.path / ".members" / f"{seat}.safetensors"
+            if await self._fetch_state(round_number, seat, path):
+                found[seat] = path
+
         with trio.move_on_after(_STATE_TIMEOUT):
-            for seat in sorted(seats):
-                path = self._directory.path / ".members" / f"{seat}.safetensors"
-                if await self._fetch_state(round_number, seat, path):
-                    found[seat] = path
+            async with trio.open_nursery() as nursery:
+                for seat in seats:
+                    nursery.start_soon(fetch, seat)
         for seat in seats - found.keys():
-            self._progress.say(
+            self._progress.warn(
                 f"the optimiser of member {seat} is not in the checkpoint of round {round_number}: it begins anew "
                 "where the run is resumed there"
             )

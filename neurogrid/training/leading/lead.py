@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,21 +22,24 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
-from neurogrid.p2p.transfer import Transfers
+from neurogrid.p2p.transfer import BlobInfo, BytesSource, Transfers
 from neurogrid.training.checkpoints import RunCheckpoint, latest_checkpoint, read_checkpoint
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.keeper import Keeper
-from neurogrid.training.leading.leader import Leader, RunFacts, draw_run_id
+from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
+from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
+from neurogrid.training.leading.tracking import open_tracking
 from neurogrid.training.runs.entries import RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import RunState
@@ -89,8 +93,13 @@ def rules_of(run: RunFile, manifest: Manifest) -> Rules:
     )
 
 
-async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
+async def lead(
+    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard | None = None
+) -> Path:
     """Lead a run to its end.
+
+    Args:
+        board: gathers what is known of the run, for readers that want to look before it is there; None for nobody.
 
     Returns:
         The last checkpoint.
@@ -99,13 +108,32 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
         ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
         NeuroGridError: the run cannot go on; says why.
     """
+    board = board or RunBoard(settings.run)
+    track = RunDirectory(settings.directory).track
+    is_anew = False
+    async with open_tracking(settings.run, track, progress.warn) as tracking:
+        progress = ProgressTee(board, progress, tracking)
+        while True:
+            try:
+                return await _lead(settings, progress, board, is_anew=is_anew)
+            except GroupLostError as exc:
+                progress.warn(f"{exc}. The run goes on from its last checkpoint")
+                is_anew = True
+
+
+async def _lead(
+    settings: LeaderSettings, progress: LeaderProgress, board: RunBoard, *, is_anew: bool
+) -> Path:
     directory = RunDirectory(settings.directory)
     directory.path.mkdir(parents=True, exist_ok=True)
     run = settings.run
     async with AsyncExitStack() as stack:
         identity = Identity.load(settings.identity_file)
         journal = stack.enter_context(Journal.open(directory.journal, identity))
+        board.replay(journal.entries, directory.figures())
+        journal.on_append = board.record
         data = await data_of(run, directory, settings.model, progress)
+        board.tokens_per_sample = data.manifest.tokens_per_sample
         config = read_config(settings.model)
         _check_model(config, data.manifest, settings.model)
         rules = rules_of(run, data.manifest)
@@ -119,24 +147,13 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
             )
 
         progress.say("starting the model")
+        trainer_told = trainer_settings(
+            run, json.dumps(config), total_steps=rules.total_steps, threads=_threads(settings)
+        )
         trainer = await stack.enter_async_context(
-            open_trainer(
-                trainer_settings(
-                    run,
-                    json.dumps(config),
-                    total_steps=rules.total_steps,
-                    threads=_threads(settings),
-                ),
-                checkpoint=_weights_of(settings.model, checkpoint),
-            )
+            open_trainer(trainer_told, checkpoint=_weights_of(settings.model, checkpoint))
         )
-        outer = OuterState(
-            trainer.layout,
-            trainer.weights.clone(),
-            lr=run.outer.lr,
-            momentum=run.outer.momentum,
-            num_parts=run.outer.fragments,
-        )
+        outer = weights_by(run, trainer.layout, trainer.weights.clone(), trainer_told)
         if checkpoint is not None:
             stored = {"theta0": trainer.weights.clone(), **checkpoint.outer()}
             outer.load_state_dict(stored, int(checkpoint.state["round"]))
@@ -215,7 +232,9 @@ async def lead(settings: LeaderSettings, progress: LeaderProgress) -> Path:
             wait=settings.wait,
             resume_at=int(checkpoint.state["round"]) if checkpoint is not None else 0,
             saved=saved,
+            is_anew=is_anew,
         )
+        stack.enter_context(board.watching(leader.look))
         await open_reach(host, settings.reach)
         progress.listening(host.peer_id, host.addresses)
         return await _run(settings, host, exchange, leader, keeper)
@@ -272,8 +291,6 @@ async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
 
 
 def _free_memory() -> int:
-    import os
-
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(pages * _LOCAL_MEMORY)
 
@@ -284,8 +301,6 @@ def _threads(settings: LeaderSettings) -> int:
 
 def _begin(journal: Journal, run: RunFile, manifest: Manifest, identity: Identity) -> bytes:
     """Write the beginning of a journal, or compare it; the id of the run."""
-    from neurogrid.p2p.transfer import BlobInfo, BytesSource
-
     source = BytesSource(manifest.encode())
     blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
     digest = hashlib.sha256(run.text().encode()).digest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import trio
 from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
+from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
@@ -30,17 +32,20 @@ from neurogrid.p2p.wire import Hello, MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
     Group,
+    GroupError,
     NotAMemberError,
     Outcome,
     RoundTimeout,
     open_group,
 )
 from neurogrid.training.leading.keeper import Keeper
+from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.leading.sources import Sources
+from neurogrid.training.leading.waiting import watch_members
 from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.resources import (
     Bid,
     LeaseBook,
@@ -61,13 +66,12 @@ from neurogrid.training.wire.runs import (
     Renewed,
     Report,
     RunMessage,
-    SampleRange,
     Start,
     Started,
     Work,
 )
 
-__all__ = ["LEADER_TAKES", "Leader", "RunFacts"]
+__all__ = ["LEADER_TAKES", "GroupLostError", "Leader", "RunFacts", "draw_run_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +89,17 @@ LEADER_TAKES: Final[Table] = {
 _HEARTBEAT: Final = 1.0
 _ASK_TIMEOUT: Final = 10.0
 _GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
+_JOIN_TIMEOUT: Final = 15.0
 _RETRY: Final = 3.0
 _MOMENT: Final = 2.0
 _SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
+
+
+class GroupLostError(NeuroGridError):
+    """The group of a run is lost, and the run goes on from its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,7 @@ class Leader:
         wait: seconds that vacant seats are waited for.
         resume_at: the round of the newest checkpoint; 0 where there is none.
         saved: optimisers that members fetch here, by seat.
+        is_anew: whether members that are in a group of before are to leave it.
     """
 
     def __init__(
@@ -156,7 +166,7 @@ class Leader:
         exchange: Exchange,
         facts: RunFacts,
         machine: RunMachine,
-        state: OuterState,
+        state: RunWeights,
         keeper: Keeper,
         sources: Sources,
         progress: LeaderProgress,
@@ -164,19 +174,25 @@ class Leader:
         wait: float,
         resume_at: int = 0,
         saved: Mapping[int, bytes] | None = None,
+        is_anew: bool = False,
     ) -> None:
         self._host, self._exchange, self._facts = host, exchange, facts
         self._machine, self._state, self._keeper = machine, state, keeper
         self._sources = sources
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
+        self._is_anew = is_anew
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
         self._offers: dict[str, tuple[Offer, float]] = {}
         self._group: Group | None = None
+        self._members: frozenset[Occupant] = (
+            frozenset()
+        )  # after the last decision that was looked at
         self._changed = RenewedEvent()
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
+        self._digest = b""
         authorise(exchange, LEADER_TAKES)
         exchange.on_message(RunMessage.REPORT, self._on_report)
         exchange.on_peer_opened(self._on_opened)
@@ -193,9 +209,37 @@ class Leader:
         return self._machine
 
     @property
-    def state(self) -> OuterState:
+    def state(self) -> RunWeights:
         """The common weights."""
         return self._state
+
+    def look(self) -> LeaderLook:
+        """How the run stands at this moment, for whoever shows it."""
+        now = trio.current_time()
+        group = self._group
+        counters = group.counters if group is not None else TrafficCounters()
+        return LeaderLook(
+            peer_id=self._host.peer_id,
+            state=self._machine.state,
+            rules=self._machine.rules,
+            peers=[
+                PeerLook(
+                    peer_id=peer_id,
+                    name=peer.name,
+                    seat=peer.seat,
+                    is_connected=self._host.is_connected(peer_id),
+                    report=peer.report,
+                    versions=peer.versions,
+                    lease_seconds=self._book.left(peer_id, now),
+                )
+                for peer_id, peer in self._peers.items()
+            ],
+            seconds=self._keeper.seconds,
+            num_parameters=self._facts.num_parameters,
+            applied=self._state.round,
+            digest=self._digest,
+            sent_bytes=counters.total(Direction.SENT).num_bytes,
+        )
 
     # The run
 
@@ -203,25 +247,31 @@ class Leader:
         """Lead the run to its end.
 
         Raises:
+            GroupLostError: so many are lost that the rest cannot go on by itself: begin again from the checkpoint.
             NeuroGridError: it cannot go on; says why.
         """
         state = self._machine.state
         with unwrap_errors():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                join = await self._find_group(state.occupied()) if state.occupied() else ()
-                if state.occupied() and not join:
+                join: Sequence[str] = ()
+                if state.occupied() and not self._is_anew:
+                    join = await self._find_group(state.occupied())
+                if state.num_seats and not join:
                     self._machine.resume(self._resume_at)
                     self._write()
-                while state.phase is not Phase.ENDED:
+                while not self._is_over:
                     try:
                         async with self._open_group(join) as group:
                             self._group = group
                             await self._lead(group)
                     except NotAMemberError as exc:
                         logger.warning("the leader joins its group anew: %s", exc)
-                        join = self._group_addresses()
-                        self._group = None
+                        join, self._group = self._group_addresses(), None
+                    except GroupError as exc:
+                        raise GroupLostError(
+                            f"the members that are left cannot go on by themselves: {exc}"
+                        ) from exc
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
 
@@ -245,6 +295,7 @@ class Leader:
             settings=None if join else settings,
             observes=True,
             after_round=self._state.round,
+            timeout=_JOIN_TIMEOUT + 3 * outer.grace,
         )
 
     async def _find_group(self, occupied: Sequence[Seat]) -> Sequence[str]:
@@ -268,7 +319,6 @@ class Leader:
         )
 
     async def _lead(self, group: Group) -> None:
-        state = self._machine.state
         fetched = await group.fetch_state(self._state.sizes, timeout=600)
         if fetched is not None:
             await trio.to_thread.run_sync(self._state.load, fetched)
@@ -281,9 +331,18 @@ class Leader:
             nursery.start_soon(self._tell_orders)
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
-            while state.phase is not Phase.ENDED or self._state.round < state.round:
+            nursery.start_soon(
+                partial(watch_members, self._machine, self._progress, wait=self._wait)
+            )
+            while not self._is_over:
                 await self._applied.wait()
             nursery.cancel_scope.cancel()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run has ended, and all that was decided is in the weights."""
+        state = self._machine.state
+        return state.phase is Phase.ENDED and self._state.round >= state.round
 
     def _write(self) -> None:
         """Write down what the machine says, before anybody acts on it."""
@@ -299,6 +358,11 @@ class Leader:
         while True:
             for decision in group.history:
                 if decision.index > self._machine.state.index:
+                    after = self._machine.state.round
+                    if decision.round > after + decision.is_round:
+                        raise GroupLostError(
+                            f"what round {after + 1} used is not known: the group tells of it no more"
+                        )
                     await self._keeper.wait_room()
                     self._decided(
                         Decision(
@@ -312,13 +376,14 @@ class Leader:
             await group.wait_change()
 
     def _decided(self, decision: Decision) -> None:
+        self._members = decision.members
         seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
         wrong = self._machine.decided(decision)
         for peer_id in wrong:
             logger.error("%s has contributed with a weight that is not its own", peer_id)
             self._dismiss(peer_id, "its contribution was not of the work that it was given")
         for number in seats.keys() - {seat.number for seat in self._machine.state.occupied()}:
-            self._progress.say(f"{seats[number] or f'member {number}'} is lost: the others go on")
+            self._progress.warn(f"{seats[number] or f'member {number}'} is lost: the others go on")
         if decision.round:
             self._keeper.decided(self._told_totals())
         self._write()
@@ -344,6 +409,7 @@ class Leader:
         group.take_state_back()
         await trio.to_thread.run_sync(partial(self._state.apply, outcome))
         group.show_state(self._state.state())
+        self._digest = await trio.to_thread.run_sync(self._state.digest)
         # The decision is older than its outcome.
         while self._machine.state.round < outcome.round:
             await self._changed.wait()
@@ -358,18 +424,24 @@ class Leader:
             peer = self._peers.get(held.occupant.peer) if held and held.occupant else None
             if held is None or held.occupant is None or peer is None:
                 return None
+            if not self._host.is_connected(held.occupant.peer):
+                return None
             report = peer.report
             if report is not None and report.saved_round == round_number:
                 return held.occupant.peer, report.saved
             if report is not None and report.saved_round > round_number:
                 return None
-            await self._changed.wait()
+            with trio.move_on_after(_HEARTBEAT):
+                await self._changed.wait()
 
     # Members
 
     def _on_opened(self, peer_id: str, hello: Hello) -> None:
         if hello.role == "worker":
-            self._peers.setdefault(peer_id, _Peer(name=hello.name))
+            peer = self._peers.setdefault(peer_id, _Peer(name=hello.name))
+            peer.is_started = (
+                False  # it may be another process; one that takes part goes on with it
+            )
             self._changed.set()
 
     def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
@@ -449,7 +521,7 @@ class Leader:
     def _note_refusal(self, peer_id: str, reason: str) -> None:
         peer = self._peers.get(peer_id)
         if peer is not None and peer.num_failures == 0:
-            self._progress.say(f"{_called(peer, peer_id)} takes no part yet: {reason}")
+            self._progress.warn(f"{_called(peer, peer_id)} takes no part yet: {reason}")
         logger.info("%s takes no part: %s", peer_id, reason)
 
     async def _start(self, peer_id: str, offer: Offer, asked_at: float) -> None:
@@ -518,6 +590,12 @@ class Leader:
             )
             until = Renewed.decode(answer.data).until
             self._book.renewed(peer_id, lease, until, asked_at=asked_at)
+        except PeerRefusedError as exc:
+            logger.info("%s knows nothing of its lease: %s", peer_id, exc)
+            self._book.drop(peer_id)
+            if (peer := self._peers.get(peer_id)) is not None:
+                peer.is_started = False
+                self._changed.set()
         except NeuroGridError as exc:
             logger.info("the lease of %s was not renewed: %s", peer_id, exc)
 
@@ -526,36 +604,34 @@ class Leader:
         if report.run != self._facts.run_id:
             return
         peer = self._peers.setdefault(peer_id, _Peer())
+        if self._is_anew and report.incarnation and not peer.is_started:
+            self._start_soon_dismissal(peer_id, "the run goes on from its last checkpoint")
+            return
         peer.report = report
         if report.state == "failed":
             self._note_failure(peer_id, peer, report.reason)
             return
         seat = self._machine.state.seat_of(peer_id)
         occupant = Occupant(peer_id, report.incarnation)
-        if report.incarnation and self._is_in_group(occupant):
+        if occupant in self._members:
             if seat is None or seat.occupant != occupant:
                 if peer.seat is None:
                     peer.seat = self._machine.reserve(peer_id)
                 self._machine.joined(peer.seat, occupant, peer.name)
                 seat = self._machine.state.seat_of(peer_id)
                 self._progress.say(f"{_called(peer, peer_id)} takes part")
+                peer.num_failures = 0
             if seat is not None:
                 peer.seat = seat.number
                 self._machine.measured(seat.number, report.batch_seconds)
         self._write()
         self._changed.set()
 
-    def _is_in_group(self, occupant: Occupant) -> bool:
-        group = self._group
-        return group is not None and any(
-            (member.peer, member.incarnation) == occupant for member in group.history[-1].members
-        )
-
     def _note_failure(self, peer_id: str, peer: _Peer, reason: str) -> None:
         peer.num_failures += 1
         peer.is_started = False
         peer.report = None
-        self._progress.say(f"{_called(peer, peer_id)} has failed: {reason}")
+        self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}")
         seat = self._machine.state.seat_of(peer_id)
         if seat is not None:
             self._machine.left(seat.number, reason)
@@ -568,8 +644,13 @@ class Leader:
         self._book.drop(peer_id)
         if (peer := self._peers.get(peer_id)) is not None:
             peer.num_failures = _MAX_FAILURES
-        assert self._nursery is not None
-        self._nursery.start_soon(self._send, peer_id, RunMessage.DISMISS, self._farewell(reason))
+        self._start_soon_dismissal(peer_id, reason)
+
+    def _start_soon_dismissal(self, peer_id: str, reason: str) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(
+                self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
+            )
 
     def _farewell(self, reason: str) -> bytes:
         return Dismiss(self._facts.run_id, reason).encode()
@@ -578,7 +659,7 @@ class Leader:
         """Wait for those who are to take the seats of a run that goes on, but not for ever."""
         await trio.sleep(self._wait)
         for seat in self._machine.state.vacant():
-            self._progress.say(f"nobody took seat {seat.number}: the run goes on without it")
+            self._progress.warn(f"nobody took seat {seat.number}: the run goes on without it")
             self._machine.left(seat.number, f"nobody took it within {self._wait:g} s")
         self._write()
 
@@ -618,18 +699,19 @@ class Leader:
                 stride=work.stride,
                 batch_samples=batch_samples,
                 weight=work.weight,
-                ranges=tuple(map(SampleRange._make, work.ranges)),
+                ranges=work.ranges,
             )
             for work in self._machine.works(seat)
         )
-        peer.num_orders += 1
+        peer.num_orders = max(peer.num_orders + 1, time.time_ns() // 1000)  # also after a restart
         return Order(
             run=self._facts.run_id,
             number=peer.num_orders,
             incarnation=occupant.incarnation,
             works=works[:4],
             sources=self._sources.addresses,
-            ends=self._machine.state.phase is Phase.ENDED,
+            # Not before the last outcome is here: members are who has it.
+            ends=self._is_over,
         )
 
     async def _send(self, peer_id: str, code: MessageCode, data: bytes) -> None:

@@ -84,6 +84,9 @@ class NodeProgress(Protocol):
     def say(self, text: str) -> None:
         """Something happened that is worth a line."""
 
+    def warn(self, text: str) -> None:
+        """The same of something that went wrong: what, and what is done about it."""
+
 
 class LeaderProgress(NodeProgress, Protocol):
     """The same of the leader of a run."""

@@ -4,9 +4,11 @@ service         what a leader asks, orders and ends
 participation   one run: model, group, works one after the other
 sources         peers that slices come from
 settings        what its owner lends
+status          how it stands, for people
 """
 
 from neurogrid.training.members.service import MemberService
 from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.status import PartStatus
 
-__all__ = ["MemberService", "MemberSettings"]
+__all__ = ["MemberService", "MemberSettings", "PartStatus"]

@@ -9,13 +9,12 @@ next.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import trio
@@ -24,9 +23,12 @@ from torch import Tensor
 from neurogrid.errors import (
     ConfigurationError,
     NeuroGridError,
+    PeerRefusedError,
     RemoteProtocolError,
     ResponseTimeout,
+    TransportError,
 )
+from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import BlobUnavailableError, Transfers
 from neurogrid.renewed_event import RenewedEvent
@@ -44,13 +46,15 @@ from neurogrid.training.data.manifest import Manifest, SliceInfo
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.sources import reach_sources
-from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.members.status import PartStatus
+from neurogrid.training.runs.common_steps import CommonSteps
+from neurogrid.training.runs.methods import weights_by
+from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
-from neurogrid.training.runs.trainers import trainer_settings
+from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import (
     BatchDone,
     FileRange,
-    Trained,
     Trainer,
     TrainerError,
     open_trainer,
@@ -61,10 +65,13 @@ __all__ = ["KeepModel", "MemberBlobs", "Participation"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 KeepModel = Callable[[Path, str], Awaitable[None]]
 """Takes the trained model out of its directory, for a run of that name."""
 
 _JOIN_TIMEOUT: Final = 120.0
+_PAUSE: Final = 1.0
 _FETCH_TIMEOUT: Final = 600.0
 # Seconds until those that have slices are asked again.
 _RETRY: Final = 3.0
@@ -98,6 +105,7 @@ class _Totals:
     loss_sum: float = 0.0
     num_tokens: int = 0
     num_samples: int = 0
+    last_loss: float | None = None
 
 
 class Participation:
@@ -132,6 +140,7 @@ class Participation:
         self._changed = RenewedEvent()
         self._totals = _Totals()
         self._report = Report(run=start.run, seat=start.seat, state="starting")
+        self._tokens_per_sample = 0
         self._done = 0
         self._saving: Path | None = None
 
@@ -144,6 +153,35 @@ class Participation:
     def report(self) -> Report:
         """How the member stands."""
         return self._report
+
+    def status(self) -> PartStatus:
+        """How the member stands, for people."""
+        report, works = self._report, self._order.works if self._order is not None else ()
+        work = next((work for work in works if work.number > report.done), None)
+        batch, samples = 0, 0
+        if work is not None:
+            batch, samples = work.batch_samples, sum(r.stop - r.start for r in work.ranges)
+        speed = None
+        if report.batch_seconds and batch:
+            speed = batch * self._tokens_per_sample / report.batch_seconds
+        return PartStatus(
+            run=self._run_file.name,
+            leader=self.leader,
+            seat=report.seat,
+            state=report.state,
+            reason=report.reason,
+            round=report.round,
+            batches_done=report.batches_done if report.state == "training" else 0,
+            batches=-(-samples // batch) if batch else 0,
+            tokens_per_second=speed,
+            loss=self._totals.last_loss,
+            num_samples=report.num_samples,
+            memory_bytes=report.memory_bytes,
+            micro_batch=report.micro_batch,
+            held_slices=len(report.held),
+            sent_bytes=report.sent_bytes,
+            received_bytes=report.received_bytes,
+        )
 
     def take(self, order: Order) -> None:
         """The leader's order, unless a later one is there."""
@@ -168,6 +206,9 @@ class Participation:
                 await self._take_part()
                 return
             except (NotAMemberError, TrainerError) as exc:
+                if self._is_dismissed:
+                    logger.info("the end of the run was not taken in: %s", exc)
+                    return
                 num_failures += 1
                 if num_failures > _MAX_RESTARTS:
                     self._fail(exc)
@@ -186,9 +227,12 @@ class Participation:
         self._tell()
 
     async def _take_part(self) -> None:
-        manifest = await fetch_manifest(
-            self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
+        manifest = await _patiently(
+            lambda: fetch_manifest(
+                self._blobs.transfers, self._start.manifest, [self.leader], _FETCH_TIMEOUT
+            )
         )
+        self._tokens_per_sample = manifest.tokens_per_sample
         settings = trainer_settings(
             self._run_file,
             self._start.config,
@@ -197,7 +241,6 @@ class Participation:
             threads=self._settings.threads,
             memory_limit=self._settings.memory,
         )
-        outer = self._run_file.outer
         with temporary_directory("neurogrid-member-") as directory:
             async with open_trainer(settings) as trainer:
                 if trainer.layout.num_elements != self._start.num_parameters:
@@ -205,13 +248,7 @@ class Participation:
                         f"the model has {trainer.layout.num_elements} parameters here and "
                         f"{self._start.num_parameters} with the leader: versions of transformers differ"
                     )
-                state = OuterState(
-                    trainer.layout,
-                    trainer.weights,
-                    lr=outer.lr,
-                    momentum=outer.momentum,
-                    num_parts=outer.fragments,
-                )
+                state = weights_by(self._run_file, trainer.layout, trainer.weights, settings)
                 own = await self._take_saved(trainer, directory)
                 async with open_group(
                     self._host,
@@ -233,8 +270,10 @@ class Participation:
         if not blob_id:
             return None
         path = directory / "saved.safetensors"
-        await fetch_file(
-            self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
+        await _patiently(
+            lambda: fetch_file(
+                self._blobs.transfers, blob_id, [self.leader], path, timeout=_FETCH_TIMEOUT
+            )
         )
         weights = await trio.to_thread.run_sync(take_weights, path)
         await trainer.load_optimizer(path)
@@ -249,7 +288,7 @@ class _Work:
         part: Participation,
         group: Group,
         trainer: Trainer,
-        state: OuterState,
+        state: RunWeights,
         manifest: Manifest,
         directory: Path,
     ) -> None:
@@ -279,6 +318,7 @@ class _Work:
             incarnation=group.incarnation,
             round=state.round,
             group_addresses=group.addresses[:16],
+            digest=await trio.to_thread.run_sync(state.digest),
         )
         while (work := await self._next_work()) is not None:
             group.observe(False)
@@ -344,28 +384,52 @@ class _Work:
             seconds = done.seconds if not before else before + _LATEST * (done.seconds - before)
             part._note(batches_done=done.batches, batch_seconds=seconds)
 
+        seed = work_seed(part._run_file.seed, part._start.seat, work.number)
+        if isinstance(self._state, CommonSteps):
+            await self._add_gradients(self._state, work, batches, seed)
+            return
         trained = await self._trainer.train(
-            batches,
-            step=round(work.position),
-            seed=_seed(part._run_file.seed, part._start.seat, work.number),
-            on_batch=told,
+            batches, step=round(work.position), seed=seed, on_batch=told
         )
         if trained.not_finite:
             raise TrainerError(trained.not_finite)
-        self._count(trained)
+        self._count(trained.loss_sum, trained.labels, trained.samples)
+        part._note(
+            memory_bytes=trained.memory_bytes,
+            micro_batch=trained.micro_batch,
+            gradient_norm=trained.gradient_norm,
+        )
 
-    def _count(self, trained: Trained) -> None:
+    async def _add_gradients(
+        self, state: CommonSteps, work: Work, batches: Sequence[Sequence[FileRange]], seed: int
+    ) -> None:
+        for number, batch in enumerate(batches):
+            gradient = await self._trainer.gradient(
+                batch, step=round(work.position) + number, seed=seed
+            )
+            if gradient.not_finite:
+                raise TrainerError(gradient.not_finite)
+            await trio.to_thread.run_sync(
+                state.add, self._trainer.gradients, float(gradient.samples)
+            )
+            self._count(gradient.loss * gradient.labels, gradient.labels, gradient.samples)
+            self._part._note(
+                batches_done=number + 1,
+                batch_seconds=gradient.seconds,
+                micro_batch=gradient.micro_batch,
+            )
+
+    def _count(self, loss_sum: float, num_tokens: int, num_samples: int) -> None:
         totals = self._part._totals
-        totals.loss_sum += trained.loss_sum
-        totals.num_tokens += trained.labels
-        totals.num_samples += trained.samples
+        totals.loss_sum += loss_sum
+        if num_tokens:
+            totals.last_loss = loss_sum / num_tokens
+        totals.num_tokens += num_tokens
+        totals.num_samples += num_samples
         self._part._note(
             loss_sum=totals.loss_sum,
             num_tokens=totals.num_tokens,
             num_samples=totals.num_samples,
-            memory_bytes=trained.memory_bytes,
-            micro_batch=trained.micro_batch,
-            gradient_norm=trained.gradient_norm,
         )
 
     async def _batches(self, work: Work) -> list[list[FileRange]]:
@@ -379,7 +443,7 @@ class _Work:
         self._part._blobs.slices.need_only([info.blob_id for info in infos.values()])
         paths = {number: await self._fetch_slice(info) for number, info in infos.items()}
         ranges = [FileRange(paths[each.slice], each.start, each.stop) for each in work.ranges]
-        return _cut(ranges, work.batch_samples)
+        return cut_batches(ranges, work.batch_samples)
 
     async def _fetch_slice(self, info: SliceInfo) -> Path:
         """A slice, from whoever has it by now: a data node that went may come back, or another one."""
@@ -440,13 +504,20 @@ class _Work:
         self._group.take_state_back()
         await trio.to_thread.run_sync(partial(self._state.apply, outcome))
         self._group.show_state(self._state.state())
-        self._part._note(round=outcome.round)
+        counters = self._group.counters
+        self._part._note(
+            round=outcome.round,
+            digest=await trio.to_thread.run_sync(self._state.digest),
+            sent_bytes=counters.total(Direction.SENT).num_bytes,
+            received_bytes=counters.total(Direction.RECEIVED).num_bytes,
+        )
 
     async def _save_if_due(self) -> None:
         """Keep the optimiser for the checkpoint of this round."""
         checkpoints = self._part._run_file.checkpoints
         round_ = self._state.round
-        if not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
+        is_common = isinstance(self._state, CommonSteps)  # and with the leader
+        if is_common or not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
             return
         path = self._directory / f"optimizer-{round_}.safetensors"
         await self._trainer.save_optimizer(path)
@@ -461,26 +532,21 @@ class _Work:
             old.unlink()
 
 
-def _cut(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange]]:
-    """Ranges as batches of so many samples; the last may have fewer."""
-    batches: list[list[FileRange]] = [[]]
-    room = batch_samples
-    for each in ranges:
-        start = each.start
-        while start < each.stop:
-            if not room:
-                batches.append([])
-                room = batch_samples
-            stop = min(each.stop, start + room)
-            batches[-1].append(FileRange(each.path, start, stop))
-            room -= stop - start
-            start = stop
-    return batches
+async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
+    """Fetch something, again while nobody gives it: a leader that was killed comes back.
 
-
-def _seed(run: int, seat: int, number: int) -> int:
-    digest = hashlib.sha256(f"neurogrid work {run} {seat} {number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    Raises:
+        TransportError: nobody has given it within `_FETCH_TIMEOUT` seconds.
+    """
+    until = trio.current_time() + _FETCH_TIMEOUT
+    while True:
+        try:
+            return await fetch()
+        except (TransportError, PeerRefusedError) as exc:
+            if trio.current_time() >= until:
+                raise
+            logger.info("%s; trying again", exc)
+            await trio.sleep(_PAUSE)
 
 
 def _line(error: BaseException) -> str:

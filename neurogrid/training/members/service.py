@@ -14,7 +14,8 @@ from typing import Final
 
 import trio
 
-from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
+from neurogrid import __version__
+from neurogrid.errors import NeuroGridError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -22,12 +23,13 @@ from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import COORDINATOR, WORKER
-from neurogrid.p2p.wire import ErrorCode, MessageCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
 from neurogrid.training.members.participation import KeepModel, MemberBlobs, Participation
 from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
 from neurogrid.training.wire.runs import (
     Ask,
@@ -71,9 +73,7 @@ _LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors")
 
 def versions() -> tuple[tuple[str, str], ...]:
     """What this machine computes with: members that differ may get other bits."""
-    import neurogrid
-
-    found = [("neurogrid", neurogrid.__version__), ("python", platform.python_version())]
+    found = [("neurogrid", __version__), ("python", platform.python_version())]
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             found.append((name, importlib.metadata.version(name)))
@@ -129,6 +129,10 @@ class MemberService:
     def part(self) -> Participation | None:
         """The run that this machine takes part in."""
         return self._part
+
+    def status(self) -> PartStatus | None:
+        """How this machine stands in the run that it takes part in; None while there is none."""
+        return self._part.status() if self._part is not None else None
 
     async def run(self) -> None:
         """Take part in one run after another."""
@@ -203,9 +207,10 @@ class MemberService:
     def _on_order(self, message: TensorMessage) -> None:
         order, part = Order.decode(message.data), self._part
         if part is None or (part.leader, part.run_id) != (sender_of(message), order.run):
-            raise RequestRefusedError(
-                "this machine takes no part in that run", code=ErrorCode.UNAUTHORIZED
+            logger.debug(
+                "an order of %s for a run that has no part of this machine", order.run.hex()
             )
+            return
         part.take(order)
 
     def _on_dismiss(self, message: TensorMessage) -> None:

@@ -1,23 +1,36 @@
-"""An audit of a run by its journal alone: was each sample of each epoch used exactly once, and each round once. Pure."""
+"""An audit of a run by its journal alone: was each sample of an epoch used exactly once, in rounds without gaps. Pure.
+
+What a journal says is checked twice. First by counting: works are dealt to seats, rounds are made of them, and a sample
+is dealt again only when each other one was dealt as often, or when it came back. If that is in order, the run is gone
+through as its leader did: dealing follows from the data and the seed.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
+from neurogrid.errors import NeuroGridError
+from neurogrid.training.data.dealing import SampleRange
+from neurogrid.training.data.spans import Span, Spans
 from neurogrid.training.runs.entries import (
+    Assignment,
+    BeganEntry,
     CheckpointEntry,
+    DealtEntry,
     EndEntry,
     Entry,
-    MemberEntry,
+    JoinedEntry,
+    LeftEntry,
     ResumedEntry,
     RoundEntry,
     RunEntry,
-    UsedEntry,
-    UsedRange,
+    StoppingEntry,
 )
+from neurogrid.training.runs.state import RunState
 
 __all__ = ["Audit", "audit"]
 
@@ -33,11 +46,11 @@ class Audit:
         rounds: how many count, from 1 on without gaps.
         num_samples: of one epoch.
         num_used: samples that are used, of all epochs.
-        epochs: how many, from the first, have each sample used exactly once.
-        missing: of the epochs that were begun and are not such: how many samples are not used yet, by their number.
+        epochs: how many are whole: each sample was used at least so often.
+        missing: how many samples are not used yet, of each epoch of which some are: by its number, from 0.
         joined, left: how often members did.
-        has_ended: the last thing that happened was the end of the run.
-        problems: what must not be, each with the round; none in a sound journal.
+        has_ended: the run is over.
+        problems: what must not be, each with the round or the work; none in a sound journal.
     """
 
     rounds: int
@@ -56,129 +69,328 @@ class Audit:
         return not self.problems
 
 
-@dataclass(slots=True)
-class _Use:
-    round: int
-    member: str
-    range: UsedRange
-
-
-@dataclass(slots=True)
-class _State:
-    slices: tuple[int, ...] = ()
-    rounds: int = 0
-    # What each contribution is of, as the round's entry says, and as the ranges do.
-    samples: dict[tuple[int, str], int] = field(default_factory=dict)
-    uses: list[_Use] = field(default_factory=list)
-    members: set[str] = field(default_factory=set)
-    joined: int = 0
-    left: int = 0
-    has_ended: bool = False
-    problems: list[str] = field(default_factory=list)
-
-
 def audit(entries: Iterable[Entry]) -> Audit:
     """Prove by the entries of a journal that each sample of each epoch was used exactly once, or name what is wrong."""
-    state = _State()
-    for entry in entries:
-        _take(state, entry)
-    accounted: Counter[tuple[int, str]] = Counter()
-    for use in state.uses:
-        accounted[use.round, use.member] += use.range.stop - use.range.start
-    for (number, member), samples in state.samples.items():
-        if accounted[number, member] != samples:
-            state.problems.append(
-                f"round {number}: {member} contributed {samples} samples, of which "
-                f"{accounted[number, member]} are accounted for"
-            )
-    used = _used_once(state)
-    num_samples = sum(state.slices)
-    whole = 0
-    while num_samples and used[whole] == num_samples:
-        whole += 1
+    entries = list(entries)
+    if not entries or not isinstance(entries[0], RunEntry):
+        kind = entries[0].kind if entries else "nothing"
+        problem = f"a journal begins with its run, not with {kind}"
+        return Audit(0, 0, 0, 0, {}, 0, 0, has_ended=False, problems=(problem,))
+    run, resumed = entries[0], {each.round for each in entries if isinstance(each, ResumedEntry)}
+    books = _Books(run, resumed)
+    for entry in entries[1:]:
+        books.take(entry)
+    books.close()
+    if not books.problems:
+        books.problems += _replay(run, entries, resumed)
+    used = books.state.used
     return Audit(
-        rounds=state.rounds,
-        num_samples=num_samples,
-        num_used=sum(used.values()),
-        epochs=whole,
+        rounds=books.state.round,
+        num_samples=used.num,
+        num_used=used.num * used.num_whole + sum(map(len, used.levels)),
+        epochs=used.num_whole,
         missing={
-            epoch: num_samples - count
-            for epoch, count in sorted(used.items())
-            if count < num_samples
+            epoch: used.num - len(level) for epoch, level in enumerate(used.levels, used.num_whole)
         },
-        joined=state.joined,
-        left=state.left,
-        has_ended=state.has_ended,
-        problems=tuple(state.problems[:_MAX_PROBLEMS]),
+        joined=books.joined,
+        left=books.left,
+        has_ended=books.state.has_ended,
+        problems=tuple(books.problems[:_MAX_PROBLEMS]),
     )
 
 
-def _take(state: _State, entry: Entry) -> None:
-    if not state.slices and not isinstance(entry, RunEntry):
-        state.problems.append(f"a journal begins with its run, not with {entry.kind}")
-    state.has_ended = isinstance(entry, EndEntry)
-    if isinstance(entry, RunEntry):
-        if state.slices:
-            state.problems.append("a second run begins in the journal")
-        state.slices = entry.slices
-    elif isinstance(entry, RoundEntry):
-        if entry.round != state.rounds + 1:
-            state.problems.append(f"round {entry.round} comes after round {state.rounds}")
-        state.rounds = entry.round
-        for each in entry.contributors:
-            if each.member not in state.members:
-                state.problems.append(f"round {entry.round}: {each.member} never joined")
-            if (entry.round, each.member) in state.samples:
-                state.problems.append(f"round {entry.round}: {each.member} contributed twice")
-            state.samples[entry.round, each.member] = each.samples
-            _use(state, entry.round, each.member, each.ranges)
-    elif isinstance(entry, UsedEntry):
-        if (entry.round, entry.member) not in state.samples:
-            state.problems.append(f"round {entry.round}: {entry.member} is no contributor")
-        _use(state, entry.round, entry.member, entry.ranges)
-    elif isinstance(entry, MemberEntry):
-        if entry.joined:
-            state.members.add(entry.member)
-            state.joined += 1
-        else:
-            state.left += 1
-    elif isinstance(entry, CheckpointEntry):
-        if entry.round > state.rounds:
-            state.problems.append(f"a checkpoint has round {entry.round} after {state.rounds}")
-    elif isinstance(entry, ResumedEntry):
-        if entry.round > state.rounds:
-            state.problems.append(f"resumed after round {entry.round}, with {state.rounds} decided")
-        state.rounds = min(state.rounds, entry.round)
-        state.uses = [use for use in state.uses if use.round <= entry.round]
-        state.samples = {
-            key: samples for key, samples in state.samples.items() if key[0] <= entry.round
+def _replay(run: RunEntry, entries: Sequence[Entry], resumed: set[int]) -> Iterator[str]:
+    """What is wrong when the run is gone through as its leader did."""
+    try:
+        state = RunState(run.slices, seed=run.seed, resumable=resumed)
+        for entry in entries:
+            state.apply(entry)
+    except NeuroGridError as exc:
+        yield str(exc)
+
+
+class _Counts:
+    """How often each sample was counted; samples are numbered through all slices.
+
+    Args:
+        num: samples that there are.
+
+    Attributes:
+        num: the same.
+        num_whole: how often all were.
+        levels: those that were so often and once more, twice more, ...: each is part of the one before, not all.
+    """
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+        self.num_whole = 0
+        self.levels: list[Spans] = []
+
+    @property
+    def most(self) -> int:
+        """How often the sample was that was most often."""
+        return self.num_whole + len(self.levels)
+
+    def add(self, span: Span) -> None:
+        """Count each sample of a span once more."""
+        spans = [span]
+        for level in self.levels:
+            spans = list(_moved(level, spans))
+        while spans:
+            self.levels.append(Spans())
+            spans = list(_moved(self.levels[-1], spans))
+        while self.levels and len(self.levels[0]) == self.num:
+            del self.levels[0]
+            self.num_whole += 1
+
+    def copy(self) -> _Counts:
+        """The same counts."""
+        other = _Counts(self.num)
+        other.num_whole, other.levels = self.num_whole, [level.copy() for level in self.levels]
+        return other
+
+
+def _moved(level: Spans, spans: Iterable[Span]) -> Iterator[Span]:
+    """Put spans into a level; those that were there already go on to the next."""
+    for span in spans:
+        there = level.take(*span)
+        level.add(*span)
+        yield from there
+
+
+@dataclass
+class _Seat:
+    """A seat, with the works that were dealt to it and are in no round."""
+
+    peer: str | None
+    num_works: int = 0
+    works: list[Assignment] = field(default_factory=list)
+
+
+@dataclass
+class _State:
+    """What a run has come to; a run that is resumed comes back to it.
+
+    Attributes:
+        begun: in how many epochs each sample was dealt at least once.
+        returned: in how many of these it was given back, and not dealt again.
+        used: how often it was used.
+    """
+
+    begun: _Counts
+    returned: list[Spans]
+    used: _Counts
+    round: int = 0
+    index: int = 0
+    num_planned: int = 0
+    has_begun: bool = False
+    is_stopping: bool = False
+    has_ended: bool = False
+    seats: dict[int, _Seat] = field(default_factory=dict)
+    emptied: set[int] = field(default_factory=set)
+
+    def copy(self) -> _State:
+        state = copy.copy(self)
+        state.begun, state.used = self.begun.copy(), self.used.copy()
+        state.returned = [level.copy() for level in self.returned]
+        state.seats = {
+            number: _Seat(seat.peer, seat.num_works, list(seat.works))
+            for number, seat in self.seats.items()
         }
+        state.emptied = set(self.emptied)
+        return state
 
 
-def _use(state: _State, number: int, member: str, ranges: Sequence[UsedRange]) -> None:
-    for each in ranges:
-        if each.slice >= len(state.slices) or each.stop > state.slices[each.slice]:
-            state.problems.append(
-                f"round {number}: there are no samples {each.start} to {each.stop} of slice {each.slice}"
-            )
+class _Books:
+    """The books of a run: what its journal says, entry by entry.
+
+    Args:
+        run: its first entry.
+        resumed: rounds after which it was resumed.
+    """
+
+    def __init__(self, run: RunEntry, resumed: set[int]) -> None:
+        self._starts = (0, *accumulate(run.slices))
+        num = self._starts[-1]
+        self.state = _State(_Counts(num), [], _Counts(num))
+        self._resumed = resumed
+        self._kept = {0: self.state.copy()}
+        self.joined = self.left = 0
+        self.problems: list[str] = []
+
+    def take(self, entry: Entry) -> None:
+        """Go on by one entry."""
+        state = self.state
+        if state.has_ended and not isinstance(entry, LeftEntry | CheckpointEntry | ResumedEntry):
+            self._wrong(f"{entry.kind} comes after the end of the run")
+        if isinstance(entry, JoinedEntry):
+            self._join(entry)
+        elif isinstance(entry, LeftEntry):
+            self._leave(entry)
+        elif isinstance(entry, BeganEntry):
+            if state.has_begun:
+                self._wrong("training begins twice")
+            state.has_begun, state.num_planned = True, entry.num_samples
+        elif isinstance(entry, DealtEntry):
+            for number, work in entry.works:
+                self._deal(number, work)
+        elif isinstance(entry, RoundEntry):
+            self._decide(entry)
+        elif isinstance(entry, CheckpointEntry):
+            if entry.round > state.round:
+                self._wrong(f"a checkpoint has round {entry.round} after round {state.round}")
+        elif isinstance(entry, StoppingEntry):
+            if state.is_stopping:
+                self._wrong("the run stops twice")
+            state.is_stopping = True
+        elif isinstance(entry, ResumedEntry):
+            self._resume(entry.round)
+        elif isinstance(entry, EndEntry):
+            for number, seat in sorted(state.seats.items()):
+                if seat.works:
+                    self._wrong(f"the run ended while seat {number} had work")
+            state.has_ended = True
         else:
-            state.uses.append(_Use(number, member, each))
+            self._wrong("a second run begins in the journal")
 
-
-def _used_once(state: _State) -> Counter[int]:
-    """Samples used in each epoch, each counted once."""
-    used: Counter[int] = Counter()
-    last: _Use | None = None
-    for use in sorted(state.uses, key=lambda use: (use.range, use.round)):
-        start = use.range.start
-        if last is not None and last.range[:2] == use.range[:2] and last.range.stop > start:
-            stop = min(last.range.stop, use.range.stop)
-            state.problems.append(
-                f"samples {start} to {stop} of slice {use.range.slice} were used twice in epoch "
-                f"{use.range.epoch}: in round {last.round} by {last.member}, in round {use.round} by {use.member}"
+    def close(self) -> None:
+        """Look at all of it together."""
+        state, used = self.state, self.state.used
+        if used.most > state.begun.most:
+            self._wrong(
+                f"a sample was used {used.most} times, where epochs that were begun are {state.begun.most}"
             )
-            start = stop
-        used[use.range.epoch] += use.range.stop - start
-        if start < use.range.stop:
-            last = use
-    return used
+        num_used = used.num * used.num_whole + sum(map(len, used.levels))
+        is_by_epochs = num_used == state.num_planned and num_used % used.num == 0
+        if state.has_ended and is_by_epochs and used.levels:
+            self._wrong(
+                f"{used.num - len(used.levels[0])} samples were used less often than others"
+            )
+
+    def _wrong(self, problem: str) -> None:
+        self.problems.append(problem)
+
+    def _join(self, entry: JoinedEntry) -> None:
+        self.joined += 1
+        seats = self.state.seats
+        for number, seat in seats.items():
+            if seat.peer == entry.peer:
+                self._wrong(f"{entry.peer} joined on seat {entry.seat}, and sat on {number}")
+        if entry.seat in self.state.emptied:
+            self._wrong(f"seat {entry.seat} was empty for good, and {entry.peer} joined on it")
+        seat = seats.setdefault(entry.seat, _Seat(None))
+        if seat.peer is not None:
+            self._wrong(f"{entry.peer} joined on seat {entry.seat}, where {seat.peer} sat")
+        seat.peer = entry.peer
+
+    def _leave(self, entry: LeftEntry) -> None:
+        self.left += 1
+        seat = self.state.seats.pop(entry.seat, None)
+        if seat is None:
+            self._wrong(f"seat {entry.seat} was left, and was not there")
+            return
+        self.state.emptied.add(entry.seat)
+        for work in seat.works:
+            for span in self._spans(work.ranges):
+                self._return(span)
+
+    def _deal(self, number: int, work: Assignment) -> None:
+        state, name = self.state, f"work {work.number} of seat {number}"
+        seat = state.seats.get(number)
+        if seat is None or seat.peer is None:
+            self._wrong(f"{name} was dealt, and nobody sits there")
+            seat = state.seats.setdefault(number, _Seat(None))
+        if work.number != seat.num_works + 1:
+            self._wrong(f"{name} comes after work {seat.num_works}")
+        seat.num_works = work.number
+        seat.works.append(work)
+        if not work.ranges:
+            return
+        if state.is_stopping or not state.has_begun:
+            when = "after the run stopped" if state.is_stopping else "before training began"
+            self._wrong(f"{name} was dealt {when}")
+        if work.weight != work.num_samples:
+            self._wrong(f"{name} counts {work.weight}, and has {work.num_samples} samples")
+        for each in work.ranges:
+            for span in self._spans([each], name):
+                for fresh in self._take_returned(span):
+                    state.begun.add(fresh)
+            if len(state.begun.levels) > 1:
+                self._wrong(
+                    f"{name}: of samples {each.start} to {each.stop} of slice {each.slice} some were dealt again "
+                    "before others of the epoch were dealt"
+                )
+
+    def _decide(self, entry: RoundEntry) -> None:
+        state, name = self.state, f"round {entry.round}"
+        if entry.round != state.round + 1:
+            self._wrong(f"{name} comes after round {state.round}")
+        if entry.index <= state.index:
+            self._wrong(f"{name} is decision {entry.index}, after decision {state.index}")
+        state.round, state.index = entry.round, entry.index
+        if not entry.contributions:
+            self._wrong(f"{name} is made of nobody's works")
+        ranges: list[SampleRange] = []
+        seen = set()
+        for number, num_works in entry.contributions:
+            seat = state.seats.get(number)
+            if seat is None or seat.peer is None:
+                self._wrong(f"{name}: nobody sits on seat {number}")
+                continue
+            if number in seen:
+                self._wrong(f"{name}: seat {number} contributed twice")
+            seen.add(number)
+            if not 0 < num_works <= len(seat.works):
+                has = len(seat.works)
+                self._wrong(f"{name}: seat {number} contributed {num_works} of {has} works")
+            for work in seat.works[:num_works]:
+                ranges += work.ranges
+            del seat.works[:num_works]
+        if tuple(ranges) != entry.ranges:
+            self._wrong(f"{name}: its samples are not those of the works that are in it")
+        for span in self._spans(entry.ranges, name):
+            state.used.add(span)
+        if entry.round in self._resumed:
+            self._kept[entry.round] = state.copy()
+
+    def _resume(self, number: int) -> None:
+        if number > self.state.round:
+            self._wrong(f"resumed after round {number}, with {self.state.round} decided")
+        elif number in self._kept:
+            self.state = self._kept[number].copy()
+            self.state.index = 0  # of another group
+            for seat in self.state.seats.values():
+                seat.peer = None
+
+    def _spans(self, ranges: Iterable[SampleRange], name: str = "") -> Iterator[Span]:
+        """Ranges in the numbers of samples through all slices; those that are of no slice are wrong, and left out."""
+        for slice_, start, stop in ranges:
+            if slice_ < len(self._starts) - 1:
+                first, end = self._starts[slice_], self._starts[slice_ + 1]
+                if first + stop <= end:
+                    yield first + start, first + stop
+                    continue
+            if name:
+                self._wrong(f"{name}: there are no samples {start} to {stop} of slice {slice_}")
+
+    def _return(self, span: Span) -> None:
+        spans = [span]
+        for level in self.state.returned:
+            spans = list(_moved(level, spans))
+        if spans:
+            self.state.returned.append(Spans(spans))
+
+    def _take_returned(self, span: Span) -> Iterator[Span]:
+        """Take what came back out of it; the rest of the span, which did not."""
+        spans = [span]
+        for level in reversed(self.state.returned):
+            rest = []
+            for start, stop in spans:
+                for taken in level.take(start, stop):
+                    if start < taken[0]:
+                        rest.append((start, taken[0]))
+                    start = taken[1]
+                if start < stop:
+                    rest.append((start, stop))
+            spans = rest
+        yield from spans

@@ -89,14 +89,14 @@ def estimate(
     if num_members < 1 or len(speeds) not in (0, 1, num_members) or not all(s > 0 for s in speeds):
         raise ValueError(f"{num_members} members with speeds {list(speeds)[:8]}")
     outer, inner = run.outer, run.inner
-    even_samples = outer.every * run.num_batch_samples
+    even_samples = outer.round_steps * run.num_batch_samples
     round_samples = num_members * even_samples
     states = 2 if inner.optimizer == "adamw" else 1 if inner.momentum else 0
     # Weights and gradients, what the optimiser keeps, and the weights that are shared with the process of the network.
     trainer_bytes = _WIDTH * num_parameters * (3 + states)
     if inner.precision == "bfloat16":
         trainer_bytes += 2 * num_parameters  # autocast keeps them for a pass
-    encoded = codec_bytes(outer.codec, num_parameters)
+    encoded = codec_bytes(outer.codec, -(-num_parameters // outer.fragments))
     # The common weights and the outer momentum; what is contributed, its form, and the aggregate.
     outer_bytes = _WIDTH * num_parameters * (1 + (outer.momentum > 0) + 2) + 2 * encoded
     samples_at_once = inner.micro_batch or 1
@@ -189,7 +189,7 @@ def _num_rounds(
     if stop.tokens is not None:
         found.append(stop.tokens / (round_samples * run.data.sequence_length))
     if stop.steps is not None:
-        found.append(stop.steps / run.outer.every)
+        found.append(stop.steps / run.outer.round_steps)
     if stop.rounds is not None:
         found.append(stop.rounds)
     if stop.epochs is not None and num_samples is not None:

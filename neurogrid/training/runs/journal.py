@@ -92,6 +92,8 @@ class Journal:
         self._stack = stack
         self._clock = clock
         self._is_open = True
+        self.on_append: Callable[[Recorded], None] = lambda recorded: None
+        """Is told of each entry that is appended from now on."""
 
     @classmethod
     def open(
@@ -170,6 +172,7 @@ class Journal:
         self._num_bytes += len(line) + 1
         self._last = hashlib.sha256(line).hexdigest()
         self.entries.append(recorded)
+        self.on_append(recorded)
         return recorded
 
     def close(self) -> None:
@@ -285,7 +288,14 @@ def _refuse_unsigned(path: Path, file: BinaryIO) -> None:
         if key is None:
             try:
                 key = signing_key(json.loads(line)["entry"]["leader"])
-            except (ValueError, LookupError, TypeError, AttributeError, ConfigurationError):
+            except (
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+                ConfigurationError,
+            ):
                 raise JournalError(
                     f"{path}, line 1 does not say whose journal it is: it was altered, or is none"
                 ) from None

@@ -8,9 +8,11 @@ Source: DiLoCo (Douillard et al., 2023), and its streaming form (2025).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError
@@ -18,7 +20,55 @@ from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import AllOfIt, Fragments, Layout, gather, scatter
 from neurogrid.training.optimizers import OuterOptimizer
 
-__all__ = ["OuterState"]
+__all__ = ["OuterState", "RunWeights", "digest_of"]
+
+
+def digest_of(vector: Tensor) -> bytes:
+    """BLAKE3 of a vector as float32 in little endian, 32 bytes."""
+    return blake3(vector.detach().numpy().data.cast("B")).digest()
+
+
+class RunWeights(Protocol):
+    """The common weights of a run: what is averaged, and what comes of it.
+
+    Attributes:
+        group_layout: of the vector that the group averages.
+        weights: float32 [num_elements], a member's own.
+        round: the last round that is in the weights.
+    """
+
+    group_layout: Layout
+    weights: Tensor
+    round: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each vector of the state."""
+
+    @property
+    def common(self) -> Tensor:
+        """float32 [num_elements], what all members have in common."""
+
+    def digest(self) -> bytes:
+        """`digest_of` what is common: the same for all members after the same round."""
+
+    def contribution(self) -> Tensor:
+        """What a member puts into the next round: float32 [group_layout.num_elements]."""
+
+    def apply(self, outcome: Outcome) -> None:
+        """Take over what a round has come to."""
+
+    def state(self) -> State:
+        """What a newcomer needs."""
+
+    def load(self, state: State) -> None:
+        """Begin where the others are."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The vectors by name, for a checkpoint."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor], round_number: int) -> None:
+        """Take over what `state_dict` gave."""
 
 
 class OuterState:
@@ -64,6 +114,10 @@ class OuterState:
         """float32 [num_elements], the weights that all members have in common. Not to be written to."""
         return self._outer.theta0
 
+    def digest(self) -> bytes:
+        """See `RunWeights.digest`."""
+        return digest_of(self.common)
+
     def contribution(self) -> Tensor:
         """What was learned since the last sync of the part whose turn is next: float32 [group_layout.num_elements]."""
         spans = self._turns.spans(self.round)
@@ -106,8 +160,8 @@ class OuterState:
         """The vectors by name, as copies: for a checkpoint."""
         return self._outer.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], round_number: int) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor], round_number: int) -> None:
         """Take over what `state_dict` gave after a round."""
-        self._outer.load_state_dict(state)
+        self._outer.load_state_dict(dict(state))
         self.round = round_number
         self.weights.copy_(self._outer.theta0)

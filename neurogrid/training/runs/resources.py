@@ -346,6 +346,11 @@ class LeaseBook:
         lease = self._granted.get(member)
         return lease.number if lease is not None and now < lease.until else None
 
+    def left(self, member: str, now: float) -> float | None:
+        """Seconds until the lease of a member ends; None where it has none."""
+        lease = self._granted.get(member)
+        return lease.until - now if lease is not None and now < lease.until else None
+
     def drop(self, member: str) -> None:
         """A member is needed no more, or is lost."""
         self._granted.pop(member, None)

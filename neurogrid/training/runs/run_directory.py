@@ -60,6 +60,11 @@ class RunDirectory:
             return None
 
     @property
+    def track(self) -> Path:
+        """The directory for trackers that keep files."""
+        return self.path / "track"
+
+    @property
     def cluster(self) -> Path:
         """The directory of the cluster that members join."""
         return self.path / "cluster"

@@ -7,7 +7,7 @@ each seat has, and which samples are used; which entry comes next is decided in 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -81,6 +81,7 @@ class RunState:
         sizes: samples of each slice of its data.
         seed: of the run: the order of the data comes of it.
         num_epochs: at most; None for no end.
+        resumable: rounds after which it can be resumed; None for the last thousand. Each costs a copy of the state.
 
     Attributes:
         phase: what it does.
@@ -94,8 +95,16 @@ class RunState:
         reason: why it stops, or has ended.
     """
 
-    def __init__(self, sizes: Sequence[int], *, seed: int, num_epochs: int | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        seed: int,
+        num_epochs: int | None = None,
+        resumable: Collection[int] | None = None,
+    ) -> None:
         self.dealer = Dealer(sizes, seed=seed, num_epochs=num_epochs)
+        self._resumable = resumable
         self.phase = Phase.WAITING
         self.seats: dict[int, Seat] = {}
         self.num_seats = 0
@@ -213,7 +222,8 @@ class RunState:
             contributors.append(str(number))
         used = self.dealer.committed(entry.round, contributors)
         self.num_used += sum(each.num_samples for each in used)
-        self._snapshots[self.round] = self._snapshot()
+        if self._resumable is None or self.round in self._resumable:
+            self._snapshots[self.round] = self._snapshot()
         while len(self._snapshots) > _MAX_SNAPSHOTS:
             del self._snapshots[min(self._snapshots)]
 

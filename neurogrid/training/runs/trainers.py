@@ -1,11 +1,14 @@
-"""What a run file says to a trainer."""
+"""What a run says to a trainer: its settings, and the batches of a work. Whoever recomputes a work has the same."""
 
 from __future__ import annotations
 
-from neurogrid.training.runs.run_file import RunFile
-from neurogrid.training.trainer import InnerSettings, TrainerSettings
+import hashlib
+from collections.abc import Sequence
 
-__all__ = ["trainer_settings"]
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.trainer import FileRange, InnerSettings, TrainerSettings
+
+__all__ = ["cut_batches", "trainer_settings", "work_seed"]
 
 
 def trainer_settings(
@@ -50,3 +53,26 @@ def trainer_settings(
         threads=threads,
         memory_limit=memory_limit,
     )
+
+
+def cut_batches(ranges: Sequence[FileRange], batch_samples: int) -> list[list[FileRange]]:
+    """Ranges as batches of so many samples; the last may have fewer."""
+    batches: list[list[FileRange]] = [[]]
+    room = batch_samples
+    for each in ranges:
+        start = each.start
+        while start < each.stop:
+            if not room:
+                batches.append([])
+                room = batch_samples
+            stop = min(each.stop, start + room)
+            batches[-1].append(FileRange(each.path, start, stop))
+            room -= stop - start
+            start = stop
+    return batches
+
+
+def work_seed(run: int, seat: int, number: int) -> int:
+    """The seed of what is random in a work of a seat, by that of the run."""
+    digest = hashlib.sha256(f"neurogrid work {run} {seat} {number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

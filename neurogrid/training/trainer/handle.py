@@ -177,7 +177,7 @@ class Trainer:
             batches: each of ranges, in order.
             step: of the first batch within the run, from 0: for its learning rate.
             seed: of what is random in the steps, with the number of each.
-            on_batch: is told after each.
+            on_batch: is told after each; of short ones of several at once.
 
         Raises:
             BatchError: a slice cannot be learned from. The inner optimiser has made the steps before it all the same.
@@ -273,8 +273,9 @@ class Trainer:
                 told = unpack(await _receive(process))
                 if "progress" not in told:
                     break
-                if on_batch is not None:
-                    on_batch(BatchDone(**told["progress"]))
+                for done in told["progress"]:
+                    if on_batch is not None:
+                        on_batch(BatchDone(**done))
         except (trio.BrokenResourceError, EOFError) as exc:
             raise await self._died(process) from exc
         except BaseException:  # half an answer is left behind

@@ -268,7 +268,7 @@ class Learner:
         return logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
 
     def _accumulate(self, batch: Batch, micro_batch: int, seed: int) -> float:
-        torch.manual_seed(seed)
+        self._seed(seed)
         shares = []
         for inputs, labels in batch.pieces(micro_batch):
             logits_NV, labels_N = self._forward(inputs, labels)
@@ -277,6 +277,12 @@ class Learner:
             share.backward()
             shares.append(share.detach())
         return float(torch.stack(shares).sum())
+
+    def _seed(self, seed: int) -> None:
+        # Not torch.manual_seed, which takes 0.5 ms for devices that are not in use.
+        torch.default_generator.manual_seed(seed)
+        if self._device.type != "cpu":
+            torch.get_device_module(self._device).manual_seed(seed)
 
     def _clip(self) -> float:
         """The norm of all gradients together, which is at most the setting afterwards."""

@@ -35,6 +35,8 @@ __all__ = ["main"]
 
 # Samples that are read at once to be evaluated.
 _READ_AT_ONCE: Final = 64
+# Batches may take less time than telling of each. Seconds.
+_TOLD_EVERY: Final = 0.05
 _HINT: Final = "lower the learning rate, clip, or compute in float32; where it is always one slice, look at its data"
 
 
@@ -109,6 +111,8 @@ class _Program:
         learner.read_weights(self._weights)
         batches = samples = tokens = labels = 0
         loss_sum, norm, not_finite = 0.0, 0.0, ""
+        told: list[dict[str, Any]] = []
+        told_at = 0.0
         for index, fields in enumerate(order["batches"]):
             if index >= self._control.finish_after:
                 break
@@ -125,9 +129,12 @@ class _Program:
             loss_sum += step.loss * batch.num_labels
             norm = step.norm
             seconds = time.perf_counter() - batch_began
-            done = BatchDone(batches, step.loss, batch.num_tokens, seconds)
-            _write(self._answers, {"progress": asdict(done)})
+            told.append(asdict(BatchDone(batches, step.loss, batch.num_tokens, seconds)))
+            if time.perf_counter() - told_at >= _TOLD_EVERY:
+                _write(self._answers, {"progress": told})
+                told, told_at = [], time.perf_counter()
         self._write_weights()
+        _write(self._answers, {"progress": told})
         return asdict(
             Trained(
                 batches,

@@ -1,171 +1,202 @@
-"""A training run as processes: leader, data nodes and workers, by their commands; and a small model."""
+"""A run in processes of its own: a leader, and workers that join it by ticket. Also a small model, and data for it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from neurogrid.training.data.preparing import prepare
-from tests.e2e.preloaded import DEADLINE, WORKER, Popen
+from neurogrid.training.runs.audit import audit
+from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry
+from neurogrid.training.runs.journal import read_journal
+from tests.e2e.preloaded import DEADLINE, TRAIN, WORKER, Popen
 
-__all__ = [
-    "CONFIG",
-    "LOOPBACK",
-    "RunProcess",
-    "TRAIN",
-    "prepared_text",
-    "start",
-    "start_data_node",
-    "start_leader",
-    "start_run_worker",
-    "write_run_file",
-]
+__all__ = ["RUN_FILE", "RunProcesses", "make_inputs", "rounds_of", "used_samples"]
 
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "vocab_size": 512,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 64,
     "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-5,
 }
-_WORDS = (
-    "one",
-    "ring",
-    "to",
-    "rule",
-    "them",
-    "all",
-    "find",
-    "bring",
-    "and",
-    "bind",
-    "in",
-    "the",
-    "dark",
-)
-TRAIN = (sys.executable, "-m", "neurogrid.cli.commands.main", "train")
-LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
+
+RUN_FILE = """
+[model]
+config = "model.json"
+[data]
+path = "text.txt"
+sequence_length = 32
+vocab_size = 512
+slice_samples = 64
+[inner]
+lr = 3e-3
+batch_tokens = 256
+"""
 
 
-@dataclass
-class RunProcess:
-    """A process of a run; `log` is its stderr."""
+def make_inputs(directory: Path, *, num_words: int = 24_000) -> None:
+    """A config and a text, which is anything but random: numbers in words, one after the other."""
+    (directory / "model.json").write_text(json.dumps(CONFIG))
+    digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    words = (digits[int(digit)] for number in range(num_words) for digit in str(number))
+    (directory / "text.txt").write_text(" ".join(words))
 
-    process: Popen
-    log_file: Path
+
+class RunProcesses:
+    """A run in a directory, which has `run.toml` and what that names."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.directory, self._port = directory, port
+        self.leader: Popen | None = None
+        self.workers: dict[str, Popen] = {}
+        self._logs: list[Any] = []
+
+    @property
+    def run(self) -> Path:
+        """The directory of the run."""
+        return self.directory / "run"
 
     @property
     def log(self) -> str:
-        return self.log_file.read_text()
+        """What the leader said."""
+        return (self.directory / "leader.log").read_text()
 
-    def wait_line(self, text: str) -> None:
-        """Wait until it has said this."""
-        deadline = time.monotonic() + DEADLINE
-        while text not in self.log:
-            assert self.process.poll() is None or text in self.log, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.05)
+    def lead(self, *options: str) -> None:
+        """Start the leader."""
+        log = (self.directory / "leader.log").open("a")
+        self._logs.append(log)
+        listen = f"/ip4/127.0.0.1/tcp/{self._port}"
+        self.leader = Popen(
+            [*TRAIN, "run.toml", "--dir", "run", "--listen", listen, "--wait", "60", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=self.directory,
+        )
 
-    def kill(self) -> None:
-        """End it as a power cut would."""
-        self.process.kill()
-        self.process.wait(DEADLINE)
+    def join(self, name: str) -> None:
+        """Start a worker, the same as before if it was there."""
+        self.wait(lambda: (self.run / "cluster" / "ticket").exists(), "there was no ticket")
+        log = (self.directory / f"{name}.log").open("a")
+        self._logs.append(log)
+        self.workers[name] = Popen(
+            [
+                *(*WORKER, "--train", "--join", "@run/cluster/ticket", "--cluster", name),
+                *("--listen", "/ip4/127.0.0.1/tcp/0", "--no-cache", "--disable-mdns"),
+                *("--threads", "1", "--name", name),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            cwd=self.directory,
+        )
 
-    def finish(self) -> str:
-        """Wait until it ends well; the last line of its stdout."""
-        out, _ = self.process.communicate(timeout=DEADLINE)
-        assert self.process.returncode == 0, self.log
-        return out.strip()
-
-
-@contextmanager
-def start(directory: Path, name: str, *args: str) -> Iterator[RunProcess]:
-    """Run a command until the block is left."""
-    log_file = directory / f"{name}.log"
-    with log_file.open("w") as log:
-        process = Popen(args, stdout=subprocess.PIPE, stderr=log, cwd=directory, text=True)
-    try:
-        yield RunProcess(process, log_file)
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(DEADLINE)
+    def kill(self, name: str = "") -> None:
+        """kill -9 a worker, or the leader."""
+        process = self.workers.pop(name) if name else self.leader
+        assert process is not None
+        process.kill()
+        process.wait(DEADLINE)
         if process.stdout is not None:
             process.stdout.close()
 
+    def rounds(self) -> int:
+        """The last round in the figures."""
+        figures = self.figures()
+        return int(figures[-1]["round"]) if figures else 0
+
+    def figures(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        path = self.run / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        """Wait until something is so."""
+        until = time.monotonic() + DEADLINE
+        while not is_so():
+            assert time.monotonic() < until, f"{otherwise}: {self.log}"
+            assert self.leader is None or self.leader.poll() is None, (
+                f"the leader ended: {self.log}"
+            )
+            time.sleep(0.05)
+
+    def wait_round(self, number: int) -> None:
+        """Wait until a round is in the figures."""
+        self.wait(lambda: self.rounds() >= number, f"round {number} did not come")
+
+    def end(self) -> Path:
+        """Wait for the end of the run; the checkpoint that it names."""
+        assert self.leader is not None
+        stdout, _ = self.leader.communicate(timeout=DEADLINE)
+        assert self.leader.returncode == 0, self.log
+        path = self.directory / stdout.removesuffix("\n")
+        assert path.is_dir(), stdout
+        return path
+
+    def close(self) -> None:
+        """End what still runs."""
+        processes = [*self.workers.values(), *([self.leader] if self.leader is not None else [])]
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+            if process.stdout is not None:
+                process.stdout.close()
+        for log in self._logs:
+            log.close()
+
 
 @contextmanager
-def start_leader(directory: Path, *options: str) -> Iterator[RunProcess]:
-    """Lead directory/run.toml, kept in directory/run; there is a ticket when the block is entered."""
-    where = () if "--listen" in options else LOOPBACK
-    args = (*TRAIN, "run.toml", "--dir", "run", *where, *options)
-    with start(directory, "leader", *args) as leader:
-        leader.wait_line("the ticket by which workers join")
-        yield leader
+def open_run(directory: Path, port: int, run_file: str) -> Iterator[RunProcesses]:
+    """A run with this file, none of whose processes has begun."""
+    make_inputs(directory)
+    (directory / "run.toml").write_text(run_file)
+    processes = RunProcesses(directory, port)
+    try:
+        yield processes
+    finally:
+        processes.close()
 
 
-def start_data_node(directory: Path, data: Path, name: str) -> AbstractContextManager[RunProcess]:
-    """Serve a data directory to the run in directory/run."""
-    cluster = ("--cluster", f"{name}.cluster", "--join", "@run/cluster/ticket")
-    return start(directory, name, *TRAIN, "data", str(data), *cluster, *LOOPBACK)
+def rounds_of(run: Path) -> list[RoundEntry]:
+    """The rounds that the journal says, without those that were taken back; the journal is sound."""
+    rounds: list[RoundEntry] = []
+    entries = entries_of(run)
+    assert audit(entries).problems == ()
+    for entry in entries:
+        if isinstance(entry, ResumedEntry):
+            rounds = [each for each in rounds if each.round <= entry.round]
+        elif isinstance(entry, RoundEntry):
+            rounds.append(entry)
+    return rounds
 
 
-def start_run_worker(
-    directory: Path, name: str, *options: str
-) -> AbstractContextManager[RunProcess]:
-    """A worker that joins the run in directory/run by its ticket."""
-    cluster = ("--cluster", f"{name}.cluster", "--join", "@run/cluster/ticket")
-    cache = ("--cache-dir", f"{name}.cache")
-    return start(directory, name, *WORKER, *cluster, *cache, *LOOPBACK, *options)
+def entries_of(run: Path) -> Sequence[Entry]:
+    """The journal."""
+    return [recorded.entry for recorded in read_journal(run / "journal")]
 
 
-def prepared_text(out: Path) -> Path:
-    """A data directory of text, slices of 32 samples of 32 tokens, with a tokenizer of 512."""
-    source = out.with_suffix(".txt")
-    words = [f"{a} {b} {c}" for a in _WORDS for b in _WORDS for c in _WORDS]
-    source.write_text(". ".join(words))
-    prepare(source, out, vocab_size=512, sequence_length=32, slice_samples=32, seed=3)
-    return out
-
-
-def write_run_file(directory: Path, data: str, *, rounds: int, every: int = 4) -> None:
-    """A run file, and the config that it names."""
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    (directory / "run.toml").write_text(
-        f"""
-[model]
-config = "config.json"
-[data]
-path = "{data}"
-[stop]
-rounds = {rounds}
-[inner]
-batch_tokens = 256
-[outer]
-every = {every}
-projected = false
-codec = "f32"
-fragments = 1
-[members]
-min = 2
-[checkpoints]
-every = 2
-[eval]
-every = 2
-"""
+def used_samples(run: Path) -> Counter[tuple[int, int]]:
+    """How often each sample was used, by the journal."""
+    return Counter(
+        (each.slice, number)
+        for entry in rounds_of(run)
+        for each in entry.ranges
+        for number in range(each.start, each.stop)
     )

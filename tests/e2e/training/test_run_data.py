@@ -14,7 +14,7 @@ import pytest
 
 from neurogrid.training.data.slices import read_manifest, slice_path
 from neurogrid.training.runs.run_directory import RunDirectory
-from tests.e2e.training.run_processes import (
+from tests.e2e.training.data_processes import (
     LOOPBACK,
     TRAIN,
     prepared_text,

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.preloaded import DEADLINE
-from tests.e2e.training.run_processes import (
+from tests.e2e.training.data_processes import (
     CONFIG,
     LOOPBACK,
     RunProcess,

@@ -96,7 +96,7 @@ async def test_micro_batches_weigh_by_their_labels_and_tied_weights_are_there_on
 async def test_what_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     """Dropout and all; in a process that begins with other weights, and finds its micro-batches in the file."""
     settings = settings_of(dropping_config(), replace(INNER, micro_batch=0))
-    batches = batches_of(write_slice(tmp_path / "slice"), 8) * 5
+    batches = batches_of(write_slice(tmp_path / "slice"), 8) * 16
     with trio.fail_after(NOT_FOREVER):
         async with open_trainer(settings) as trainer:
             initial = trainer.weights.clone()

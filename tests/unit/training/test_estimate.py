@@ -113,7 +113,7 @@ def test_time_of_a_round_with_bandwidth() -> None:
 )
 def test_rounds_until_it_stops(stop: StopSection, rounds: int) -> None:
     told = estimate(
-        replace(RUN, stop=stop),
+        replace(RUN, stop=stop, inner=replace(RUN.inner, schedule="constant")),
         MILLION,
         num_samples=600,
         speeds=(320 / 30,),
@@ -125,8 +125,18 @@ def test_rounds_until_it_stops(stop: StopSection, rounds: int) -> None:
 
 
 def test_what_cannot_be_told_is_not() -> None:
+    run = replace(RUN, inner=replace(RUN.inner, schedule="constant"))
     for stop in (StopSection(hours=1), StopSection(epochs=1)):
-        assert estimate(replace(RUN, stop=stop), MILLION).num_rounds is None
+        assert estimate(replace(run, stop=stop), MILLION).num_rounds is None
+
+
+def test_a_round_of_streaming_is_about_a_fragment() -> None:
+    whole = estimate(RUN, MILLION)
+    run = replace(RUN, outer=OuterSection(codec="f32", fragments=4, every=20))
+    told = estimate(run, MILLION)
+    assert (told.round_samples, whole.round_samples) == (2 * 5 * 16, 2 * 20 * 16)
+    assert told.sent_bytes == whole.sent_bytes / 4
+    assert (told.num_rounds, whole.num_rounds) == (49, 13)
 
 
 def test_activations_grow_with_the_model_and_halve_in_bfloat16() -> None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from neurogrid.errors import RemoteProtocolError
-from neurogrid.training.averaging.rounds import Decided, Fetch, GroupMachine, Message, Send
+from neurogrid.training.averaging.rounds import Decided, Fetch, GroupMachine, Message, Reduce, Send
 from neurogrid.training.wire import (
     Candidate,
     Decision,
@@ -34,6 +34,7 @@ class Members:
         self.machines: dict[str, GroupMachine] = {}
         self.sent: list[tuple[str, Send]] = []
         self.fetches: dict[str, Fetch] = {}
+        self.reductions: dict[str, tuple[str, ...]] = {}  # their members, by who carries them out
         self.decided: dict[int, set[tuple[Member, ...]]] = {}
         self._numbers = itertools.count(1)
         first = Decision(1, 0, tuple(names), (1,) * len(names))
@@ -59,6 +60,8 @@ class Members:
                     self.sent.append((name, action))
                 elif isinstance(action, Fetch):
                     self.fetches[name] = action
+                elif isinstance(action, Reduce):
+                    self.reductions[name] = action.plan.members
                 elif isinstance(action, Decided):
                     told = self.decided.setdefault(action.decision.index, set())
                     told.add(action.decision.members)
@@ -135,6 +138,74 @@ def test_a_promise_of_an_earlier_process_is_none_of_the_next() -> None:
     # So C cannot: it has one promise of four.
     assert not candidate.is_leading
     assert all(len(told) == 1 for told in group.decided.values())
+
+
+def test_a_promise_may_bring_the_decision_that_its_sender_is_a_member_by() -> None:
+    """Of five three are left: X has not heard what it accepted, and the new P is all that knows it, to C a stranger."""
+    group = Members("ABXPC")
+    leader, candidate = group.machines["A"], group.machines["C"]
+    group.report("A", "B", "X")
+    leader.admit(Member("P", 2), group.now)
+    for name in "BX":
+        group.tell("A", name)
+    group.report("A", "B", "X")
+    assert leader.index == 2
+    group.start(Member("P", 2), [leader.last], term=1, leader="A")
+    group.tick("C", after=10.0)
+    group.tick("C", after=5.0)
+    for name in "PX":
+        group.tell("C", name, Candidate)
+        group.tell(name, "C", Promise)
+    assert candidate.index == 2
+    assert candidate.is_leading
+
+
+def test_one_that_joins_again_is_not_taken_for_the_silent_one_that_it_was() -> None:
+    group = Members("ABC")
+    leader = group.machines["A"]
+    group.report("A", "B", "C")
+    for _ in range(3):
+        group.tick("A", after=8.0)
+        group.report("A", "B")
+    group.tell("A", "B")
+    group.report("A", "B")
+    assert [m.peer for m in leader.members] == ["A", "B"]
+    # As C was heard last two graces ago, and is a member again from now on.
+    leader.admit(Member("C", 2), group.now)
+    group.tell("A", "B")
+    group.report("A", "B")
+    leader.admit(Member("J", 1), group.now)
+    group.tell("A", "B")
+    group.start(Member("C", 2), [leader.last], term=1, leader="A")
+    group.report("A", "B", "C")
+    group.tell("A", "B")
+    group.report("A", "B", "C")
+    assert leader.members == (("A", 1), ("B", 1), ("C", 2), ("J", 1))
+
+
+def test_nobody_waits_for_a_member_whose_next_process_asks_to_join() -> None:
+    """It has the place of the one before, and the round that waited for that one goes on."""
+    group = Members("ACB")
+    leader = group.machines["A"]
+    for name in "AB":
+        group.machines[name].contribute(1.0, group.now)
+    group.report("A", "B", "C")
+    assert leader.waits_for == ("C",)
+    leader.admit(Member("C", 2), group.now)
+    assert leader.waits_for == ()
+    group.tell("A", "B")
+    assert group.reductions == {"A": ("A", "B"), "B": ("A", "B")}
+
+
+def test_a_leader_whose_next_process_asks_to_join_is_lost() -> None:
+    group = Members("ABC")
+    group.machines["B"].is_asked_by(Member("A", 1), group.now)  # the same, late
+    assert group.machines["B"].leader == "A"
+    group.machines["B"].is_asked_by(Member("A", 2), group.now)
+    group.machines["C"].is_asked_by(Member("A", 2), group.now)
+    group.tell("B", "C", Candidate)
+    group.tell("C", "B", Promise)
+    assert group.machines["B"].is_leading
 
 
 def test_a_leader_that_cannot_adopt_asks_again() -> None:

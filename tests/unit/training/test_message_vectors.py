@@ -1,4 +1,6 @@
-"""The vectors of protocol_spec/training/messages.md, written from its tables: read, refused, and written again."""
+"""The vectors of protocol_spec/training/messages.md and runs.md, written from their tables: read, refused, and written
+again.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.training import wire
 from tests.unit.vectors import in_turn, subject
 
-FILE = "training_messages"
+FILES = ("training_messages", "run_messages")
 
 
 def as_written(value: Any) -> Any:
-    """A field as the vectors have it: bytes in hex, integers in decimal."""
+    """A field as the vectors have it: bytes and nested maps in hex, integers in decimal, tuples of tuples as one."""
     if isinstance(value, tuple):
+        if value and isinstance(value[0], tuple):
+            value = [part for item in value for part in item]
         return [as_written(item) for item in value]
+    if isinstance(value, ControlPayload):
+        return value.encode().hex()
     if isinstance(value, bytes):
         return value.hex()
     return str(value) if type(value) is int else value
@@ -31,7 +37,7 @@ def kind_of(case: Any) -> type[ControlPayload]:
     return kind
 
 
-@in_turn(FILE, where=lambda case: case["result"] == "valid")
+@in_turn(*FILES, where=lambda case: case["result"] == "valid")
 def test_what_is_valid_is_read_and_written_again(name: str, case: Any) -> None:
     kind, data = kind_of(case), bytes.fromhex(case["hex"])
     payload = kind.decode(data)
@@ -42,7 +48,7 @@ def test_what_is_valid_is_read_and_written_again(name: str, case: Any) -> None:
     assert (payload.encode() == data) == case.get("canonical", True)
 
 
-@in_turn(FILE, where=lambda case: case["result"] == "invalid")
+@in_turn(*FILES, where=lambda case: case["result"] == "invalid")
 def test_what_is_not_is_refused(name: str, case: Any) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         kind_of(case).decode(bytes.fromhex(case["hex"]))
@@ -53,5 +59,7 @@ def test_what_is_not_is_refused(name: str, case: Any) -> None:
 def test_each_payload_has_vectors_of_both_kinds() -> None:
     kinds = {name for name in wire.__all__ if hasattr(getattr(wire, name), "decode")}
     for result in ("valid", "invalid"):
-        cases = [case for case in subject(FILE)["cases"] if case["result"] == result]
+        cases = [
+            case for name in FILES for case in subject(name)["cases"] if case["result"] == result
+        ]
         assert {case["payload"] for case in cases} == kinds

@@ -125,7 +125,6 @@ def run_files(draw: st.DrawFn) -> RunFile:
     if method == "streaming":
         chosen |= {
             "fragments": draw(st.integers(1, min(every, 65_536))),
-            "overlap": draw(st.integers(0, every - 1)),
         }
     if method in ("streaming", "diloco"):
         chosen |= {"lr": draw(numbers(0.01, 100)), "momentum": draw(numbers(0, 0.99))}
@@ -252,11 +251,6 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
             "run.toml:13: [inner] decay and warmup are shares of one run: ",
         ),
         (f"{LEAST}[outer]\nevery = 3", "run.toml:11: [outer] fragments is at most every, 3"),
-        (f"{LEAST}[outer]\noverlap = 20", "run.toml:11: [outer] overlap is less than every, 20"),
-        (
-            f'{LEAST}[outer]\nmethod = "diloco"\noverlap = 2',
-            'run.toml:12: [outer] overlap is of "streaming": 0 with "diloco"',
-        ),
         (
             f'{LEAST}[outer]\nmethod = "data_parallel"\nevery = 2',
             'run.toml:12: [outer] every is 1 with method "data_parallel"',
@@ -279,6 +273,10 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
                 '"embedded"', '"a"\nkind = "image-classification"'
             ),
             "run.toml:10: [stop] tokens is of text: ",
+        ),
+        (
+            LEAST.replace("steps = 300", "hours = 2"),
+            'run.toml:9: [stop] hours alone says nothing of how many steps schedule "cosine" has',
         ),
         (f'preset = "node0"\n{LEAST}', 'run.toml:1: preset "node0" is not there yet: it splits '),
         (f'preset = "psyche"\n{LEAST}', 'run.toml:1: preset "psyche" is not there yet: it '),

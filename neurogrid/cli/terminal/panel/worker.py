@@ -1,4 +1,6 @@
-"""The worker's panel: its coordinator, what it holds and computes, and what passes between it and its peers."""
+"""The worker's panel: its coordinator, what it holds and computes, what it trains, and what passes between it and its
+peers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from neurogrid.cli.terminal.transfer_view import format_bytes, part_of
 from neurogrid.inference.sessions.board import PeerTraffic, WorkerStatus
 from neurogrid.p2p.hosts.identity import short_peer_id
 from neurogrid.p2p.hosts.machine import named_peer
+from neurogrid.training.members.status import PartStatus
 from neurogrid.worker.state import WeightSource
 
 __all__ = ["worker_view"]
@@ -30,25 +33,55 @@ SOURCES: Final = {
     WeightSource.OWN: "from the own model",
 }
 
+DOES: Final = {
+    "starting": "is about to train",
+    "ready": "is ready to train",
+    "training": "trains",
+    "averaging": "averages",
+    "waiting": "waits for work of",
+    "failed": "cannot train",
+}
 
-def worker_view(status: WorkerStatus) -> View:
-    """Make the view that the panel has of a worker."""
-    state, state_style = _state(status)
+
+def worker_view(
+    status: WorkerStatus,
+    part: PartStatus | None = None,
+    *,
+    trains: bool = False,
+    serves: bool = True,
+) -> View:
+    """Make the view that the panel has of a worker.
+
+    Args:
+        part: of it in a training run; None while it takes part in none.
+        trains, serves: what its owner lends it to.
+    """
+    state, state_style = _state(status, part, trains=trains, serves=serves)
     return View(
         title=f"NeuroGrid worker · {status.name}",
         state=state,
         state_style=state_style,
         columns=COLUMNS,
         rows=tuple(map(_row, status.peers)),
-        figures=tuple(filter(None, (_held(status), _computed(status), _came(status)))),
+        figures=tuple(
+            filter(None, (_trained(part), _held(status), _computed(status), _came(status)))
+        ),
         notes=(),
         foot=f"{named_peer(status.peer_id, status.machine)} · up {span(status.uptime)}",
     )
 
 
-def _state(status: WorkerStatus) -> tuple[str, str]:
+def _state(
+    status: WorkerStatus, part: PartStatus | None, *, trains: bool, serves: bool
+) -> tuple[str, str]:
+    if status.coordinator is None and part is not None:
+        is_well = part.state != "failed"
+        return f"{DOES[part.state]} {part.run}", "green" if is_well else "red"
     if status.coordinator is None:
-        return "waits for a coordinator", "yellow"
+        kinds = [
+            kind for kind, is_lent in (("coordinator", serves), ("training run", trains)) if is_lent
+        ]
+        return f"waits for a {' or a '.join(kinds)}", "yellow"
     if status.num_confirmed < len(status.layers_assigned):
         return "gets its layers", "cyan"
     return f"serves {named_peer(status.coordinator, status.coordinator_machine)}", "green"
@@ -71,6 +104,36 @@ def _row(peer: PeerTraffic) -> tuple[Cell, ...]:
 
 def _rate(bytes_per_second: float) -> str:
     return format_bytes(bytes_per_second) if bytes_per_second >= 1 else "-"
+
+
+def _trained(part: PartStatus | None) -> tuple[str, ...]:
+    """Say what the worker trains, and how far it is."""
+    if part is None:
+        return ()
+    figures = [f"{DOES[part.state]} {part.run}, seat {part.seat}"]
+    if part.state == "training" and part.batches:
+        done = min(part.batches_done, part.batches)
+        figures.append(f"{bar(done / part.batches)} {done} of {part.batches} batches")
+    if part.round:
+        figures.append(f"round {part.round}")
+    if part.tokens_per_second is not None:
+        figures.append(f"{part.tokens_per_second:,.0f} tokens/s")
+    if part.loss is not None:
+        figures.append(f"loss {part.loss:.4f}")
+    if part.num_samples:
+        figures.append(f"{part.num_samples:,} samples")
+    if part.memory_bytes:
+        figures.append(f"memory {format_bytes(part.memory_bytes)}")
+    if part.micro_batch:
+        figures.append(f"{part.micro_batch} samples at once")
+    if part.sent_bytes or part.received_bytes:
+        passed = (
+            f"{format_bytes(part.sent_bytes)} sent, {format_bytes(part.received_bytes)} received"
+        )
+        figures.append(passed)
+    if part.reason:
+        figures.append(part.reason)
+    return tuple(figures)
 
 
 def _held(status: WorkerStatus) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -27,10 +27,12 @@ from neurogrid.errors import (
     ConfigurationError,
     LocalProtocolError,
     NeuroGridError,
+    PeerUnreachableError,
     RequestRefusedError,
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.exchange.counters import TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
@@ -81,7 +83,7 @@ logger = logging.getLogger(__name__)
 
 # Outcomes that wait for their owner: a member that is further behind fetches the state instead.
 _MAX_BACKLOG: Final = 4
-# Results that are held for members that missed a decision.
+# Results that are held at most: the last, and before it those that not all members have computed.
 _NUM_HELD: Final = 3
 # Of a heartbeat: how often the machine is told what time it is.
 _TICKS: Final = 4
@@ -138,6 +140,11 @@ class Group:
         self._scopes: dict[int, trio.CancelScope] = {}
         self._vector: Tensor | None = None
         self._results: dict[bytes, Result] = {}
+        # Digests: of the last rounds, empty for one whose result no member has to fetch; of the last; and to deliver.
+        self._wanted: deque[bytes] = deque(maxlen=_NUM_HELD)
+        self._last_digest = b""
+        self._undelivered_digests: Counter[bytes] = Counter()
+        self._last_members = machine.members
         self._undelivered, self._undelivered_end = trio.open_memory_channel[Decided](1024)
         self._outcomes: deque[Outcome] = deque()
         self._changed = trio.Event()
@@ -170,6 +177,11 @@ class Group:
     def members(self) -> tuple[str, ...]:
         """Peer ids of the members, this one included, in the order in which they are added."""
         return tuple(member.peer for member in self._machine.members)
+
+    @property
+    def counters(self) -> TrafficCounters:
+        """Messages and bytes of the group's protocol at this member."""
+        return self._exchange.counters
 
     @property
     def leader(self) -> str | None:
@@ -432,13 +444,40 @@ class Group:
             logger.info("lost %s: %s", peer_id, reason)
             self._machine.peer_lost(peer_id, trio.current_time())
             self._act()
+            if self.is_leading:
+                self._nursery.start_soon(self._look_whether_ended, peer_id)
+
+    async def _look_whether_ended(self, peer_id: str) -> None:
+        """Dial a lost member where it listened: where nobody does any more, its process has ended."""
+        member = next((m for m in self._machine.members if m.peer == peer_id), None)
+        direct = [a for a in self._addresses_of(peer_id) if "/tcp/" in a and "p2p-circuit" not in a]
+        if member is None or not direct:
+            return
+        for address in direct:
+            try:
+                await self._exchange.host.connect(address)
+            except PeerUnreachableError as exc:
+                if not exc.is_refused:
+                    return
+            except NeuroGridError:
+                return
+            else:
+                return
+        logger.info("%s has ended", peer_id)
+        self._machine.ended(member, trio.current_time())
+        self._act()
 
     async def meet(self, peer_id: str) -> None:
         """Connect to a member, if it can be dialled: it may not know where this one is."""
         try:
-            await self._messenger.reach(peer_id)
+            await self._messenger.reach(peer_id, is_dialled_by=self._is_dialled_by(peer_id))
         except NeuroGridError as exc:
             logger.info("%s cannot be reached yet: %s", peer_id, exc)
+
+    def _is_dialled_by(self, peer_id: str) -> bool:
+        """Whether another is the one to dial: the later member, which was told of the other when it joined."""
+        order = {peer: place for place, peer in enumerate(self.members)}
+        return order.get(peer_id, -1) > order.get(self.peer_id, len(order))
 
     async def measure(self) -> None:
         """Measure the bandwidth of this member, and tell it with what it tells."""
@@ -514,7 +553,11 @@ class Group:
 
         async def reach(peer_id: str) -> None:
             try:
-                await self._messenger.reach(peer_id, patience=self.settings.grace / 2)
+                await self._messenger.reach(
+                    peer_id,
+                    patience=self.settings.grace / 2,
+                    is_dialled_by=self._is_dialled_by(peer_id),
+                )
             except NeuroGridError as exc:
                 lost[peer_id] = str(exc)
 
@@ -581,18 +624,33 @@ class Group:
         self._results[result.digest] = result
         self._reductions.hold(result)
         while len(self._results) > _NUM_HELD:
-            oldest = next(iter(self._results))
-            del self._results[oldest]
-            self._reductions.release(oldest)
+            self._release(next(iter(self._results)))
+
+    def _release(self, digest: bytes) -> None:
+        del self._results[digest]
+        self._reductions.release(digest)
+
+    def _release_old(self) -> None:
+        """Hold no longer what was not decided, and what all members had computed when it was."""
+        kept = {*self._wanted, *+self._undelivered_digests, self._last_digest}
+        for digest in [digest for digest in self._results if digest not in kept]:
+            self._release(digest)
 
     # What was decided
 
     def _note_decision(self, action: Decided) -> None:
         decision = action.decision
+        stayed = {*self._last_members} & {*decision.members}
+        self._last_members = decision.members
         if decision.is_round:
             self._vector = None
+            have_all = {member.peer for member in stayed} <= {*decision.holders}
+            self._wanted.append(b"" if have_all else decision.digest)
+            self._last_digest = decision.digest
             if self._failure is None:
+                self._undelivered_digests[decision.digest] += 1
                 self._undelivered.send_nowait(action)
+            self._release_old()
         self._messenger.keep(member.peer for member in decision.members)
         for peer_id, address in zip(decision.newcomers, decision.addresses, strict=True):
             if peer_id != self.peer_id:
@@ -608,12 +666,14 @@ class Group:
             decision = action.decision
             await self._may_deliver.wait()
             if decision.round <= self._skip_to:
+                self._note_delivered(decision)
                 continue
             try:
                 result = self._results.get(decision.digest)
                 if result is None:
                     result = await self._fetch(decision, decision.holders)
                     self._hold(result)
+                self._note_delivered(decision)
             except NeuroGridError as exc:
                 self._drop_out(
                     NotAMemberError(f"the outcome of round {decision.round} is lost here: {exc}")
@@ -637,6 +697,10 @@ class Group:
             )
             self._note_change()
 
+    def _note_delivered(self, decision: Decision) -> None:
+        self._undelivered_digests[decision.digest] -= 1
+        self._release_old()
+
     # Joining
 
     async def _take_join(self, message: TensorMessage) -> None:
@@ -648,17 +712,22 @@ class Group:
                 f"({self.layout.num_elements} elements here, {join.num_elements} there)",
                 code=ErrorCode.CONFIG_INVALID,
             )
+        member = Member(message.from_peer, join.incarnation)
         if not self._machine.is_leading:
+            self._machine.is_asked_by(member, trio.current_time())
+            self._act()
             await self._redirect(message)
             return
-        member = Member(message.from_peer, join.incarnation)
         self._messenger.note_addresses(member.peer, join.addresses)
         if member in self._machine.members:
             await self._welcome(message)  # the first answer was lost
             return
         if not self._machine.admit(member, trio.current_time(), join.addresses):
             raise RequestRefusedError(
-                "others are to join before", code=ErrorCode.BUSY, retry_after=1.0
+                "others are to join before",
+                code=ErrorCode.BUSY,
+                retry_after=1.0,
+                is_expected=True,
             )
         for other in [other for other in self._joining if other.peer == member.peer]:
             del self._joining[other]  # it asks anew
@@ -669,7 +738,10 @@ class Group:
         leader = self._machine.leader
         if leader is None or leader == self.peer_id:
             raise RequestRefusedError(
-                "the group has no leader at the moment", code=ErrorCode.BUSY, retry_after=1.0
+                "the group has no leader at the moment",
+                code=ErrorCode.BUSY,
+                retry_after=1.0,
+                is_expected=True,
             )
         await self._answer_join(message, (), (leader,))
 

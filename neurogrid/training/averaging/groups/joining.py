@@ -21,6 +21,8 @@ __all__ = ["join_group"]
 logger = logging.getLogger(__name__)
 
 _MAX_REDIRECTS: Final = 8
+# Seconds for one answer. Who has none asks again, as the same process: a question or an answer may have been lost.
+_ANSWER_TIMEOUT: Final = 5.0
 
 
 async def join_group(
@@ -47,7 +49,7 @@ async def join_group(
             except (TransportError, RemoteProtocolError) as exc:
                 # While the members look for a leader they may name each other.
                 failures.append(f"{address}: {exc}")
-        logger.info("no group yet: %s", "; ".join(failures))
+        logger.debug("no group yet: %s", "; ".join(failures))
         await trio.sleep(0.5)
 
 
@@ -59,7 +61,9 @@ async def _ask_to_join(
         message = TensorMessage(
             TrainingMessage.JOIN, request_id=new_request_id(), data=request.encode()
         )
-        answer = await exchange.request(peer_id, message, TrainingMessage.JOINED, timeout=30.0)
+        answer = await exchange.request(
+            peer_id, message, TrainingMessage.JOINED, timeout=_ANSWER_TIMEOUT
+        )
         joined = Joined.decode(answer.data)
         if joined.decisions:
             return peer_id, joined

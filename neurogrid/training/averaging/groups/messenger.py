@@ -43,6 +43,8 @@ KINDS: Final = {code: kind for kind, code in CODES.items()}
 # Seconds between two attempts to dial a peer, and for one of them.
 _REDIAL: Final = 1.0
 _DIAL_TIMEOUT: Final = 10.0
+# Seconds that a peer which is to dial this one has for it, before this one dials: one that nobody can dial never does.
+_DIALLED_WITHIN: Final = 0.25
 _ADDRESSES_OF_A_PEER: Final = 16
 
 
@@ -101,26 +103,33 @@ class Messenger:
         while any(outbox.latest for outbox in self._outboxes.values()):
             await trio.sleep(0.01)
 
-    async def reach(self, peer_id: str, *, patience: float = 0.0) -> None:
+    async def reach(
+        self, peer_id: str, *, patience: float = 0.0, is_dialled_by: bool = False
+    ) -> None:
         """Bring up the stream to a peer.
 
         Args:
-            patience: seconds to wait for a peer to dial this one, where nobody has said where it can be dialled: one
-                that has just joined was told of the others, and they were not told of it.
+            patience: seconds to wait for a peer to dial this one, where nobody has said where it can be dialled.
+            is_dialled_by: the peer reaches for this one at about the same time, and is the one of the two to dial: it
+                is given a moment to.
 
         Raises:
             TransportError: it cannot be reached.
         """
         host = self._exchange.host
         addresses = self._addresses.get(peer_id)
-        if not host.is_connected(peer_id) and addresses:
+        if not addresses or is_dialled_by:
+            await self._wait_connected(peer_id, _DIALLED_WITHIN if addresses else patience)
+        if addresses and not host.is_connected(peer_id):
             with trio.move_on_after(_DIAL_TIMEOUT):
                 await host.connect_any(addresses)
-        elif not host.is_connected(peer_id):
-            connected = self._connected.setdefault(peer_id, trio.Event())
-            with trio.move_on_after(patience):
-                await connected.wait()
         await self._exchange.open(peer_id)
+
+    async def _wait_connected(self, peer_id: str, timeout: float) -> None:
+        if not self._exchange.host.is_connected(peer_id):
+            connected = self._connected.setdefault(peer_id, trio.Event())
+            with trio.move_on_after(timeout):
+                await connected.wait()
 
     def _note_connected(self, peer_id: str) -> None:
         if (connected := self._connected.pop(peer_id, None)) is not None:

@@ -109,6 +109,7 @@ class Leader:
     is_leaving: bool = False
     cannot_adopt: bool = False
     _attempt: int = 0
+    _members: tuple[Member, ...] = ()
     _heard: dict[str, _Heard] = field(default_factory=dict)
     _joiners: dict[str, tuple[Member, tuple[str, ...]]] = field(default_factory=dict)
     _leavers: set[Member] = field(default_factory=set)
@@ -173,9 +174,8 @@ class Leader:
         Returns:
             What is decided now, if anything is. `proposed` may be another one after the call.
         """
+        self._note_members(progress.members, now)
         self.hears(self.me.peer, own, now)
-        for member in progress.members:
-            self._heard.setdefault(member.peer, _Heard(now))
         if self.proposed is not None:
             decided = self._outcome(self.proposed, progress, now)
             if decided is not None:
@@ -184,6 +184,18 @@ class Leader:
         if self.proposed is None:
             self.proposed = self._next(progress, now)
         return None
+
+    def _note_members(self, members: tuple[Member, ...], now: float) -> None:
+        """A member counts from when it is one: what was heard of another process of its name says nothing of it."""
+        before, self._members = self._members, members
+        if members != before:
+            known = {*before, *members}
+            restarted = {m.peer for m in before} & {m.peer for m in members if m not in before}
+            gone = {m.peer for m in known} - {m.peer for m in members}
+            for peer in restarted | gone:
+                self._heard.pop(peer, None)
+        for member in members:
+            self._heard.setdefault(member.peer, _Heard(now))
 
     def _forget_index(self) -> None:
         self.proposed = self.to_adopt = self._quorum_since = None
@@ -415,6 +427,9 @@ class Leader:
         patience = _GRACES_UNTIL_REMOVED * self.settings.grace
         kept: dict[str, Member] = {}
         for member in progress.members:
+            if member.peer in self._joiners and self._joiners[member.peer][0] != member:
+                kept[member.peer] = self._joiners[member.peer][0]  # the next process of its name
+                continue
             heard = self._heard[member.peer]
             is_lost = heard.gone_at is not None and now - heard.gone_at >= self.settings.grace
             is_silent = now - heard.at >= patience and member != self.me

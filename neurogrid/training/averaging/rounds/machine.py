@@ -248,11 +248,20 @@ class GroupMachine:
         Returns:
             Whether it will be; False where others are to join before, or this member does not lead.
         """
-        if self._lead is None or member in self.members:
+        if self._lead is None or member in self.members or member.peer == self.me.peer:
             return False
         is_admitted = self._lead.admits(member, addresses)
+        for before in self.members:
+            if before.peer == member.peer and is_admitted:  # that process is over
+                self._lead.dismisses(before)
+                self._lead.loses(before.peer, now)
         self._step(now)
         return is_admitted
+
+    def is_asked_by(self, member: Member, now: float) -> None:
+        """A peer asks this member, which does not lead, where to join: a member of its name is over."""
+        if any(m.peer == member.peer and m != member for m in self.members):
+            self.peer_lost(member.peer, now)
 
     # What came of what was to be done
 
@@ -284,6 +293,12 @@ class GroupMachine:
             if now - asked_at < self.settings.heartbeat and self.removed is None:
                 self._consider_candidate(sender, candidate, now)
         self.tick(now)
+
+    def ended(self, member: Member, now: float) -> None:
+        """The process of a member has ended: a leader goes on without waiting whether it comes back."""
+        if self._lead is not None and member in self.members and member != self.me:
+            self._lead.dismisses(member)
+            self._step(now)
 
     # Time
 
@@ -394,11 +409,14 @@ class GroupMachine:
         self.leader, self._candidacy, self._silent_since = sender, None, None
         self._heard_at = now
         self.waits_for = message.waits_for
+        before = self.index
         if not self._learn_all(message.decisions):
             return
-        if self._followed != (message.term, sender):
+        # After a round it has nothing to say until it has its next vector; after a change of members it may have one.
+        is_changed = self.index > before and not self.last.is_round
+        if is_changed or self._followed != (message.term, sender):
             self._followed = message.term, sender
-            self._send(sender, self.status())  # it knows nothing of this member yet
+            self._send(sender, self.status())
         if message.index > self.index:
             if message.decisions and Decision.decode(message.decisions[0]).index > self.index + 1:
                 missing = message.index - self.index

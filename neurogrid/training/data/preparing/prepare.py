@@ -197,7 +197,7 @@ def _prepare_images(
     held_out: float,
     seed: int,
 ) -> dict[str, Any]:
-    num_held = max(1, round(held_out * len(images))) if held_out else 0
+    num_held = max(1, min(round(held_out * len(images)), len(images) - 1)) if held_out else 0
     num_training = len(images) - num_held
     if num_training < 1:
         raise ConfigurationError(f"of {len(images)} images {num_held} are held out: none is left")

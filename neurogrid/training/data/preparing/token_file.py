@@ -51,7 +51,7 @@ class TokenFile:
         lengths = _write(path, pieces)
         total = int(lengths.sum())
         num_samples = total // length
-        wanted = max(1, round(held_out * num_samples)) if held_out else 0
+        wanted = max(1, min(round(held_out * num_samples), num_samples - 1)) if held_out else 0
         if num_samples < (2 if wanted else 1):
             raise ConfigurationError(
                 f"there are {total:,} tokens: a sample to train on{' and one to hold out' if wanted else ''} "

@@ -92,6 +92,13 @@ class RunFile(Section):
                 )
         elif self.stop.tokens is not None:
             raise StopSection.fault("tokens", "is of text: images have steps, rounds, or epochs")
+        goals = [key for key in self.stop.keys if getattr(self.stop, key) is not None]
+        if goals == ["hours"] and self.inner.schedule != "constant":
+            raise StopSection.fault(
+                "hours",
+                f'alone says nothing of how many steps schedule "{self.inner.schedule}" has: give another end, too, or '
+                'schedule "constant"',
+            )
         if self.outer.quorum > self.members.max:
             raise OuterSection.fault(
                 "quorum",

@@ -122,8 +122,8 @@ class StopSection(Section):
 
     Attributes:
         tokens: of all members together.
-        steps: inner steps of a member that takes as many as the run file says: rounds times `every`.
-        rounds: syncs.
+        steps: inner steps of a member that takes as many as the run file says: rounds times `OuterSection.round_steps`.
+        rounds: syncs, of a fragment each.
         hours: since the run began, those in which it did not run left out.
         epochs: times through the data.
     """
@@ -248,11 +248,10 @@ class OuterSection(Section):
     Attributes:
         method: "streaming": fragments in turn (Streaming DiLoCo); "diloco": all at once; "averaging": of weights;
             "data_parallel": of gradients, in each step.
-        every: inner steps between two syncs, of a member that takes as many as the run file says.
+        every: inner steps between two syncs of the same tensors, of a member that takes as many as the run file says.
         lr, momentum: of the outer step, SGD with Nesterov momentum.
         codec: the form of what is sent (`protocol_spec/training/forms.md`).
-        fragments: into which "streaming" deals the tensors.
-        overlap: inner steps that are taken while a fragment is on its way.
+        fragments: into which "streaming" deals the tensors; each round is about one of them.
         projected: whether members take steps by their speed, so that all finish together.
         way: "butterfly", "server" or "everybody".
         aggregator: how vectors become one.
@@ -267,7 +266,6 @@ class OuterSection(Section):
     momentum: float = 0.9
     codec: str = "f16"
     fragments: int = 4
-    overlap: int = 0
     projected: bool = True
     way: str = "butterfly"
     aggregator: str = "mean"
@@ -286,7 +284,6 @@ class OuterSection(Section):
             r"f32|f16|bf16|int8|int4|sign|topk(:[1-9][0-9]{0,2}|:[1-3][0-9]{3}|:40[0-8][0-9]|:409[0-6])?",
         ),
         "fragments": whole(1, 65_536),
-        "overlap": whole(0, 999_999),
         "projected": BOOLEAN,
         "way": one_of("butterfly", "server", "everybody"),
         "aggregator": pattern(
@@ -302,6 +299,11 @@ class OuterSection(Section):
         ),
     }
 
+    @property
+    def round_steps(self) -> int:
+        """Inner steps of a round, of a member that takes as many as the run file says."""
+        return self.every // self.fragments
+
     @classmethod
     def of(cls, method: str, **values: Any) -> OuterSection:
         """One with the defaults of a method, and these values.
@@ -316,8 +318,6 @@ class OuterSection(Section):
         for key, value in METHODS[self.method].items():
             if key != "projected" and getattr(self, key) != value:
                 raise self.fault(key, f'is {value:g} with method "{self.method}"', method)
-        if self.overlap and self.method != "streaming":
-            raise self.fault("overlap", f'is of "streaming": 0 with "{self.method}"', method)
         if self.fragments > self.every:
             raise self.fault(
                 "fragments",
@@ -325,8 +325,6 @@ class OuterSection(Section):
                 self.place_of("every"),
                 method,
             )
-        if self.overlap >= self.every:
-            raise self.fault("overlap", f"is less than every, {self.every}", self.place_of("every"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class RunLimits:
 
     # A config of 1 MiB and a run file of 64 KiB.
     start: int = 2 * MIB
-    # Contributions to eight rounds, of 4,096 ranges each, and 65,536 slices take four fifths of it.
+    # Four works of 4,096 ranges each, or 65,536 slices, take a third of it.
     control: int = MIB
 
 

@@ -66,6 +66,7 @@ MAX_WEIGHT: Final = 2**53
 """Of a work: weights are added as float64, and are exact up to here."""
 
 _MAX_VALUE: Final = 1e30
+_DIGEST_BYTES: Final = 32
 # Ranges of three integers of 5 bytes, and 4 KiB for the other keys.
 _MAX_NESTED: Final = 64 * 1024
 
@@ -81,6 +82,11 @@ class SampleRange(NamedTuple):
     slice: int
     start: int
     stop: int
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return self.stop - self.start
 
 
 def _read_ranges(flat: tuple[int, ...]) -> tuple[SampleRange, ...]:
@@ -208,6 +214,8 @@ class Report(ControlPayload):
         gradient_norm: of the last batch, before clipping; None where there is none.
         difference_norm: of the last difference; None where there is none.
         cosine: between the last difference and the aggregate of its round; None where there is none.
+        digest: BLAKE3 of the common weights after `round`, as float32 in little endian; empty while it has none.
+        sent_bytes, received_bytes: u64, of its averaging since it joined.
     """
 
     run: bytes
@@ -231,6 +239,9 @@ class Report(ControlPayload):
     gradient_norm: float | None = None
     difference_norm: float | None = None
     cosine: float | None = None
+    digest: bytes = b""
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
     _map = Map(
         "Report",
@@ -256,6 +267,9 @@ class Report(ControlPayload):
             "gradient_norm": nullable(real(0.0, _MAX_VALUE)),
             "difference_norm": nullable(real(0.0, _MAX_VALUE)),
             "cosine": nullable(real(-1.0, 1.0)),
+            "digest": optional(binary(_DIGEST_BYTES)),
+            "sent_bytes": COUNT,
+            "received_bytes": COUNT,
         },
     )
 
@@ -264,5 +278,7 @@ class Report(ControlPayload):
             raise violation("held of Report must rise")
         if len(self.saved) not in (0, BLOB_ID_BYTES) or bool(self.saved) != bool(self.saved_round):
             raise violation("Report has a saved state without its round, or a round without it")
+        if len(self.digest) not in (0, _DIGEST_BYTES):
+            raise violation(f"digest of Report must have {_DIGEST_BYTES} bytes")
         if self.state == "failed" and not self.reason:
             raise violation("Report has failed without a reason")

@@ -1,0 +1,98 @@
+// The members of a run as a list: what each does, how fast it is, what it learned, for how long it is lent.
+
+import { bytes, count, duration, shortId } from "./format.js";
+import { html, setAttributes, setText } from "./dom.js";
+import { stageColour } from "./picture.js";
+
+const STATES = {
+  asked: "is asked",
+  starting: "starting",
+  ready: "ready",
+  training: "training",
+  averaging: "averaging",
+  waiting: "waits for work",
+  failed: "failed",
+  away: "cannot be reached",
+};
+// As the page of a cluster colours them.
+const HEALTH = { failed: "lost", away: "lost", asked: "resting", starting: "receiving", averaging: "receiving", waiting: "receiving" };
+
+/** The colour of a seat, and of its cells in the rounds. */
+export function seatColour(seat) {
+  return seat == null ? "var(--quiet)" : stageColour((seat % 7) + 1);
+}
+
+export class Member {
+  constructor() {
+    this.badge = html("span", { class: "badge", "aria-hidden": "true" });
+    this.name = html("span", { class: "worker-name" });
+    this.id = html("code", { class: "worker-id" });
+    this.state = html("span", { class: "health" });
+    this.doing = html("p", { class: "worker-role" });
+    this.done = html("span", { class: "meter-own" });
+    this.meter = html("div", { class: "meter", role: "progressbar", "aria-valuemin": "0", "aria-valuemax": "100", "aria-label": "Batches of its work" }, this.done);
+    this.fast = html("span", { class: "speed-own" });
+    this.rate = html("dd");
+    this.facts = new Map();
+    const facts = ["Loss", "Cosine", "Gradient", "Memory", "At once", "Lease", "Rounds", "Late"].map((name) => {
+      const value = html("dd");
+      this.facts.set(name, value);
+      return html("div", {}, html("dt", {}, name), value);
+    });
+    this.speed = html("div", { class: "speed" }, html("dt", {}, "Tokens a second"), this.rate, html("div", { class: "speed-bar", "aria-hidden": "true" }, this.fast));
+    this.list = html("dl", { class: "facts run-facts" }, this.speed, ...facts);
+    this.versions = html("p", { class: "worker-where" });
+    this.reason = html("p", { class: "reason" });
+    this.element = html(
+      "li",
+      { class: "worker" },
+      html("div", { class: "worker-head" }, this.badge, html("div", { class: "worker-title" }, this.name, this.id), this.state),
+      this.doing,
+      this.meter,
+      this.list,
+      this.versions,
+      this.reason,
+    );
+  }
+
+  update({ member, fastest }) {
+    this.element.dataset.health = HEALTH[member.state] ?? "ready";
+    this.element.dataset.peer = member.peer_id;
+    this.element.dataset.state = member.state;
+    this.element.style.setProperty("--stage", seatColour(member.seat));
+    setText(this.badge, member.seat == null ? "·" : `${member.seat}`);
+    setText(this.name, member.name);
+    setText(this.id, shortId(member.peer_id));
+    setAttributes(this.id, { title: member.peer_id });
+    setText(this.state, STATES[member.state] ?? member.state);
+    const isBusy = member.state === "training" && member.batches > 0;
+    const done = Math.min(member.batches_done, member.batches);
+    setText(this.doing, isBusy ? `${done} of ${member.batches} batches of round ${member.round + 1}` : member.round ? `has round ${member.round}` : "");
+    this.doing.hidden = !this.doing.textContent;
+    this.meter.hidden = !isBusy;
+    if (isBusy) {
+      const percent = Math.round((100 * done) / member.batches);
+      this.done.style.width = `${percent}%`;
+      setAttributes(this.meter, { "aria-valuenow": percent });
+    }
+    this.list.hidden = member.seat == null;
+    setText(this.rate, member.tokens_per_second == null ? "–" : count(member.tokens_per_second));
+    this.fast.style.width = `${fastest ? (100 * (member.tokens_per_second ?? 0)) / fastest : 0}%`;
+    const said = {
+      Loss: member.loss?.toFixed(4),
+      Cosine: member.cosine?.toFixed(2),
+      Gradient: member.gradient_norm?.toPrecision(3),
+      Memory: member.memory_bytes ? bytes(member.memory_bytes) : undefined,
+      "At once": member.micro_batch || undefined,
+      Lease: member.lease_seconds == null ? undefined : duration(member.lease_seconds),
+      Rounds: member.num_rounds,
+      Late: member.num_late,
+    };
+    for (const [name, value] of this.facts) setText(value, `${said[name] ?? "–"}`);
+    this.facts.get("Late").classList.toggle("is-warned", member.num_late > 0);
+    setText(this.versions, ["torch", "transformers"].flatMap((name) => (member.versions[name] ? [`${name} ${member.versions[name]}`] : [])).join(" · "));
+    this.versions.hidden = !this.versions.textContent;
+    setText(this.reason, member.reason);
+    this.reason.hidden = !member.reason;
+  }
+}

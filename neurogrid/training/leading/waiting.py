@@ -1,0 +1,43 @@
+"""Waiting for members: said as it is, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from neurogrid.errors import NoRouteError
+from neurogrid.training.leading.settings import NodeProgress
+from neurogrid.training.runs.machine import RunMachine
+from neurogrid.training.runs.state import Phase
+
+__all__ = ["watch_members"]
+
+# Between two looks, in seconds.
+_PAUSE: Final = 1.0
+
+
+async def watch_members(machine: RunMachine, progress: NodeProgress, *, wait: float) -> None:
+    """Say how many members the run waits for, whenever it has too few, until the run is about to end.
+
+    Args:
+        wait: seconds, at most, that it waits each time.
+
+    Raises:
+        NoRouteError: there were too few for so long.
+    """
+    state, wanted = machine.state, machine.rules.min_members
+    since, said = trio.current_time(), -1
+    while state.phase in (Phase.WAITING, Phase.TRAINING):
+        count = len(state.occupied())
+        if count >= wanted:
+            since, said = trio.current_time(), -1
+        elif trio.current_time() - since >= wait:
+            raise NoRouteError(
+                f"the run has {count} of {wanted} members after {wait:g} s: have more join with its ticket. --resume "
+                "goes on with it, --wait waits longer, and [members] min says how many there have to be"
+            )
+        elif count != said:
+            progress.say(f"waiting for members: {count} of {wanted} are here")
+            said = count
+        await trio.sleep(_PAUSE)

@@ -1,0 +1,34 @@
+"""What a run file's method makes of the weights: differences and an outer step, or gradients and a common one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.runs.common_steps import CommonSteps
+from neurogrid.training.runs.outer_state import OuterState, RunWeights
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.trainer import TrainerSettings
+
+__all__ = ["weights_by"]
+
+
+def weights_by(
+    run: RunFile, layout: Layout, weights: Tensor, settings: TrainerSettings
+) -> RunWeights:
+    """The common weights of a run by its method.
+
+    Args:
+        layout: of the model's trained parameters.
+        weights: float32 [num_elements], a member's own.
+        settings: of the run's trainers.
+    """
+    if run.outer.method == "data_parallel":
+        return CommonSteps(layout, weights, settings.inner, total_steps=settings.total_steps)
+    return OuterState(
+        layout,
+        weights,
+        lr=run.outer.lr,
+        momentum=run.outer.momentum,
+        num_parts=run.outer.fragments,
+    )

@@ -1,0 +1,91 @@
+"""A run computed again in this process, from its journal and its data alone: what its weights have to be."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import torch
+
+from neurogrid.training.averaging.groups import Outcome
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.data.slices import slice_path
+from neurogrid.training.leading.lead import rules_of
+from neurogrid.training.runs.common_steps import CommonSteps
+from neurogrid.training.runs.entries import Assignment, DealtEntry, RoundEntry
+from neurogrid.training.runs.methods import weights_by
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
+from neurogrid.training.trainer import FileRange
+from neurogrid.training.trainer.learner import Learner
+from tests.e2e.training.run_processes import entries_of
+
+__all__ = ["recompute"]
+
+
+class _Seat:
+    """One member: a model, its optimiser, and weights of its own."""
+
+    def __init__(self, number: int, run: Path, config: str) -> None:
+        self.number = number
+        directory = RunDirectory(run)
+        self.run_file = directory.read_run()
+        data = Path(self.run_file.data.path)
+        self.data = data if (data / "manifest.json").exists() else run / "data"
+        self.manifest = Manifest.decode((self.data / "manifest.json").read_bytes())
+        self.rules = rules_of(self.run_file, self.manifest)
+        settings = trainer_settings(
+            self.run_file, config, total_steps=self.rules.total_steps, threads=1
+        )
+        self.learner = Learner(settings, None)
+        self.weights = torch.empty(self.learner.layout.num_elements)
+        self.learner.write_weights(self.weights)
+        self.state = weights_by(self.run_file, self.learner.layout, self.weights, settings)
+        self.works: deque[Assignment] = deque()
+
+    def train(self, work: Assignment) -> None:
+        ranges = [
+            FileRange(
+                slice_path(self.data, self.manifest.slices[each.slice]), each.start, each.stop
+            )
+            for each in work.ranges
+        ]
+        seed = work_seed(self.run_file.seed, self.number, work.number)
+        self.learner.read_weights(self.weights)
+        for number, ranges_of_batch in enumerate(cut_batches(ranges, self.rules.batch_samples)):
+            if not ranges_of_batch:
+                continue
+            batch, step = self.learner.reader.read(ranges_of_batch), round(work.position) + number
+            if isinstance(self.state, CommonSteps):
+                self.learner.compute_gradients(batch, number=step, seed=seed)
+                gradient = torch.empty_like(self.weights)
+                self.learner.take_gradients(gradient)
+                self.state.add(gradient, float(batch.num_samples))
+            else:
+                self.learner.step(batch, number=step, seed=seed)
+                self.learner.write_weights(self.weights)
+
+
+def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
+    """The common weights after the last round of a run in which nobody was late or lost: float32 [n]."""
+    seats = [_Seat(number, run, config) for number in range(num_seats)]
+    for entry in entries_of(run):
+        if isinstance(entry, DealtEntry):
+            for number, work in entry.works:
+                seats[number].works.append(work)
+        elif isinstance(entry, RoundEntry):
+            weights = []
+            for number, num_works in entry.contributions:
+                assert num_works == 1, "somebody was late"
+                work = seats[number].works.popleft()
+                seats[number].train(work)
+                weights.append(float(work.weight))
+            shares = torch.tensor(weights) / sum(weights)
+            mean = sum(
+                share * seats[number].state.contribution()
+                for share, (number, _) in zip(shares, entry.contributions, strict=True)
+            )
+            assert isinstance(mean, torch.Tensor)
+            for seat in seats:
+                seat.state.apply(Outcome(entry.round, mean, (), (), True))
+    return seats[0].state.common

@@ -1,0 +1,89 @@
+"""A run of real processes, as its server tells it while it goes on: who takes part, what they learn, if they agree."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.preloaded import DEADLINE
+from tests.e2e.training.run_processes import RUN_FILE, RunProcesses, open_run
+from tests.ports import free_port
+
+SEEN = """
+[stop]
+rounds = 60
+[outer]
+every = 4
+fragments = 1
+[members]
+min = 2
+[checkpoints]
+every = 4
+[eval]
+every = 4
+"""
+
+
+def url_of(run: RunProcesses) -> str:
+    run.wait(lambda: "the page of the run: " in run.log, "there is no page")
+    found = re.search(r"the page of the run: (http://127\.0\.0\.1:\d+)/", run.log)
+    assert found is not None
+    return found[1]
+
+
+def ask(url: str, path: str) -> Any:
+    answer = httpx.get(f"{url}{path}", timeout=30)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def wait_status(url: str, is_so: Any) -> dict[str, Any]:
+    until = time.monotonic() + DEADLINE
+    while True:
+        status: dict[str, Any] = ask(url, "/v1/training/status")
+        if is_so(status):
+            return status
+        assert time.monotonic() < until, status
+        time.sleep(0.02)
+
+
+def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
+    with open_run(tmp_path, free_port(), RUN_FILE + SEEN) as run:
+        run.lead("--http-port", "0", "--metrics-port", "0")
+        url = url_of(run)
+        run.join("desk")
+        wait_status(url, lambda status: status["waits"] == "waits for members: 1 of 2 are there")
+        run.join("laptop")
+        status = wait_status(url, lambda status: status["round"] >= 8 and status["rounds"])
+        assert status["phase"] in ("training", "finishing")
+        members = {member["name"]: member for member in status["members"]}
+        assert members.keys() == {"desk", "laptop"}
+        for member in members.values():
+            assert member["tokens_per_second"] > 0
+            assert 0 < member["loss"] < 10
+            assert -1 <= member["cosine"] <= 1
+            assert member["lease_seconds"] > 0
+            assert member["versions"]["torch"]
+            assert member["sent_bytes"] > 0
+        last = status["rounds"][-1]
+        assert sorted(last["names"].values()) == ["desk", "laptop"]
+        assert last["seconds"] > 0
+        assert sum(each["sent_bytes"] for each in status["rounds"]) > 0
+        assert status["num_parameters"] > 0
+        assert status["samples"]["used"] > 0
+        verdict = ask(url, "/v1/training/verify")
+        assert verdict["hash_agreement_rate"] == 1.0
+        assert verdict["num_members"] == 3  # the leader, too
+        figures = ask(url, "/v1/training/metrics")["metrics"]
+        assert figures[0]["round"] == 1
+        assert figures[-1]["loss"] < figures[0]["loss"]
+        journal = ask(url, "/v1/training/journal?most=1000")["entries"]
+        assert [entry["line"] for entry in journal] == list(range(1, len(journal) + 1))
+        assert {"run", "joined", "began", "dealt", "round"} <= {entry["kind"] for entry in journal}
+        assert ask(url, "/v1/training/checkpoints")["checkpoints"][0]["round"] == 4
+        metrics = httpx.get(f"{url}/metrics", timeout=30).text
+        assert "neurogrid_training_agreement_ratio 1.0" in metrics

@@ -1,0 +1,145 @@
+"""Runs of several processes, from a file to the last checkpoint: what they leave behind, and what they survive."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.runs.entries import RunEntry
+from neurogrid.training.runs.run_file import parse_run_file
+from tests.e2e.training.recomputed import recompute
+from tests.e2e.training.run_processes import (
+    CONFIG,
+    RUN_FILE,
+    entries_of,
+    open_run,
+    rounds_of,
+    used_samples,
+)
+from tests.ports import free_port
+
+
+def weights_of(checkpoint: Path) -> str:
+    return hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_run_leaves_behind_what_it_says(tmp_path: Path) -> None:
+    run_file = RUN_FILE + "[stop]\nsteps = 96\n[outer]\nevery = 16\n[checkpoints]\nevery = 6\n"
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead("--local-workers", "2")
+        checkpoint = run.end()
+    assert checkpoint == tmp_path / "run" / "checkpoints" / "step-96"
+    assert (run.run / "checkpoints" / "latest").resolve() == checkpoint.resolve()
+    stored = (run.run / "run.toml").read_text()
+    assert parse_run_file(stored) == parse_run_file(run_file)
+    figures = run.figures()
+    assert [line["round"] for line in figures] == list(range(1, len(figures) + 1))
+    for line in figures:
+        assert {"step", "tokens", "round", "members", "seconds"} <= line.keys()
+    losses = [line["loss"] for line in figures if "loss" in line]
+    assert losses[-1] < losses[0] - 1.0
+    held_out = [line["eval_loss"] for line in figures if "eval_loss" in line]
+    assert held_out[-1] < held_out[0]
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = tokenizer("one two three", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert torch.isfinite(model(ids).logits).all()
+    assert len(set(used_samples(run.run).values())) == 1
+    manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
+    begun = entries_of(run.run)[0]
+    assert isinstance(begun, RunEntry)
+    assert begun.slices == manifest.sizes
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+    run_file = (
+        RUN_FILE
+        + "[stop]\nrounds = 12\n[outer]\nevery = 8\nprojected = false\n[checkpoints]\nevery = 4\n[members]\nmin = 2\n"
+    )
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for directory in (whole, stopped):
+        directory.mkdir()
+    with open_run(whole, free_port(), run_file) as run:
+        run.lead("--local-workers", "2")
+        wanted = weights_of(run.end())
+    with open_run(stopped, free_port(), run_file) as run:
+        run.lead("--local-workers", "2")
+        run.wait_round(6)
+        run.kill()
+        run.lead("--local-workers", "2", "--resume")
+        checkpoint = run.end()
+    assert weights_of(checkpoint) == wanted
+    assert [entry.round for entry in rounds_of(stopped / "run")] == list(range(1, 16))
+
+
+def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
+    run_file = (
+        RUN_FILE
+        + "[stop]\nepochs = 6\n[outer]\nevery = 8\nfragments = 2\ngrace = 3.0\n[members]\nmin = 2\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead()
+        for name in ("a", "b", "c"):
+            run.join(name)
+        run.wait_round(3)
+        run.kill("b")
+        run.wait(lambda: "b is lost" in run.log, "nobody missed it")
+        run.join("b")
+        run.wait(lambda: run.log.count("b takes part") == 2, "it did not come back")
+        run.kill()
+        run.lead("--resume")
+        run.wait_round(run.rounds() + 3)
+        run.kill()
+        run.lead("--resume")
+        checkpoint = run.end()
+    rounds = [entry.round for entry in rounds_of(run.run)]
+    assert rounds == list(range(1, len(rounds) + 1))
+    manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
+    used = used_samples(run.run)
+    assert set(used.values()) == {6}
+    assert len(used) == manifest.num_samples
+    # The leader was never without a member that went on: nothing was taken back.
+    assert not [entry for entry in entries_of(run.run) if entry.kind == "resumed"]
+    figures = json.loads((checkpoint / "training" / "state.json").read_text())
+    assert figures["round"] == rounds[-1]
+
+
+def test_a_run_goes_on_with_another_number_of_members(tmp_path: Path) -> None:
+    run_file = (
+        RUN_FILE
+        + "[stop]\nepochs = 1\n[outer]\nevery = 8\nfragments = 1\n[checkpoints]\nevery = 2\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead("--local-workers", "2")
+        run.wait_round(4)
+        run.kill()
+        run.lead("--local-workers", "1", "--resume", "--wait", "3")
+        run.end()
+    manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
+    used = used_samples(run.run)
+    assert set(used.values()) == {1}
+    assert len(used) == manifest.num_samples
+
+
+@pytest.mark.parametrize("method", ["streaming", "diloco", "data_parallel"])
+def test_a_run_is_what_one_process_computes(tmp_path: Path, method: str) -> None:
+    outer = "" if method == "data_parallel" else "every = 8\n"
+    run_file = (
+        RUN_FILE
+        + f'[stop]\nrounds = 9\n[outer]\nmethod = "{method}"\n{outer}codec = "f32"\ngrace = 60.0\n'
+        + "[members]\nmin = 3\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead("--local-workers", "3")
+        checkpoint = run.end()
+    wanted = recompute(run.run, json.dumps(CONFIG), num_seats=3)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    got = torch.cat([each.detach().flatten() for each in model.parameters()])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
