@@ -247,7 +247,9 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
             reach = await open_reach(host, settings.reach)
             protocols: list[Exchange] = [protocol] if settings.serves else []
             async with (
-                open_training(host, settings, device, machine, protocols) as worker.training,
+                open_training(
+                    host, settings, device, machine, protocols, state.blobs
+                ) as worker.training,
                 keep_coordinators(protocols, settings.bootstrap),
                 # Last: a peer that finds this worker may use it.
                 open_discovery(

@@ -61,11 +61,14 @@ from neurogrid.training.trainer import (
 )
 from neurogrid.training.wire.runs import Order, Report, Start, Work
 
-__all__ = ["MemberBlobs", "Participation"]
+__all__ = ["KeepModel", "MemberBlobs", "Participation"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+KeepModel = Callable[[Path, str], Awaitable[None]]
+"""Takes the trained model out of its directory, for a run of that name."""
 
 _JOIN_TIMEOUT: Final = 120.0
 _PAUSE: Final = 1.0
@@ -115,6 +118,7 @@ class Participation:
         blobs: what comes from other peers, and what they may fetch.
         settings: what may be used.
         tell: is called whenever the report has changed.
+        keep: is given the directory with the trained model when the run has ended, and the run's name; None for nobody.
     """
 
     def __init__(
@@ -125,8 +129,10 @@ class Participation:
         blobs: MemberBlobs,
         settings: MemberSettings,
         tell: Callable[[], None],
+        keep: KeepModel | None = None,
     ) -> None:
         self.leader = leader
+        self._keep, self._is_dismissed = keep, False
         self._host, self._start, self._blobs, self._settings = host, start, blobs, settings
         self._tell = tell
         self._run_file: RunFile = parse_run_file(start.run_file)
@@ -183,6 +189,11 @@ class Participation:
             self._order = order
             self._changed.set()
 
+    def dismiss(self) -> None:
+        """The leader needs this member no more: it ends with what it has in its hands."""
+        self._is_dismissed = True
+        self._changed.set()
+
     async def run(self) -> None:
         """Take part until the run ends.
 
@@ -195,6 +206,9 @@ class Participation:
                 await self._take_part()
                 return
             except (NotAMemberError, TrainerError) as exc:
+                if self._is_dismissed:
+                    logger.info("the end of the run was not taken in: %s", exc)
+                    return
                 num_failures += 1
                 if num_failures > _MAX_RESTARTS:
                     self._fail(exc)
@@ -244,6 +258,11 @@ class Participation:
                     timeout=_JOIN_TIMEOUT,
                 ) as group:
                     await _Work(self, group, trainer, state, manifest, directory).run(own)
+                if self._keep is not None and state.round:
+                    # As the leader writes its last checkpoint: the same bits.
+                    trainer.weights.copy_(state.common)
+                    await trainer.save(directory / "trained")
+                    await self._keep(directory / "trained", self._run_file.name)
 
     async def _take_saved(self, trainer: Trainer, directory: Path) -> Tensor | None:
         """Take over the optimiser of the seat, as it was saved; its own weights, where it had such."""
@@ -327,7 +346,8 @@ class _Work:
 
     def _is_over(self) -> bool:
         order = self._order()
-        return order is not None and order.ends and self._work_at_hand() is None
+        is_told = self._part._is_dismissed or (order is not None and order.ends)
+        return is_told and self._work_at_hand() is None
 
     async def _next_work(self) -> Work | None:
         """The next work, when it is there; None at the end of the run. Rounds go on meanwhile."""

@@ -27,7 +27,7 @@ from neurogrid.p2p.wire import MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.data.blob_files import OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
-from neurogrid.training.members.participation import MemberBlobs, Participation
+from neurogrid.training.members.participation import KeepModel, MemberBlobs, Participation
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
@@ -64,6 +64,8 @@ MEMBER_TAKES: Final[Table] = {
 """The roles that a member takes each message from."""
 
 _HEARTBEAT: Final = 1.0
+# Seconds that a member has to end after it was dismissed, and to keep what was trained.
+_FAREWELL: Final = 30.0
 # Between two reports, where something changes all the time.
 _SMALLEST_PAUSE: Final = 0.05
 _LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors")
@@ -85,10 +87,18 @@ class MemberService:
         host: this peer's.
         settings: what may be used.
         directory: for slices, private to this process where the settings name none.
+        keep: takes each model that was trained; None for nobody.
     """
 
-    def __init__(self, host: Host, settings: MemberSettings, directory: Path) -> None:
-        self._host, self._settings = host, settings
+    def __init__(
+        self,
+        host: Host,
+        settings: MemberSettings,
+        directory: Path,
+        *,
+        keep: KeepModel | None = None,
+    ) -> None:
+        self._host, self._settings, self._keep = host, settings, keep
         self.exchange = Exchange(host, run_table(), role="worker", name=settings.name)
         authorise(self.exchange, MEMBER_TAKES)
         providers = Providers()
@@ -144,6 +154,7 @@ class MemberService:
                         self._blobs,
                         self._settings,
                         self._report_changed.set,
+                        self._keep,
                     )
                     nursery.start_soon(self._report, part)
                     logger.info("takes part in run %s of %s", start.run.hex(), leader)
@@ -207,8 +218,9 @@ class MemberService:
         self._leases.release(sender_of(message), dismiss.run)
         if part is not None and (part.leader, part.run_id) == (sender_of(message), dismiss.run):
             logger.info("the leader needs this machine no more: %s", dismiss.reason)
+            part.dismiss()
             if self._scope is not None:
-                self._scope.cancel()
+                self._scope.deadline = trio.current_time() + _FAREWELL
 
     async def _answer(self, message: TensorMessage, code: MessageCode, data: bytes) -> None:
         await self.exchange.send(

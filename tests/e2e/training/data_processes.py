@@ -129,8 +129,9 @@ def start_run_worker(
     directory: Path, name: str, *options: str
 ) -> AbstractContextManager[RunProcess]:
     """A worker that joins the run in directory/run by its ticket."""
-    cluster = ("--cluster", f"{name}.cluster", "--join", "@run/cluster/ticket", "--no-cache")
-    return start(directory, name, *WORKER, *cluster, *LOOPBACK, *options)
+    cluster = ("--cluster", f"{name}.cluster", "--join", "@run/cluster/ticket")
+    cache = ("--cache-dir", f"{name}.cache")
+    return start(directory, name, *WORKER, *cluster, *cache, *LOOPBACK, *options)
 
 
 def prepared_text(out: Path) -> Path:

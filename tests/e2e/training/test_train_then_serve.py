@@ -68,7 +68,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_workers_that_have_trained_serve(prepared: Path, tmp_path: Path) -> None:
-    """The same processes: neither the leader's end nor the run that they were in keeps them from it."""
+    """The same processes: neither the leader's end nor the run that they were in keeps them from it. They have the
+    layers that they have trained, and no byte of those is sent."""
     write_run_file(tmp_path, str(prepared), rounds=2)
     where = ("--listen", free_address())
     with (
@@ -83,6 +84,7 @@ def test_workers_that_have_trained_serve(prepared: Path, tmp_path: Path) -> None
             answer = complete(url_of(server), 8)
             assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == expected_text(checkpoint, 8)
+            assert "sent" not in server.log
         for worker in (first, second):
             assert worker.process.poll() is None
             assert "takes part in run" in worker.log
