@@ -1,7 +1,8 @@
 """The leader of a run: finds members, deals work, follows the group that averages, and keeps what comes of it.
 
 What is decided is the matter of `runs.machine`; here it is told what happens, and what it says is written down, told to
-members and done.
+members and done. More than 600 lines, since what members report, what the group decides and what the leader orders are
+one conversation about the same state.
 
 Source: protocol_spec/training/runs.md.
 """
@@ -88,7 +89,8 @@ LEADER_TAKES: Final[Table] = {
 
 _HEARTBEAT: Final = 1.0
 _ASK_TIMEOUT: Final = 10.0
-_GATHERING: Final = 0.4  # seconds in which offers are compared: they are kept for half a second
+# Seconds in which offers are compared, where there are more workers than room: they are kept for half a second.
+_GATHERING: Final = 0.4
 _JOIN_TIMEOUT: Final = 15.0
 _RETRY: Final = 3.0
 _MOMENT: Final = 2.0
@@ -134,9 +136,7 @@ class _Peer:
     seat: int | None = None
     name: str = ""
     is_started: bool = False
-    is_enlisting: bool = False
     report: Report | None = None
-    order: Order | None = None
     num_orders: int = 0
     num_failures: int = 0
     versions: dict[str, str] = field(default_factory=dict)
@@ -184,11 +184,9 @@ class Leader:
         self._is_anew = is_anew
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
-        self._offers: dict[str, tuple[Offer, float]] = {}
         self._group: Group | None = None
-        self._members: frozenset[Occupant] = (
-            frozenset()
-        )  # after the last decision that was looked at
+        # After the last decision that was looked at.
+        self._members: frozenset[Occupant] = frozenset()
         self._changed = RenewedEvent()
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
@@ -439,9 +437,8 @@ class Leader:
     def _on_opened(self, peer_id: str, hello: Hello) -> None:
         if hello.role == "worker":
             peer = self._peers.setdefault(peer_id, _Peer(name=hello.name))
-            peer.is_started = (
-                False  # it may be another process; one that takes part goes on with it
-            )
+            # It may be another process; one that takes part goes on with it.
+            peer.is_started = False
             self._changed.set()
 
     def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
@@ -472,20 +469,7 @@ class Leader:
                 and self._host.is_connected(peer_id)
             ]
             if free and self._machine.state.phase in (Phase.WAITING, Phase.TRAINING):
-                self._offers.clear()
-                async with trio.open_nursery() as nursery:
-                    for peer_id in free:
-                        nursery.start_soon(self._ask, peer_id, need)
-                bids = {
-                    peer_id: Bid(
-                        Resources(offer.memory, offer.storage, offer.cores, offer.gpu), offer.price
-                    )
-                    for peer_id, (offer, _) in self._offers.items()
-                }
-                for peer_id in choose_offers(bids, need):
-                    known = self._machine.state.seat_of(peer_id) is not None
-                    if known or self._machine.has_room:
-                        await self._start(peer_id, *self._offers[peer_id])
+                await self._enlist(free, need)
             pause = (
                 _RETRY if any(not peer.is_started for peer in self._peers.values()) else math.inf
             )
@@ -493,7 +477,36 @@ class Leader:
                 await self._changed.wait()
                 await trio.sleep(0.05)
 
-    async def _ask(self, peer_id: str, need: Need) -> None:
+    async def _enlist(self, peers: Sequence[str], need: Need) -> None:
+        """Ask workers, and start those that fit: as they answer, or the best where there are more than there is room
+        for."""
+        if self._machine.num_free >= len(peers):
+            async with trio.open_nursery() as nursery:
+                for peer_id in peers:
+                    nursery.start_soon(self._ask_and_start, peer_id, need)
+            return
+        offers: dict[str, tuple[Offer, float]] = {}
+
+        async def ask(peer_id: str) -> None:
+            if (offered := await self._ask(peer_id, need)) is not None:
+                offers[peer_id] = offered
+
+        with trio.move_on_after(_GATHERING):
+            async with trio.open_nursery() as nursery:
+                for peer_id in peers:
+                    nursery.start_soon(ask, peer_id)
+        for peer_id in choose_offers(
+            {peer: _bid(offer) for peer, (offer, _) in offers.items()}, need
+        ):
+            if self._machine.state.seat_of(peer_id) is not None or self._machine.num_free:
+                await self._start(peer_id, *offers[peer_id])
+
+    async def _ask_and_start(self, peer_id: str, need: Need) -> None:
+        if (offered := await self._ask(peer_id, need)) is not None:
+            await self._start(peer_id, *offered)
+
+    async def _ask(self, peer_id: str, need: Need) -> tuple[Offer, float] | None:
+        """What a worker offers, and when it was asked; None where it offers nothing that will do."""
         ask = Ask(
             run=self._facts.run_id,
             memory=need.memory,
@@ -508,15 +521,14 @@ class Leader:
             offer = Offer.decode(answer.data)
         except PeerRefusedError as exc:
             self._note_refusal(peer_id, str(exc))
-            return
+            return None
         except NeuroGridError as exc:
             logger.info("%s was asked, and does not answer: %s", peer_id, exc)
-            return
-        bid = Bid(Resources(offer.memory, offer.storage, offer.cores, offer.gpu), offer.price)
-        if reason := lacking(bid, need):
+            return None
+        if reason := lacking(_bid(offer), need):
             self._note_refusal(peer_id, reason)
-            return
-        self._offers[peer_id] = offer, asked_at
+            return None
+        return offer, asked_at
 
     def _note_refusal(self, peer_id: str, reason: str) -> None:
         peer = self._peers.get(peer_id)
@@ -631,7 +643,8 @@ class Leader:
         peer.num_failures += 1
         peer.is_started = False
         peer.report = None
-        self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}")
+        end = "; it is not asked again" if peer.num_failures >= _MAX_FAILURES else ""
+        self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}{end}")
         seat = self._machine.state.seat_of(peer_id)
         # One that is in the group leaves it by a decision: what it contributed before comes first.
         if seat is not None and seat.occupant not in self._members:
@@ -729,6 +742,10 @@ class Leader:
                         nursery.start_soon(
                             self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
                         )
+
+
+def _bid(offer: Offer) -> Bid:
+    return Bid(Resources(offer.memory, offer.storage, offer.cores, offer.gpu), offer.price)
 
 
 def _called(peer: _Peer, peer_id: str) -> str:

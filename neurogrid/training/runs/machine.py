@@ -119,9 +119,9 @@ class RunMachine:
         return entries
 
     @property
-    def has_room(self) -> bool:
-        """Whether a peer that has no seat can get one."""
-        return len(self.state.occupied()) + len(self._reserved) < self.rules.max_members
+    def num_free(self) -> int:
+        """Peers without a seat that can get one."""
+        return self.rules.max_members - len(self.state.occupied()) - len(self._reserved)
 
     # What happens
 

@@ -107,7 +107,7 @@ def drive(cluster: Cluster, data: st.DataObject) -> None:
     events = ("join", "lose", "average", "late", "ahead", "restart", "resume", "speed", "again")
     for event in data.draw(st.lists(st.sampled_from(events), max_size=40)):
         peers = sorted(cluster.members)
-        if event == "join" and cluster.machine.has_room:
+        if event == "join" and cluster.machine.num_free:
             cluster.join()
         elif event == "average":
             cluster.average()
