@@ -56,7 +56,7 @@ class Forwarder:
 
         def take() -> None:
             free_at = time.monotonic()  # when the link has sent what it was given
-            while data := source.recv(PIECE):
+            while data := _received(source):
                 now = time.monotonic()
                 free_at = max(free_at, now) + len(data) / self._rate
                 with changed:
@@ -86,6 +86,13 @@ class Forwarder:
 
         for work in (take, give):
             threading.Thread(target=work, daemon=True).start()
+
+
+def _received(source: socket.socket) -> bytes:
+    try:
+        return source.recv(PIECE)
+    except OSError:  # it was killed
+        return b""
 
 
 def main() -> None:

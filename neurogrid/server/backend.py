@@ -21,6 +21,8 @@ RETRY_AFTER = 5.0
 # For answers that are under way when the server is told to end: those that take longer get an error in the second that
 # is left of a command's farewell (`cli.common.FAREWELL_TIMEOUT`). Seconds.
 FINISH_TIMEOUT = 4.0
+# For a moment without any request, before new ones are refused so that there is one. Seconds.
+DRAIN_PATIENCE = 20.0
 
 
 class Backend:
@@ -39,6 +41,7 @@ class Backend:
         self._has_served = False
         self._num_requests = 0
         self._is_ending = False
+        self._pause = ""
         self.gave_up = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -46,7 +49,7 @@ class Backend:
     @contextmanager
     def serving(self, coordinator: Coordinator) -> Iterator[None]:
         """`coordinator` is there while the block runs."""
-        self._coordinator = coordinator
+        self._coordinator, self._pause = coordinator, ""
         try:
             yield
         finally:
@@ -79,11 +82,27 @@ class Backend:
         self.gave_up.set()
         await self._idle.wait()
 
+    async def drain(self, reason: str) -> None:
+        """Wait until no request is under way; from then on until another coordinator serves, none is taken.
+
+        Requests are taken while there may be such a moment by itself, but not for ever.
+
+        Args:
+            reason: that is told to those whose requests are not taken.
+        """
+        with trio.move_on_after(DRAIN_PATIENCE):
+            while self._num_requests:
+                await self._idle.wait()
+        self._pause = reason
+        await self._idle.wait()
+
     @property
     def why_not_ready(self) -> str | None:
         """The reason why no request can be served now; None where there is none."""
         if self._is_ending:
             return "the server is about to end"
+        if self._pause:
+            return self._pause
         if self._coordinator is None:
             return "ending" if self._has_served else self._board.doing
         return self._coordinator.why_not_ready
@@ -95,7 +114,7 @@ class Backend:
         Raises:
             APIError: 503, there is none yet, or none any more.
         """
-        if self._coordinator is None or self._is_ending:
+        if self._coordinator is None or self._is_ending or self._pause:
             raise self.not_ready(self.why_not_ready or "")
         return self._coordinator
 

@@ -21,7 +21,7 @@ from neurogrid.node.events import MAX_SUBSCRIBERS, EventKind
 from neurogrid.server.app import make_app
 from neurogrid.server.cluster.merge_patch import merge_patch, without_nulls
 from neurogrid.server.cluster.routes import cluster_routes
-from neurogrid.server.page.routes import page_routes
+from neurogrid.server.page.routes import SERVING, TRAINING, page_routes
 from tests.unit.test_status import FakeFleet, board, clock, counters, fleet
 
 __all__ = ["board", "clock", "counters", "fleet"]  # fixtures
@@ -251,11 +251,14 @@ def test_an_event_is_one_line(board: StatusBoard) -> None:
 
 STATIC = Path(neurogrid.server.page.routes.__file__).parent / "static"
 PAGE_PATHS = [
-    "/" if file.name == "index.html" else f"/static/{file.name}" for file in STATIC.iterdir()
+    "/",
+    *(f"/static/{file.name}" for file in STATIC.iterdir() if file.suffix != ".html"),
 ]
+PAGES = pytest.mark.parametrize("page", [SERVING, TRAINING])
 
 
-def test_the_page_and_its_files() -> None:
+@PAGES
+def test_a_page_and_its_files(page: str) -> None:
     assert {"/", "/static/style.css", "/static/main.js"} <= set(PAGE_PATHS)
     for path in PAGE_PATHS:
 
@@ -269,17 +272,18 @@ def test_the_page_and_its_files() -> None:
             again = await client.get(path, headers={"If-None-Match": answer.headers["etag"]})
             assert (again.status_code, again.content) == (304, b"")
 
-        asked(make_app([], open_routes=page_routes()), ask)
+        asked(make_app([], open_routes=page_routes(page)), ask)
 
 
-def test_the_page_names_only_what_is_there_and_runs_nothing_inline() -> None:
+@PAGES
+def test_a_page_names_only_what_is_there_and_runs_nothing_inline(page: str) -> None:
     texts: dict[str, str] = {}
 
     async def ask(client: httpx.AsyncClient) -> None:
         for path in PAGE_PATHS:
             texts[path] = (await client.get(path)).text
 
-    asked(make_app([], open_routes=page_routes()), ask)
+    asked(make_app([], open_routes=page_routes(page)), ask)
     del (
         texts["/static/marked.js"],
         texts["/static/marked-license.txt"],
@@ -290,5 +294,4 @@ def test_the_page_names_only_what_is_there_and_runs_nothing_inline() -> None:
         assert set(named) <= set(PAGE_PATHS), path
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|eval\(", text), path
         assert not re.search(r"https?://(?!www\.w3\.org/)", text), path
-    page = texts["/"]
-    assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=", page)
+    assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=", texts["/"])

@@ -241,6 +241,7 @@ HOUSE = (
         frozenset(),
         COMMAND_LINE,
     ),
+    training(".leading.progress", frozenset()),
     # Trackers, by whoever knows them all.
     Room(
         "neurogrid.training.leading.tracking",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +27,11 @@ from neurogrid.cli.commands.coordinator_options import (
     add_worker_options,
 )
 from neurogrid.cli.commands.diagnose import diagnose
+from neurogrid.cli.commands.follow import ServedRun
 from neurogrid.cli.commands.prompt import read_prompt, write_completion
 from neurogrid.cli.commands.serve import (
     SERVING_SESSIONS,
+    Server,
     add_serving_options,
     open_server,
     serving_options,
@@ -274,6 +276,9 @@ async def _serve(
             if options.cluster or options.new_cluster:
                 _judge_cluster(options)  # whoever has the port may have that, too, which says more
             raise
+        run = ServedRun.of(options.model, follows=options.follow)
+    if run is not None and options.follow:
+        await run.wait_first(screen)
     await find_model(options, screen, lambda: _judge_places(options))
     with ending_at_once():
         where = _listening(options)
@@ -299,12 +304,34 @@ async def _serve(
                 lambda: coordinator_view(server.board.status(), url=server.url, encoding=encoding),
             )
             await stack.enter_async_context(panel)
-        coordinator = await stack.enter_async_context(
-            _open_coordinator(options, where, shown, board=server.board)
-        )
-        farewells.append(server.finish)
-        await server.serve(coordinator, screen)
+        await _serve_all(options, where, shown, server, run, screen, farewells)
     return ExitStatus.OK
+
+
+async def _serve_all(
+    options: argparse.Namespace,
+    where: Listening,
+    shown: JoinLine,
+    server: Server,
+    run: ServedRun | None,
+    screen: Screen,
+    farewells: list[Callable[[], Awaitable[None]]],
+) -> None:
+    """Serve a model until cancelled; of a run that is followed, one checkpoint after the other.
+
+    A worker has one coordinator and one model at a time: the next coordinator begins when the last has ended.
+    """
+    until = run.wait_newer if run is not None and options.follow else trio.sleep_forever
+    while True:
+        with run.take() if run is not None else nullcontext(options.model) as options.model:
+            async with _open_coordinator(options, where, shown, board=server.board) as coordinator:
+                if not farewells:
+                    farewells.append(server.finish)
+                    screen.print(server.url)
+                await server.serve(coordinator, until)
+        screen.say("there is a new checkpoint, which is served next")
+        if options.new_cluster:
+            options.cluster, options.new_cluster = options.new_cluster, None  # it is made now
 
 
 def _listening(options: argparse.Namespace) -> Listening:

@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from neurogrid.cli.options.common import port_number, positive_float, positive_i
 from neurogrid.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from neurogrid.cli.terminal.screen import Screen
     from neurogrid.inference.board.status_board import StatusBoard
     from neurogrid.inference.generation.coordinator import Coordinator
     from neurogrid.server.backend import Backend
@@ -62,6 +61,12 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_HTTP_PORT,
         metavar="PORT",
         help="port of the OpenAI API, 0 for a free one (default %(default)s)",
+    )
+    group.add_argument(
+        "--follow",
+        action="store_true",
+        help="of a training run that goes on: serve each new checkpoint; what is being answered ends with the one that "
+        "it began with",
     )
     group.add_argument(
         "--http-host",
@@ -147,11 +152,13 @@ class Server:
     _backend: Backend
     _metrics: CoordinatorMetrics
 
-    async def serve(self, coordinator: Coordinator, screen: Screen) -> None:
-        """Serve what `coordinator` generates until cancelled; prints the URL."""
+    async def serve(
+        self, coordinator: Coordinator, until: Callable[[], Awaitable[None]] = trio.sleep_forever
+    ) -> None:
+        """Serve what `coordinator` generates: until then, and until what is being answered has ended."""
         with self._backend.serving(coordinator), self._metrics.of(coordinator):
-            screen.print(self.url)
-            await trio.sleep_forever()
+            await until()
+            await self._backend.drain("the next checkpoint is being put on the workers")
 
     async def finish(self) -> None:
         """Take no new request, and wait for those that are under way."""

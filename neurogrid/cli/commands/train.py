@@ -300,15 +300,17 @@ class TrainingLines:
 
     def say(self, text: str) -> None:
         """Say something, on a line of its own."""
-        self._screen.say(text)
+        if not self._screen.is_live:  # else the panel does
+            self._screen.say(text)
 
     def warn(self, text: str) -> None:
         """Say what went wrong, and what is done about it."""
-        self._screen.say(text)
+        if not self._screen.is_live:
+            self._screen.say(text)
 
     def metrics(self, figures: Mapping[str, float]) -> None:
         """Say how far the run is."""
-        if not self._screen.is_live:  # else the panel does
+        if not self._screen.is_live:
             self._screen.say(told(figures), event="metrics", figures=dict(figures))
 
 

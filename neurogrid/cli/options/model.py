@@ -1,22 +1,26 @@
-"""Which model: a directory, or a name at a hub, which is a directory once it is in the cache."""
+"""Which model: a directory, of a run that of its newest checkpoint, or a name at a hub, which is a directory once it is
+in the cache."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from neurogrid.cli.signals import ending_at_once
 from neurogrid.cli.terminal.screen import Screen
 from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import ModelName, model_place
 
-__all__ = ["HUB_NAMES", "add_offline_option", "find_model", "model_place"]
+if TYPE_CHECKING:
+    from neurogrid.training.runs.run_directory import RunDirectory
+
+__all__ = ["HUB_NAMES", "add_offline_option", "find_model", "model_place", "run_of"]
 
 HUB_NAMES: Final = (
-    "a directory with config.json, safetensors and tokenizer, a file in GGUF, or OWNER/NAME[:QUANT][@REVISION] at a "
-    "hub, which is fetched unless the cache has it"
+    "a directory with config.json, safetensors and tokenizer, that of a training run, a file in GGUF, or "
+    "OWNER/NAME[:QUANT][@REVISION] at a hub, which is fetched unless the cache has it"
 )
 
 
@@ -32,7 +36,8 @@ def add_offline_option(group: argparse._ArgumentGroup | argparse.ArgumentParser)
 async def find_model(
     options: argparse.Namespace, screen: Screen, judge: Callable[[], object] = lambda: None
 ) -> None:
-    """Put the directory of a model that is named where the options have its name, fetched if need be.
+    """Put the directory of a model that is named where the options have its name, fetched if need be; and that of the
+    newest checkpoint where they have a training run.
 
     Args:
         judge: raises what else is wrong with the options: called before anything is fetched.
@@ -44,6 +49,35 @@ async def find_model(
         options.model = await named_model(
             options.model, screen, is_offline=options.offline, judge=judge
         )
+    elif options.model is not None:
+        found = _checkpoint_of(options.model)
+        if found != options.model and getattr(options, "model_name", None) is None:
+            # Checkpoints come and go; what clients ask for stays.
+            options.model_name = options.model.resolve().name
+        options.model = found
+
+
+def run_of(path: Path) -> RunDirectory | None:
+    """The training run that is kept in a directory; None where there is none, or a model."""
+    from neurogrid.training.runs.run_directory import RunDirectory
+
+    run = RunDirectory(path)
+    return run if run.has_run and not (path / "config.json").exists() else None
+
+
+def _checkpoint_of(path: Path) -> Path:
+    """The newest checkpoint of the run that is kept in a directory; any other path as it is.
+
+    Raises:
+        ConfigurationError: the run has no checkpoint yet.
+    """
+    run = run_of(path)
+    if run is None:
+        return path
+    checkpoint = run.latest_checkpoint()
+    if checkpoint is None:
+        raise ConfigurationError(f"the training run in {path} has written no checkpoint yet")
+    return checkpoint
 
 
 async def named_model(

@@ -22,6 +22,7 @@ from typing import Final
 from neurogrid.node.events import EventBus, EventKind, Severity
 from neurogrid.node.histogram import WAIT_SECONDS, Histogram
 from neurogrid.training.data.dealing import SampleState
+from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.progress import QuietProgress
 from neurogrid.training.leading.status import (
     CheckpointStatus,
@@ -45,13 +46,12 @@ from neurogrid.training.runs.entries import (
 )
 from neurogrid.training.runs.journal import Recorded
 from neurogrid.training.runs.learning import Learning, judge_learning
-from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.run_directory import Figures
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
 from neurogrid.training.wire.runs import Report
 
-__all__ = ["LeaderLook", "PeerLook", "RoundStatistics", "RunBoard"]
+__all__ = ["RoundStatistics", "RunBoard"]
 
 NUM_ROUNDS: Final = 40
 """Rounds that a status has."""
@@ -65,51 +65,9 @@ MAX_FIGURES: Final = 4096
 # Over so many rounds it is judged whether the run learns, and how fast it is.
 _NUM_JUDGED: Final = 200
 _NUM_PACE: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLook:
-    """A worker, as its leader has it at the moment.
-
-    Attributes:
-        seat: that it has, or that is reserved for it.
-        is_connected: whether it can be reached.
-        report: its last; None for none.
-        lease_seconds: until its lease ends; None where it has none.
-    """
-
-    peer_id: str
-    name: str
-    seat: int | None
-    is_connected: bool
-    report: Report | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    lease_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderLook:
-    """A leader at the moment.
-
-    Attributes:
-        waits_for: peer ids that the open round waits for.
-        seconds: that the run has taken.
-        num_parameters: that are trained.
-        digest: of the common weights that the leader has, after round `applied`.
-        sent_bytes, received_bytes: of the leader's averaging.
-    """
-
-    peer_id: str
-    state: RunState
-    rules: Rules
-    peers: Sequence[PeerLook]
-    waits_for: Sequence[str] = ()
-    seconds: float = 0.0
-    num_parameters: int = 0
-    applied: int = 0
-    digest: bytes = b""
-    sent_bytes: int = 0
-    received_bytes: int = 0
+# Times what a round usually takes, and seconds at least, after which it is said for whom it waits.
+_LATE: Final = 1.3
+_LATE_SECONDS: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -507,7 +465,8 @@ class RunBoard(QuietProgress):
         there = len(state.occupied())
         if there < least:
             return f"waits for members: {there} of {least} are there"
-        if any(each.state == "averaging" for each in members):
+        late = self._clock() - self._last_at > max(_LATE * self._usual_seconds(), _LATE_SECONDS)
+        if late and any(each.state == "averaging" for each in members):
             busy = _waited_for(members)
             if busy:
                 return f"round {state.round + 1} waits for {', '.join(busy)}"

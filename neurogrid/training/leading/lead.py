@@ -36,7 +36,7 @@ from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
-from neurogrid.training.runs.entries import RunEntry
+from neurogrid.training.runs.entries import ResumedEntry, RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.methods import weights_by
@@ -140,7 +140,7 @@ async def _lead(
         run_id = _begin(journal, run, data.manifest, identity)
         directory.run_file.write_text(run.text(), encoding="utf-8")
         checkpoint = _latest(directory)
-        state = _replayed(journal, data.manifest, run)
+        state = _replayed(journal, data.manifest, run, checkpoint)
         if state.round and checkpoint is None and not state.occupied():
             raise ConfigurationError(
                 f"{directory.path}: the run has rounds, and no checkpoint to go on from"
@@ -329,10 +329,16 @@ def _begin(journal: Journal, run: RunFile, manifest: Manifest, identity: Identit
     return entry.run
 
 
-def _replayed(journal: Journal, manifest: Manifest, run: RunFile) -> RunState:
-    state = RunState(manifest.sizes, seed=run.seed, num_epochs=None)
-    for recorded in journal.entries:
-        state.apply(recorded.entry)
+def _replayed(
+    journal: Journal, manifest: Manifest, run: RunFile, checkpoint: RunCheckpoint | None
+) -> RunState:
+    entries = [recorded.entry for recorded in journal.entries]
+    resumable = {entry.round for entry in entries if isinstance(entry, ResumedEntry)}
+    if checkpoint is not None:
+        resumable.add(int(checkpoint.state["round"]))
+    state = RunState(manifest.sizes, seed=run.seed, resumable=resumable)
+    for entry in entries:
+        state.apply(entry)
     return state
 
 

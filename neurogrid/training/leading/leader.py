@@ -38,8 +38,8 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
-from neurogrid.training.leading.board import LeaderLook, PeerLook
 from neurogrid.training.leading.keeper import Keeper
+from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.waiting import watch_members
@@ -239,7 +239,6 @@ class Leader:
             applied=self._state.round,
             digest=self._digest,
             sent_bytes=counters.total(Direction.SENT).num_bytes,
-            received_bytes=counters.total(Direction.RECEIVED).num_bytes,
         )
 
     # The run
@@ -359,6 +358,11 @@ class Leader:
         while True:
             for decision in group.history:
                 if decision.index > self._machine.state.index:
+                    after = self._machine.state.round
+                    if decision.round > after + decision.is_round:
+                        raise GroupLostError(
+                            f"what round {after + 1} used is not known: the group tells of it no more"
+                        )
                     await self._keeper.wait_room()
                     self._decided(
                         Decision(
@@ -629,7 +633,8 @@ class Leader:
         peer.report = None
         self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}")
         seat = self._machine.state.seat_of(peer_id)
-        if seat is not None:
+        # One that is in the group leaves it by a decision: what it contributed before comes first.
+        if seat is not None and seat.occupant not in self._members:
             self._machine.left(seat.number, reason)
         self._machine.release(peer_id)
         self._book.drop(peer_id)

@@ -369,7 +369,7 @@ class _Work:
             await self._add_gradients(self._state, work, batches, seed)
             return
         trained = await self._trainer.train(
-            batches, step=round(work.position), seed=seed, on_batch=told
+            batches, step=work.position, stride=work.stride, seed=seed, on_batch=told
         )
         if trained.not_finite:
             raise TrainerError(trained.not_finite)
@@ -385,7 +385,7 @@ class _Work:
     ) -> None:
         for number, batch in enumerate(batches):
             gradient = await self._trainer.gradient(
-                batch, step=round(work.position) + number, seed=seed
+                batch, step=int(work.position) + number, seed=seed
             )
             if gradient.not_finite:
                 raise TrainerError(gradient.not_finite)

@@ -241,14 +241,14 @@ class RunMachine:
             if self._is_trained():
                 self._finish(f"{state.num_used} samples were trained on")
             elif self._is_last_round():
-                for seat in list(state.seats.values()):
-                    if seat.works:
-                        self._leave(seat.number, "its last work came after the last round")
                 self._finish(f"{state.round} rounds were made")
         if state.phase is Phase.TRAINING and self._has_quorum():
             while self._deal():
                 pass
-        if state.phase is Phase.FINISHING and not any(seat.works for seat in state.seats.values()):
+        if state.phase is Phase.FINISHING and not self._waits_to_end():
+            for seat in list(state.seats.values()):
+                if seat.works:
+                    self._leave(seat.number, "its last work came after the last round")
             self._note(EndEntry(state.reason))
 
     def _has_quorum(self) -> bool:
@@ -262,6 +262,15 @@ class RunMachine:
         most = self.rules.max_rounds
         return most is not None and self.state.round >= most
 
+    def _waits_to_end(self) -> bool:
+        """Whether a work that was dealt is to be in a round yet. Where rounds are counted, one that is late need not."""
+        is_counted = self._is_last_round()
+        return any(
+            not (is_counted and work.ranges)
+            for seat in self.state.seats.values()
+            for work in seat.works
+        )
+
     def _finish(self, reason: str) -> None:
         """Deal nothing but the syncs of those parts of the weights that had no turn since the last steps."""
         self._note(StoppingEntry(reason))
@@ -269,6 +278,7 @@ class RunMachine:
             (seat.number, self.state.deal(seat.number, 0, weight=self.rules.batch_samples))
             for _ in range(self.rules.num_parts - 1)
             for seat in self.state.occupied()
+            if not (self._is_last_round() and any(work.ranges for work in seat.works))
         ]
         if works:
             self._entries.append(DealtEntry(tuple(works)))

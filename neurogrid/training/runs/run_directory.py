@@ -51,6 +51,14 @@ class RunDirectory:
         """The directory of checkpoints, `step-N` each."""
         return self.path / "checkpoints"
 
+    def latest_checkpoint(self) -> Path | None:
+        """The directory of the newest checkpoint; None where there is none yet."""
+        link = self.checkpoints / "latest"
+        try:
+            return link.resolve(strict=True)
+        except OSError:
+            return None
+
     @property
     def track(self) -> Path:
         """The directory for trackers that keep files."""

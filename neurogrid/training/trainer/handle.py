@@ -167,8 +167,9 @@ class Trainer:
         self,
         batches: Sequence[Sequence[FileRange]],
         *,
-        step: int,
+        step: float,
         seed: int,
+        stride: float = 1.0,
         on_batch: Callable[[BatchDone], None] = lambda _: None,
     ) -> Trained:
         """Make a step of each batch, from `weights` on, and leave the new ones there.
@@ -177,6 +178,7 @@ class Trainer:
             batches: each of ranges, in order.
             step: of the first batch within the run, from 0: for its learning rate.
             seed: of what is random in the steps, with the number of each.
+            stride: steps of the schedule that each batch is, of a member that makes more or fewer than others.
             on_batch: is told after each; of short ones of several at once.
 
         Raises:
@@ -188,6 +190,7 @@ class Trainer:
             "order": "train",
             "batches": [[as_fields(each) for each in batch] for batch in batches],
             "step": step,
+            "stride": stride,
             "seed": seed,
         }
         async with self._lock:

@@ -118,7 +118,8 @@ class _Program:
                 break
             batch_began = time.perf_counter()
             batch = learner.reader.read(_ranges(fields))
-            step = learner.step(batch, number=order["step"] + index, seed=order["seed"])
+            number = int(order["step"] + index * order["stride"])
+            step = learner.step(batch, number=number, seed=order["seed"])
             if step.fault:
                 not_finite = _not_finite(f"batch {index} ({batch.source})", step.fault)
                 break

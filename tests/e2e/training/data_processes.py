@@ -112,7 +112,8 @@ def start(directory: Path, name: str, *args: str) -> Iterator[RunProcess]:
 @contextmanager
 def start_leader(directory: Path, *options: str) -> Iterator[RunProcess]:
     """Lead directory/run.toml, kept in directory/run; there is a ticket when the block is entered."""
-    args = (*TRAIN, "run.toml", "--dir", "run", *LOOPBACK, *options)
+    where = () if "--listen" in options else LOOPBACK
+    args = (*TRAIN, "run.toml", "--dir", "run", *where, *options)
     with start(directory, "leader", *args) as leader:
         leader.wait_line("the ticket by which workers join")
         yield leader

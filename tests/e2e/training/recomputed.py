@@ -55,7 +55,8 @@ class _Seat:
         for number, ranges_of_batch in enumerate(cut_batches(ranges, self.rules.batch_samples)):
             if not ranges_of_batch:
                 continue
-            batch, step = self.learner.reader.read(ranges_of_batch), round(work.position) + number
+            batch = self.learner.reader.read(ranges_of_batch)
+            step = int(work.position + number * work.stride)
             if isinstance(self.state, CommonSteps):
                 self.learner.compute_gradients(batch, number=step, seed=seed)
                 gradient = torch.empty_like(self.weights)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from neurogrid.training.runs.audit import audit
 from neurogrid.training.runs.entries import Entry, ResumedEntry, RoundEntry
 from neurogrid.training.runs.journal import read_journal
 from tests.e2e.preloaded import DEADLINE, TRAIN, WORKER, Popen
@@ -174,9 +175,11 @@ def open_run(directory: Path, port: int, run_file: str) -> Iterator[RunProcesses
 
 
 def rounds_of(run: Path) -> list[RoundEntry]:
-    """The rounds that the journal says, without those that were taken back."""
+    """The rounds that the journal says, without those that were taken back; the journal is sound."""
     rounds: list[RoundEntry] = []
-    for entry in entries_of(run):
+    entries = entries_of(run)
+    assert audit(entries).problems == ()
+    for entry in entries:
         if isinstance(entry, ResumedEntry):
             rounds = [each for each in rounds if each.round <= entry.round]
         elif isinstance(entry, RoundEntry):

@@ -279,3 +279,13 @@ def test_what_is_no_journal(tmp_path: Path) -> None:
         read_journal(tmp_path / "missing")
     with pytest.raises(ConfigurationError):
         Journal.open(tmp_path / "missing" / "journal", LEADER)
+
+
+def test_what_is_appended_is_told_when_it_is_on_the_disk(tmp_path: Path) -> None:
+    path, told = tmp_path / "journal", []
+    with Journal.open(path, LEADER) as journal:
+        journal.append(RUN)
+        journal.on_append = lambda recorded: told.append((recorded, len(read_journal(path))))
+        for entry in ENTRIES[1:3]:
+            journal.append(entry)
+    assert [(each.entry, count) for each, count in told] == [(ENTRIES[1], 2), (ENTRIES[2], 3)]

@@ -231,3 +231,15 @@ class Leasing(RuleBasedStateMachine):
 
 TestLeasing = Leasing.TestCase
 TestLeasing.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_book_says_how_long_a_lease_lasts() -> None:
+    book = LeaseBook()
+    book.granted("a", 7, 10.0, asked_at=100.0)
+    assert (book.left("a", 104.0), book.left("a", 110.0), book.left("b", 104.0)) == (
+        6.0,
+        None,
+        None,
+    )
+    book.drop("a")
+    assert book.left("a", 104.0) is None

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from neurogrid.training.leading.board import MAX_FIGURES, LeaderLook, PeerLook, RunBoard
+from neurogrid.training.leading.board import MAX_FIGURES, RunBoard
+from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.runs.alarms import AlarmKind
 from neurogrid.training.runs.entries import CheckpointEntry, Entry, JoinedEntry, RunEntry
 from neurogrid.training.runs.journal import Recorded
@@ -151,6 +152,8 @@ def test_a_member_is_seen_at_work(run: Run) -> None:
     assert a.tokens_per_second == 2 * TOKENS / 0.5
     assert (a.loss, a.cosine, a.lease_seconds) == (3.0, 0.5, 7.5)
     assert (b.state, b.batches_done) == ("averaging", 0)
+    assert run.board.status().waits == "", "no longer than usual"
+    run.now += 60
     assert run.board.status().waits == "round 1 waits for a"
 
 

@@ -47,6 +47,7 @@ def run() -> Iterator[Run]:
         run.decide("desk", seconds=7.5)
         run.report("desk", batches_done=3, batch_seconds=0.5, done=4, round=4, cosine=0.62)
         run.report("laptop", state="averaging", done=4, round=4)
+        run.now += 20
         yield run
 
 

@@ -30,6 +30,7 @@ def run() -> Iterator[Run]:
         run.decide("a", loss=2.4)
         run.report("a", batch_seconds=0.5, loss_sum=3.0, num_tokens=1, round=6, digest=bytes(32))
         run.report("b", state="averaging", done=5, round=6, digest=bytes(32))
+        run.now += 20
         yield run
 
 

@@ -1,0 +1,54 @@
+"""How a leader has its run at a moment: what it is asked for when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from neurogrid.training.runs.machine import Rules
+from neurogrid.training.runs.state import RunState
+from neurogrid.training.wire.runs import Report
+
+__all__ = ["LeaderLook", "PeerLook"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLook:
+    """A worker, as its leader has it at the moment.
+
+    Attributes:
+        seat: that it has, or that is reserved for it.
+        is_connected: whether it can be reached.
+        report: its last; None for none.
+        lease_seconds: until its lease ends; None where it has none.
+    """
+
+    peer_id: str
+    name: str
+    seat: int | None
+    is_connected: bool
+    report: Report | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    lease_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLook:
+    """A leader at the moment.
+
+    Attributes:
+        seconds: that the run has taken.
+        num_parameters: that are trained.
+        digest: of the common weights that the leader has, after round `applied`.
+        sent_bytes: of the leader's averaging.
+    """
+
+    peer_id: str
+    state: RunState
+    rules: Rules
+    peers: Sequence[PeerLook]
+    seconds: float = 0.0
+    num_parameters: int = 0
+    applied: int = 0
+    digest: bytes = b""
+    sent_bytes: int = 0
