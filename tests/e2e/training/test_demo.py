@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,4 +39,6 @@ def test_the_demo_of_training_learns_although_a_worker_is_killed(tmp_path: Path)
     assert any(isinstance(entry, LeftEntry) for entry in entries)
     times = set(used_samples(run).values())
     assert max(times) - min(times) <= 1
-    assert len(done.stdout.strip()) > 10  # the text that the model writes
+    # It has hardly learned anything yet, and may write what it will.
+    assert re.search(r"\(\d+ prompt \+ [1-9]\d* new\)", said[-1]), said[-1]
+    assert done.stdout
