@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx2
@@ -148,26 +149,40 @@ class WebDirectory:
         raise error
 
     async def _ask(self, name: str, max_bytes: int) -> bytearray:
-        data = bytearray()
-        url = f"{self.url}{name}"
-        async with (
-            httpx2.AsyncClient(
-                follow_redirects=True, max_redirects=_MAX_REDIRECTS, timeout=_SILENCE
-            ) as client,
-            client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
-        ):
-            status = response.status_code
-            if status == _NOT_FOUND:
-                raise _NotFoundError(f"{url} is not there (404)")
-            if status in _PASSING:
-                raise _PassingError(f"{url}: the server answers with status {status}")
-            if status != 200:
-                raise PeerUnreachableError(f"{url}: the server answers with status {status}")
-            async for piece in response.aiter_raw():
-                data += piece
-                if len(data) > max_bytes:
-                    raise RemoteProtocolError(f"{url} is longer than {max_bytes:,} B")
+        is_over = threading.Event()
+        run_sync: Any = trio.to_thread.run_sync  # its stubs lack `abandon_on_cancel`
+        try:
+            data: bytearray = await run_sync(
+                _download, f"{self.url}{name}", max_bytes, is_over, abandon_on_cancel=True
+            )
+        finally:
+            is_over.set()
         return data
+
+
+def _download(url: str, max_bytes: int, is_over: threading.Event) -> bytearray:
+    """In a thread: a file, until nobody waits for it any more."""
+    data = bytearray()
+    with (
+        httpx2.Client(
+            follow_redirects=True, max_redirects=_MAX_REDIRECTS, timeout=_SILENCE
+        ) as client,
+        client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+    ):
+        status = response.status_code
+        if status == _NOT_FOUND:
+            raise _NotFoundError(f"{url} is not there (404)")
+        if status in _PASSING:
+            raise _PassingError(f"{url}: the server answers with status {status}")
+        if status != 200:
+            raise PeerUnreachableError(f"{url}: the server answers with status {status}")
+        for piece in response.iter_raw():
+            data += piece
+            if len(data) > max_bytes:
+                raise RemoteProtocolError(f"{url} is longer than {max_bytes:,} B")
+            if is_over.is_set():
+                break
+    return data
 
 
 class _NotFoundError(PeerUnreachableError):

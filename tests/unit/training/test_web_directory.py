@@ -1,0 +1,145 @@
+"""A data directory behind a web server: what comes from there is believed only where it is what its name says."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import neurogrid.training.data.web as web_module
+from neurogrid.errors import ConfigurationError, RemoteProtocolError, TransportError
+from neurogrid.training.data.preparing import prepare
+from neurogrid.training.data.slices import read_manifest, slice_path
+from neurogrid.training.data.web import WebDirectory, is_web_address
+
+
+@contextmanager
+def web_server(folder: Path, failing: int = 0) -> Iterator[tuple[str, list[str]]]:
+    """A server of the files in `folder`, and what it was asked for; the first answers are 503."""
+    asked: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if len(asked) <= failing:
+                self.send_error(503)
+            elif self.path.startswith("/moved/"):
+                self.send_response(302)
+                self.send_header("Location", self.path.removeprefix("/moved"))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            else:
+                super().do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on stderr."""
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_module, "_DELAYS", (0.01, 0.01))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Slices of token ids, and beside them files that are called a tokenizer."""
+    ids = tmp_path / "ids.bin"
+    np.random.default_rng(1).integers(0, 900, 40_000).astype("<u2").tofile(ids)
+    prepare(ids, tmp_path / "data", vocab_size=900, sequence_length=64, slice_samples=64, seed=1)
+    return tmp_path / "data"
+
+
+async def test_a_directory_as_it_was_prepared(data: Path) -> None:
+    manifest = read_manifest(data)
+    with web_server(data.parent) as (url, _):
+        for place in ("data", "data/", "moved/data"):
+            web = WebDirectory(f"{url}/{place}")
+            assert await web.manifest() == manifest
+            for info in (*manifest.slices[:2], *manifest.held_out):
+                blob = await web.fetch(info)
+                assert bytes(blob.data) == slice_path(data, info).read_bytes()
+                assert blob.info.blob_id == info.blob_id
+
+
+async def test_a_server_that_is_busy_is_asked_again(data: Path) -> None:
+    with web_server(data.parent, failing=2) as (url, asked):
+        assert await WebDirectory(f"{url}/data").manifest() == read_manifest(data)
+        assert asked == ["/data/manifest.json"] * 3
+
+
+async def test_what_is_not_the_slice_is_refused(data: Path) -> None:
+    manifest = read_manifest(data)
+    changed, longer, gone = manifest.slices[:3]
+    content = bytearray(slice_path(data, changed).read_bytes())
+    content[-1] ^= 1
+    slice_path(data, changed).write_bytes(content)
+    slice_path(data, longer).write_bytes(slice_path(data, longer).read_bytes() + b"x")
+    slice_path(data, gone).unlink()
+    with web_server(data.parent) as (url, asked):
+        web = WebDirectory(f"{url}/data")
+        with pytest.raises(RemoteProtocolError, match="is not what its name says"):
+            await web.fetch(changed)
+        with pytest.raises(RemoteProtocolError, match="is longer than"):
+            await web.fetch(longer)
+        with pytest.raises(TransportError, match=r"is not there \(404\)"):
+            await web.fetch(gone)
+        assert len(asked) == 3  # none of these is mended by asking again
+
+
+async def test_a_server_that_is_not_there(data: Path) -> None:
+    with web_server(data.parent) as (url, _):
+        pass
+    with pytest.raises(ConfigurationError, match="/data/ is no data directory that can be read"):
+        await WebDirectory(f"{url}/data").manifest()
+    with pytest.raises(TransportError):
+        await WebDirectory(f"{url}/data").fetch(read_manifest(data).slices[0])
+
+
+async def test_another_tokenizer_than_the_manifests_is_refused(data: Path, tmp_path: Path) -> None:
+    (data / "tokenizer").mkdir()
+    (data / "tokenizer" / "tokenizer.json").write_text("{}")
+    with web_server(data.parent) as (url, _):
+        web = WebDirectory(f"{url}/data")
+        with pytest.raises(ConfigurationError, match="another tokenizer than the manifest says"):
+            await web.tokenizer(tmp_path / "out", "sha256:" + "0" * 64)
+        assert not (tmp_path / "out").exists()
+        await web.tokenizer(tmp_path / "out", "")
+        assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+        await WebDirectory(f"{url}/nothing").tokenizer(tmp_path / "none", "")
+        assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "ftp://host/data", "http://host:port/data", "https://host/data?x=1", "http://[::1"],
+)
+def test_what_is_no_address_of_a_directory(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no address of a directory"):
+        WebDirectory(url)
+
+
+def test_a_password_is_not_told_to_all_members() -> None:
+    with pytest.raises(ConfigurationError, match="all members would be told") as caught:
+        WebDirectory("https://somebody:secret-word@host/data")
+    assert "secret-word" not in str(caught.value)
+
+
+def test_paths_are_no_addresses() -> None:
+    assert is_web_address("https://host/data")
+    assert not is_web_address("data/https://host")
