@@ -19,7 +19,7 @@ from tests.e2e.namespaces.netns import why_no_namespaces
 from tests.e2e.preloaded import DEADLINE, TRAIN, Popen, run
 from tests.e2e.training.run_processes import RUN_FILE, make_inputs, used_samples
 
-SHORT = "[stop]\nepochs = 2\n[outer]\nevery = 8\nfragments = 2\ngrace = 3.0\n[members]\nmin = 2\n"
+SHORT = "[stop]\nepochs = 1\n[outer]\nevery = 8\nfragments = 2\ngrace = 3.0\n[members]\nmin = 2\n"
 
 
 def processes_in(directory: Path) -> list[int]:
@@ -52,14 +52,14 @@ def test_a_run_whose_worker_is_killed(tmp_path: Path, lines: tuple[str, ...]) ->
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "run" / "testnet.json").read_text())
     assert report["is_sound"]
-    assert report["audit"]["epochs"] == 2
+    assert report["audit"]["epochs"] == 1
     (kill,) = report["kills"]
     assert kill["name"] in ("worker-1", "worker-2")
     # It had a minimum of two, and so went on when it was there again.
     assert kill["rejoined_seconds"] > 0
     assert kill["next_round_seconds"] > 0
-    assert set(used_samples(tmp_path / "run").values()) == {2}
-    assert "each sample of 2 epochs exactly once" in ended.stdout
+    assert set(used_samples(tmp_path / "run").values()) == {1}
+    assert "each sample of 1 epoch exactly once" in ended.stdout
     assert report["lines"] == ({"delay": 0.02, "rate": 50e6} if lines else None)
     assert not processes_in(tmp_path)
 
