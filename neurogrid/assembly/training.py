@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import trio
 
 from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
+from neurogrid.fleet.local_workers import num_cores
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.stages.device import device_memory, device_name
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -82,7 +82,7 @@ async def open_training(
             device=str(device),
             threads=torch.get_num_threads() if is_cpu else 0,
             memory=memory,
-            cores=len(os.sched_getaffinity(0)),
+            cores=num_cores(),
             gpu="" if is_cpu else device_name(device),
             storage=shutil.disk_usage(directory).free // 2,
         )

@@ -22,7 +22,7 @@ from neurogrid.errors import ConfigurationError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.fleet.progress import FleetProgress
 
-__all__ = ["start_local_workers"]
+__all__ = ["num_cores", "start_local_workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +105,11 @@ def _threads_of_each(count: int, num_threads: int | None) -> tuple[str, ...]:
     if num_threads is None:
         if "OMP_NUM_THREADS" in os.environ:
             return ()
-        num_threads = _num_cores()
+        num_threads = num_cores()
     return ("--threads", str(max(num_threads // count, 1)))
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """Return the number of cores that this process may use."""
     may_use = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(may_use(0)) if may_use else os.cpu_count() or 1

@@ -42,7 +42,7 @@ from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
-from neurogrid.training.runs.state import RunState
+from neurogrid.training.runs.state import Phase, RunState
 from neurogrid.training.runs.trainers import trainer_settings
 from neurogrid.training.trainer import open_trainer
 from neurogrid.training.wire.runs import run_table
@@ -141,10 +141,13 @@ async def _lead(
         directory.run_file.write_text(run.text(), encoding="utf-8")
         checkpoint = _latest(directory)
         state = _replayed(journal, data.manifest, run, checkpoint)
-        if state.round and checkpoint is None and not state.occupied():
-            raise ConfigurationError(
-                f"{directory.path}: the run has rounds, and no checkpoint to go on from"
-            )
+        if (
+            state.phase is Phase.ENDED
+            and checkpoint is not None
+            and int(checkpoint.state["round"]) == state.round
+        ):
+            progress.say(f"the run has ended: {state.reason}")
+            return checkpoint.path
 
         progress.say("starting the model")
         trainer_told = trainer_settings(
@@ -361,3 +364,11 @@ def _check_model(config: dict[str, object], manifest: Manifest, model: Path) -> 
             f"the data have token ids up to {manifest.vocab_size - 1}, and the model in {model} knows {vocab_size} "
             "tokens: prepare the data with its tokenizer, or take a larger vocab_size"
         )
+    tokenizer = model / "tokenizer.json"
+    if manifest.tokenizer.startswith("sha256:") and model.is_dir() and tokenizer.is_file():
+        found = f"sha256:{hashlib.sha256(tokenizer.read_bytes()).hexdigest()}"
+        if found != manifest.tokenizer:
+            raise ConfigurationError(
+                f"the data were prepared with another tokenizer than the one in {model}: prepare them with that one "
+                "(neurogrid train prepare --tokenizer)"
+            )
