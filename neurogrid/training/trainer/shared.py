@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import torch
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.temporary import temporary_directory
 
 __all__ = ["make_shared", "map_shared", "shared_directory"]
 
@@ -26,11 +25,8 @@ _IN_MEMORY = Path("/dev/shm")
 def shared_directory() -> Iterator[Path]:
     """A directory for this user alone, in memory where there is such a place, for as long as the block runs."""
     parent = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="neurogrid-trainer-", dir=parent)
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary_directory("neurogrid-trainer-", parent=parent) as folder:
+        yield folder
 
 
 def make_shared(path: Path, num_elements: int) -> None:
