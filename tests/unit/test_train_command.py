@@ -69,12 +69,13 @@ def test_the_first_word_says_what_it_is() -> None:
         ("data", "d", "--join", "x"): "data",
         ("status", "d"): "status",
         ("export", "d", "o"): "export",
+        ("testnet", "run.toml"): "testnet",
     }.items():
         assert parsed("train", *words).word == word
     names = {each.name for each in COMMANDS if each.carrier is train}
     assert names == {
         "train",
-        *(f"train {w}" for w in ("check", "prepare", "data", "status", "export")),
+        *(f"train {w}" for w in ("check", "prepare", "data", "status", "export", "testnet")),
     }
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean
 from typing import Final
 
 __all__ = ["Learning", "Trend", "judge_learning"]
@@ -77,7 +76,8 @@ def judge_learning(
     """
     agreement = _agreement(digests)
     in_all = num_in_time + num_late
-    first = fmean(losses[:_NUM_KNOWN]) if losses else None
+    known = losses[:_NUM_KNOWN]
+    first = sum(loss / len(known) for loss in known) if known else None
     short, long = _moving_mean(losses, _SHORT), _moving_mean(losses, _LONG)
     trend = _trend(losses, short, long)
     reason = _doubt(losses, first, short, trend, agreement)

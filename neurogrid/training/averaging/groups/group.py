@@ -82,7 +82,7 @@ __all__ = ["Group", "Outcome", "open_group"]
 logger = logging.getLogger(__name__)
 
 # Outcomes that wait for their owner: a member that is further behind fetches the state instead.
-_MAX_BACKLOG: Final = 4
+_MAX_BACKLOG: Final = 8
 # Results that are held at most: the last, and before it those that not all members have computed.
 _NUM_HELD: Final = 3
 # Of a heartbeat: how often the machine is told what time it is.
@@ -623,7 +623,11 @@ class Group:
         """Keep a result for those that will ask for it, and not those before."""
         self._results[result.digest] = result
         self._reductions.hold(result)
-        while len(self._results) > _NUM_HELD:
+        # What is to be delivered here stays besides: a newcomer that fetches the state is some rounds behind.
+        spare = [held for held in self._results if not self._undelivered_digests[held]]
+        for digest in spare[: max(0, len(self._results) - _NUM_HELD)]:
+            self._release(digest)
+        while len(self._results) > _NUM_HELD + _MAX_BACKLOG:
             self._release(next(iter(self._results)))
 
     def _release(self, digest: bytes) -> None:

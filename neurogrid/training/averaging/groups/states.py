@@ -1,7 +1,7 @@
 """States for newcomers: a member shows the buffers that it has, and one that has joined fetches them from several.
 
-A state is some vectors and a note, and the same for all members after the same round. Its buffers are served where they
-lie: whoever writes to them takes them back first.
+A state is some vectors and a note, and the same for all members after the same round. Who asks is given a copy, which
+stays for a while: rounds go on meanwhile, and a newcomer behind a slow line would never have all of what they change.
 
 Source: protocol_spec/training/groups.md.
 """
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_ELEMENTS: Final = 262_144
 _CODEC: Final = "f32"
+# Seconds for which a copy stays after it was last asked for, and how many there are at a time.
+_KEPT_SECONDS: Final = 120.0
+_MAX_KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +54,23 @@ class State:
     note: bytes = b""
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A copy of a state, as peers fetch it.
+
+    Attributes:
+        round: the last that is in it.
+        results: its vectors.
+        note: as of the state.
+        until: when it may go.
+    """
+
+    round: int
+    results: tuple[Result, ...]
+    note: bytes
+    until: float
+
+
 class States:
     """The state that this member shows, and those of others.
 
@@ -64,7 +84,7 @@ class States:
         self._exchange, self._reductions = exchange, reductions
         self._is_of_group = is_of_group
         self._shown: State | None = None
-        self._results: tuple[Result, ...] = ()
+        self._kept: list[_Kept] = []
         self._hashing = trio.Lock()
         exchange.on_message(TrainingMessage.STATE, self._tell)
 
@@ -78,29 +98,29 @@ class States:
             raise ConfigurationError(
                 f"a state has at most {MAX_STATE_VECTORS} vectors and {MAX_NOTE_BYTES} bytes besides"
             )
-        self.take_back()
         self._shown = state
+        self.expire(trio.current_time())
 
     def take_back(self) -> None:
-        """Its buffers are going to be written to: whoever was fetching them begins again with the next."""
+        """Its buffers are going to be written to. Copies stay."""
         self._shown = None
-        for result in self._results:
+
+    def expire(self, now: float) -> None:
+        """Let go of copies that nobody has asked for in a while."""
+        for kept in [kept for kept in self._kept if kept.until <= now]:
+            self._let_go(kept)
+
+    def _let_go(self, kept: _Kept) -> None:
+        self._kept.remove(kept)
+        for result in kept.results:
             self._reductions.release(result.digest)
-        self._results = ()
 
     async def _tell(self, message: TensorMessage) -> None:
         peer_id = message.from_peer or ""
         if not self._is_of_group(peer_id):
             raise RequestRefusedError("this peer is no member", code=ErrorCode.UNAUTHORIZED)
-        state = self._shown
-        async with self._hashing:
-            if state is not None and state is self._shown and not self._results:
-                results = await trio.to_thread.run_sync(_as_results, state)
-                if state is self._shown:
-                    self._results = results
-                    for result in results:
-                        self._reductions.hold(result)
-        if state is None or state is not self._shown:
+        kept = await self._copy()
+        if kept is None:
             raise RequestRefusedError(
                 "this member has no state to give at the moment",
                 code=ErrorCode.BUSY,
@@ -108,11 +128,11 @@ class States:
                 is_expected=True,
             )
         answer = StateInfo(
-            round=state.round,
-            digests=tuple(result.digest for result in self._results),
-            sizes=tuple(len(result.values) for result in self._results),
+            round=kept.round,
+            digests=tuple(result.digest for result in kept.results),
+            sizes=tuple(len(result.values) for result in kept.results),
             chunk_elements=_CHUNK_ELEMENTS,
-            note=state.note,
+            note=kept.note,
         )
         await self._exchange.send(
             peer_id,
@@ -120,6 +140,28 @@ class States:
                 TrainingMessage.STATE_INFO, request_id=message.request_id, data=answer.encode()
             ),
         )
+
+    async def _copy(self) -> _Kept | None:
+        """A copy of the state that is shown; None where none is."""
+        async with self._hashing:
+            state = self._shown
+            if state is None:
+                return None
+            now = trio.current_time()
+            for kept in self._kept:
+                if kept.round == state.round:
+                    kept.until = now + _KEPT_SECONDS
+                    return kept
+            # Before anybody else runs, and could write to it.
+            vectors = tuple(vector.detach().clone() for vector in state.vectors)
+            results = await trio.to_thread.run_sync(_as_results, vectors)
+            while len(self._kept) >= _MAX_KEPT:
+                self._let_go(min(self._kept, key=lambda kept: kept.until))
+            kept = _Kept(state.round, results, state.note, trio.current_time() + _KEPT_SECONDS)
+            self._kept.append(kept)
+            for result in results:
+                self._reductions.hold(result)
+            return kept
 
     async def fetch(
         self, peer_ids: Sequence[str], sizes: Sequence[int], *, oldest: int, timeout: float
@@ -153,7 +195,7 @@ class States:
                     digest, holders, size, latest.chunk_elements, _CODEC, timeout=timeout
                 )
             except NeuroGridError as exc:
-                # A round was decided meanwhile, and they have gone on.
+                # It took too long, or they are gone.
                 logger.info("the state after round %d is gone: %s", latest.round, exc)
                 return None
             vectors.append(result.values)
@@ -178,11 +220,11 @@ class States:
         return told
 
 
-def _as_results(state: State) -> tuple[Result, ...]:
-    """The vectors as peers fetch them: nothing is copied, everything hashed."""
+def _as_results(vectors: Sequence[Tensor]) -> tuple[Result, ...]:
+    """Vectors as peers fetch them: nothing is copied, everything hashed."""
     results = []
-    for vector in state.vectors:
-        data = vector.detach().numpy().data.cast("B")
+    for vector in vectors:
+        data = vector.numpy().data.cast("B")
         step = 4 * _CHUNK_ELEMENTS
         chunks = tuple(data[at : at + step] for at in range(0, len(data), step))
         digests = tuple(blake3(chunk).digest() for chunk in chunks)
