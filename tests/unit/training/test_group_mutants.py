@@ -339,7 +339,7 @@ FOUND_FROM: dict[Mutant, int] = {
     reports_what_it_had_before: 0,
     decides_what_was_given_up: 0,
     decides_on_differing_digests: 0,
-    promises_a_term_twice: 200,
+    promises_a_term_twice: 1060,
     looks_at_a_ballot_again: 230,
     goes_on_without_an_acceptor: 0,
 }

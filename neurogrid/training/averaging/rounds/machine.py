@@ -722,7 +722,8 @@ class GroupMachine:
         if self._candidacy is None:
             is_due = now - self._silent_since >= rank * self.settings.heartbeat
         else:
-            patience = (1 + rank) * self.settings.heartbeat + self.settings.grace / 2
+            # So far apart that the first is heard before the second stands again, also where messages take long.
+            patience = self.settings.heartbeat + (1 + rank) * self.settings.grace / 2
             is_due = now - self._candidacy.since >= patience
         if is_due:
             self._stand(now)
