@@ -46,6 +46,8 @@ FetchState = Callable[[int, int, Path], Awaitable[bool]]
 _MAX_WAITING: Final = 2
 # Seconds for which a member's optimiser is waited for.
 _STATE_TIMEOUT: Final = 30.0
+# Images whose statistics batch normalisation is given.
+_STATISTICS_SAMPLES: Final = 256
 # Seconds for a slice that is held out, where it is not here.
 _SLICE_TIMEOUT: Final = 60.0
 
@@ -192,6 +194,7 @@ class Keeper:
     async def _keep(self, job: _Job) -> None:
         if job.weights is not None:
             self._trainer.weights.copy_(job.weights)
+            await self._gather_statistics()
             if job.is_evaluated:
                 await self._evaluate(job, job.weights)
         await trio.to_thread.run_sync(self._write_figures, dict(job.figures))
@@ -203,6 +206,19 @@ class Keeper:
                 self._progress.warn(
                     f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
                 )
+
+    async def _gather_statistics(self) -> None:
+        """Make batch normalisation's statistics those of the common weights: they are no weights, and no member has
+        them."""
+        if self._manifest.kind != "images":
+            return
+        info = self._manifest.slices[0]
+        try:
+            path = await self._slices.fetch(info, _SLICE_TIMEOUT)
+            ranges = [FileRange(path, 0, min(info.num_samples, _STATISTICS_SAMPLES))]
+            await self._trainer.gather_statistics(ranges)
+        except NeuroGridError as exc:
+            self._progress.warn(f"batch normalisation has no statistics of these weights: {exc}")
 
     async def _evaluate(self, job: _Job, weights: Tensor) -> None:
         try:
