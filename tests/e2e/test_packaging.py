@@ -225,7 +225,11 @@ def test_the_metadata(built: Built) -> None:
     assert metadata["Version"] == neurogrid.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description"] == (ROOT / "README.md").read_text()
-    assert set(metadata.get_all("Provides-Extra") or ()) == {"inference", "otel"}
+    assert set(metadata.get_all("Provides-Extra") or ()) == {
+        "inference",
+        "otel",
+        "training",
+    }
     assert f"## [{neurogrid.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 

@@ -321,6 +321,7 @@ class Leader:
         if fetched is not None:
             await trio.to_thread.run_sync(self._state.load, fetched)
         group.show_state(self._state.state())
+        self._expect(group)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_decisions, group)
             nursery.start_soon(self._follow_outcomes, group)
@@ -347,8 +348,18 @@ class Leader:
         entries = self._machine.drain()
         if entries:
             self._keeper.write(entries)
+            if self._group is not None:
+                self._expect(self._group)
             self._changed.set()
             self._applied.set()
+
+    def _expect(self, group: Group) -> None:
+        """Have rounds wait for those that were given work: they may have it before the group hears of it."""
+        group.expect(
+            seat.occupant.peer
+            for seat in self._machine.state.occupied()
+            if seat.occupant is not None and self._machine.works(seat.number)
+        )
 
     # The group
 

@@ -14,7 +14,15 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -224,6 +232,12 @@ class Group:
     def observe(self, is_observer: bool) -> None:
         """No round is to wait for this member until it averages, or rounds are to wait for it again."""
         self._machine.observe(is_observer, trio.current_time())
+        self._act()
+
+    def expect(self, peer_ids: Iterable[str]) -> None:
+        """Where this member leads, rounds wait for these members even while they observe, as for others: whoever gives
+        them work knows better than what they said last."""
+        self._machine.expect(frozenset(peer_ids), trio.current_time())
         self._act()
 
     async def wait_change(self) -> None:

@@ -96,6 +96,7 @@ class Leader:
         waits_for: peer ids of the members that a round waits for.
         is_leaving: this member would go, once the group has decided to be without it.
         cannot_adopt: a member failed at what is to be adopted; whether it has to be is to be asked again.
+        expected: peer ids of members that rounds wait for even if they have said that they contribute nothing.
     """
 
     me: Member
@@ -108,6 +109,7 @@ class Leader:
     waits_for: tuple[str, ...] = ()
     is_leaving: bool = False
     cannot_adopt: bool = False
+    expected: frozenset[str] = frozenset()
     _attempt: int = 0
     _members: tuple[Member, ...] = ()
     _heard: dict[str, _Heard] = field(default_factory=dict)
@@ -370,7 +372,7 @@ class Leader:
             ):
                 if member.peer in able:
                     weights[member.peer] = status.weight
-            elif status is None or not status.observes:
+            elif status is None or not status.observes or member.peer in self.expected:
                 late.append(member.peer)
         self.waits_for = tuple(late) if weights else ()
         enough = num_to_decide(len(progress.members))

@@ -155,6 +155,7 @@ class GroupMachine:
         self._asked: tuple[str, Candidate, float] | None = None  # for a promise, and too early
         self._lead: Leader | None = None
         self._is_leaving, self._leaving_for = False, ""
+        self._expected: frozenset[str] = frozenset()
         self._is_gone = False  # a leader that is no member any more, and has yet to be heard
         self._gone_at: float | None = None
         self._beat_at = now
@@ -211,6 +212,14 @@ class GroupMachine:
         """Rounds need not wait for this member, or have to again."""
         self._observes = is_observer
         self._tell(now)
+
+    def expect(self, peers: frozenset[str], now: float) -> None:
+        """Where this member leads, rounds wait for these even if they have said that they contribute nothing: they are
+        going to."""
+        self._expected = peers
+        if self._lead is not None:
+            self._lead.expected = peers
+            self._step(now)
 
     def measure(self, bandwidth: float) -> None:
         """This member sends and receives so many bytes a second; it is told with what is told next."""
@@ -846,6 +855,7 @@ class GroupMachine:
             to_adopt=_to_adopt(accepted),
             is_leaving=self._is_leaving,
         )
+        self._lead.expected = self._expected
         self._told = None
         self._seen = _NOTHING
         before, heard_at = self._led_until
