@@ -340,7 +340,7 @@ FOUND_FROM: dict[Mutant, int] = {
     decides_what_was_given_up: 0,
     decides_on_differing_digests: 0,
     promises_a_term_twice: 1060,
-    looks_at_a_ballot_again: 230,
+    looks_at_a_ballot_again: 780,
     goes_on_without_an_acceptor: 0,
 }
 # Those that take more coincidences than chance brings about, and a schedule that was written for them.

@@ -64,6 +64,8 @@ _NOTHING: Final = Ballot(0, 0)
 _MAX_REASON_CHARS: Final = 256
 # A group has one a second at most: no member can use up all numbers.
 _MAX_TERMS_AHEAD: Final = 2**32
+# Members that stand again one after the other; of more, some do at once.
+_PLACES: Final = 8
 _MAX_TOLD_BYTES: Final = 512 * 1024
 
 
@@ -731,8 +733,10 @@ class GroupMachine:
         if self._candidacy is None:
             is_due = now - self._silent_since >= rank * self.settings.heartbeat
         else:
-            # So far apart that the first is heard before the second stands again, also where messages take long.
-            patience = self.settings.heartbeat + (1 + rank) * self.settings.grace / 2
+            # So far apart that the first is heard before the second stands again, also where messages take long; by
+            # the place among all members, on which those agree that do not know of the same losses.
+            place = self.members.index(self.me) % _PLACES if self.me in self.members else 0
+            patience = self.settings.heartbeat + (1 + place) * self.settings.grace / 2
             is_due = now - self._candidacy.since >= patience
         if is_due:
             self._stand(now)
