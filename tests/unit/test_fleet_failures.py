@@ -31,8 +31,8 @@ from neurogrid.p2p.wire import PROTOCOL_V10, ErrorCode, GPUInfo
 GIB = 1024**3
 # Two descriptions, two configs, eight layers, as much again for what failed, and questions for memory beside.
 NUM_CALLS = 20
-# Of trio's clock, which does not wait: longer than every pause and deadline on the way.
-LONG = 600.0
+# Of trio's clock, which does not wait, not even for a thread: far longer than every pause and deadline on the way.
+LONG = 36_000.0
 # What our own code raises for its own reasons, never for what a worker or the network does.
 NOT_OF_WORKERS = {
     errors.RequestRefusedError,  # what we answer
