@@ -1,15 +1,21 @@
 """The bandwidth of a member: the most that it has sent and received in a moment of a round.
 
 In a round everybody waits for the slowest, so the mean of a round says nothing of the others; between two fast members
-there are moments in which both show what they can do.
+there are moments in which both show what they can do. What is sent counts when it goes into buffers, which take much at
+once whatever the line does; what is received has come, but counts when a message is whole: of each peer one may have
+come for the most part before. So the lesser of the two counts, for both directions, and of each peer one message less.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 __all__ = ["BandwidthMeter"]
 
+Count: TypeAlias = tuple[int, int]
+"""Messages, and bytes in them."""
+
+_NOTHING: Final = (0, 0)
 # Of the old estimate, what is kept when no moment of a round has reached it.
 _KEPT: Final = 0.9
 # Bytes: a moment in which less has gone says nothing.
@@ -17,7 +23,7 @@ _MIN_BYTES: Final = 64 * 1024
 
 
 class BandwidthMeter:
-    """An estimate from a count of bytes that is looked at now and then.
+    """An estimate from counts that are looked at now and then.
 
     Attributes:
         bandwidth: bytes a second, sent and received together; None before anything was measured.
@@ -26,19 +32,24 @@ class BandwidthMeter:
     def __init__(self) -> None:
         self.bandwidth: float | None = None
         self._at = 0.0
-        self._num_bytes = 0
-        self._most = 0.0
+        self._before = (_NOTHING, _NOTHING)
+        self._most = [0.0, 0.0]
 
-    def look(self, now: float, num_bytes: int) -> None:
-        """So many bytes have gone by since the beginning."""
-        passed, gone = now - self._at, num_bytes - self._num_bytes
-        self._at, self._num_bytes = now, num_bytes
-        if passed > 0 and gone >= _MIN_BYTES:
-            self._most = max(self._most, gone / passed)
+    def look(self, now: float, sent: Count, received: Count, *, num_peers: int) -> None:
+        """So much has gone by in each direction since the beginning, to or from so many peers."""
+        passed, self._at = now - self._at, now
+        for direction, (count, before) in enumerate(
+            zip((sent, received), self._before, strict=True)
+        ):
+            messages, num_bytes = count[0] - before[0], count[1] - before[1]
+            if passed > 0 and num_bytes >= _MIN_BYTES and messages > num_peers:
+                whole = num_bytes * (messages - num_peers) / messages
+                self._most[direction] = max(self._most[direction], whole / passed)
+        self._before = sent, received
 
     def end_round(self) -> None:
         """A round is over: what it has shown becomes the estimate, at once where it is more, else by and by."""
-        if self._most:
+        if most := 2 * min(self._most):
             kept = _KEPT * (self.bandwidth or 0.0)
-            self.bandwidth = max(self._most, kept)
-            self._most = 0.0
+            self.bandwidth = max(most, kept)
+            self._most = [0.0, 0.0]

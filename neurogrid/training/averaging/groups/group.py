@@ -40,7 +40,7 @@ from neurogrid.errors import (
     TransportError,
 )
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.p2p.exchange.counters import TrafficCounters
+from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.wire import ErrorCode, TensorMessage
@@ -501,7 +501,9 @@ class Group:
             await trio.sleep(_MOMENT)
             is_busy = bool(self._scopes)
             if is_busy or was_busy:
-                meter.look(trio.current_time(), self._num_bytes())
+                sent, received = map(self._carried, (Direction.SENT, Direction.RECEIVED))
+                num_peers = len(self._machine.members) - 1
+                meter.look(trio.current_time(), sent, received, num_peers=num_peers)
             if self.round != round_:
                 round_ = self.round
                 meter.end_round()
@@ -509,14 +511,11 @@ class Group:
                     self._machine.measure(meter.bandwidth)
             was_busy = is_busy
 
-    def _num_bytes(self) -> int:
-        """Bytes that have gone by since the beginning, both ways."""
-        return sum(
-            traffic.num_bytes
-            for directions in self._exchange.counters.snapshot().values()
-            for kinds in directions.values()
-            for traffic in kinds.values()
-        )
+    def _carried(self, direction: Direction) -> tuple[int, int]:
+        """Chunks and means that have gone by in a direction since the beginning: messages, and bytes."""
+        kinds = (TrainingMessage.CHUNK, TrainingMessage.MEAN)
+        told = [self._exchange.counters.total(direction, msg_type=kind) for kind in kinds]
+        return sum(each.num_messages for each in told), sum(each.num_bytes for each in told)
 
     async def run(self) -> None:
         """Tell the machine the time, and deliver what is decided, until the nursery ends."""
