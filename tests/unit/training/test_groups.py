@@ -392,9 +392,9 @@ async def test_a_member_that_is_too_far_behind_is_not_waited_for() -> None:
     async with a_group(3) as peers:
         behind = peers.all.pop()
         given = vectors(2)
-        for _ in range(10):
+        for _ in range(6):
             await peers.average(given)
-        for round_ in range(1, 9):  # what is kept for it
+        for round_ in (1, 2, 3, 4):  # what is kept for it
             kept = await behind.group.average(vectors(1)[0], timeout=TIMEOUT)
             assert (kept.round, kept.has_contributed) == (round_, False)
         with pytest.raises(NotAMemberError, match="since this member averaged last"):

@@ -90,7 +90,7 @@ __all__ = ["Group", "Outcome", "open_group"]
 logger = logging.getLogger(__name__)
 
 # Outcomes that wait for their owner: a member that is further behind fetches the state instead.
-_MAX_BACKLOG: Final = 8
+_MAX_BACKLOG: Final = 4
 # Results that are held at most: the last, and before it those that not all members have computed.
 _NUM_HELD: Final = 3
 # Of a heartbeat: how often the machine is told what time it is.
