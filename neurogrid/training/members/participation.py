@@ -294,7 +294,7 @@ class _Work:
     ) -> None:
         self._part, self._group, self._trainer = part, group, trainer
         self._state, self._manifest, self._directory = state, manifest, directory
-        self._weight = 0
+        self._weight = 0.0
         self._done = 0
         self._saved: list[Path] = []
 
@@ -324,7 +324,7 @@ class _Work:
             group.observe(False)
             if work.ranges:
                 await self._train(work)
-            self._weight += work.weight
+            self._weight += work.share
             self._done = work.number
             await self._average()
             while self._weight and self._work_at_hand() is None and not self._is_over():
@@ -483,7 +483,7 @@ class _Work:
             try:
                 outcome = await self._group.average(
                     vector,
-                    weight=float(self._weight),
+                    weight=self._weight,
                     timeout=self._part._run_file.outer.attempt_timeout,
                 )
                 break
@@ -496,7 +496,7 @@ class _Work:
             cosine = min(1.0, max(-1.0, cosine))
         await self._apply(outcome)
         if outcome.has_contributed:
-            self._weight = 0
+            self._weight = 0.0
         self._part._note(difference_norm=norm, cosine=cosine)
         await self._save_if_due()
 

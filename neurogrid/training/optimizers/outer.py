@@ -101,6 +101,16 @@ class OuterOptimizer:
                 add_scaled_(update, momentum, self._factor)
             add_scaled_(self.theta0[place], update, -self.lr)
 
+    @torch.no_grad()
+    def take(self, mean_difference: Tensor, part: Spans | None = None) -> None:
+        """Adds the mean difference of a round to `part`, or all, and leaves the momentum. Arguments and errors as of
+        `step`."""
+        spans, num_elements = self._part(part)
+        check_vector("the mean difference", mean_difference, num_elements)
+        check_finite("the mean difference", mean_difference)
+        for place, own in pieces(spans):
+            self.theta0[place].add_(mean_difference[own])
+
     def state_vectors(self) -> list[Tensor]:
         """What a newcomer needs, in a fixed order, as the live buffers: theta0, and momentum where there is any."""
         return [self.theta0] if self._momentum is None else [self.theta0, self._momentum]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from neurogrid.training.data.dealing import SampleRange
+from neurogrid.training.wire.runs import SYNC_SHARE
 
 __all__ = [
     "Assignment",
@@ -119,7 +120,7 @@ class Assignment:
         number: from 1, of those of its seat.
         position: inner steps behind its first batch: the place in the schedule.
         stride: inner steps that each of its batches counts for.
-        weight: what it adds to the weight of the contribution.
+        weight: what it adds to the weight of the contribution, by `SYNC_SHARE` where it has no samples.
         ranges: of samples, in order; none where only what is there is contributed.
     """
 
@@ -133,6 +134,11 @@ class Assignment:
     def num_samples(self) -> int:
         """Samples of all ranges."""
         return sum(each.num_samples for each in self.ranges)
+
+    @property
+    def share(self) -> float:
+        """What it adds to the weight of the contribution."""
+        return float(self.weight) if self.ranges else self.weight * SYNC_SHARE
 
     def json(self) -> list[object]:
         """For JSON; `read` takes it."""

@@ -186,7 +186,7 @@ class RunMachine:
                     wrong.append(peer)
                     continue
                 num_works = _num_works(seat.works, weight)
-                if sum(work.weight for work in seat.works[:num_works]) != weight:
+                if sum(work.share for work in seat.works[:num_works]) != weight:
                     wrong.append(peer)
                 contributions.append((seat.number, num_works))
             ranges = tuple(
@@ -275,7 +275,7 @@ class RunMachine:
         """Deal nothing but the syncs of those parts of the weights that had no turn since the last steps."""
         self._note(StoppingEntry(reason))
         works = [
-            (seat.number, self.state.deal(seat.number, 0, weight=self.rules.batch_samples))
+            (seat.number, self.state.deal(seat.number, 0, weight=1))
             for _ in range(self.rules.num_parts - 1)
             for seat in self.state.occupied()
             if not (self._is_last_round() and any(work.ranges for work in seat.works))
@@ -342,9 +342,9 @@ class RunMachine:
 
 def _num_works(works: Sequence[Assignment], weight: float) -> int:
     """How many works, from the first, are in a contribution of this weight."""
-    total = 0
+    total = 0.0
     for number, work in enumerate(works):
-        if total + work.weight > weight:
+        if total + work.share > weight:
             return number
-        total += work.weight
+        total += work.share
     return len(works)

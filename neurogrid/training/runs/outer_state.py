@@ -129,7 +129,9 @@ class OuterState:
     def apply(self, outcome: Outcome) -> None:
         """Take over what a round has come to.
 
-        Where this member's contribution is not in it, what it has learned stays on top.
+        Where this member's contribution is not in it, what it has learned stays on top. A round for which nobody has
+        trained anything, as its weights say, syncs what is left at the end: its mean is taken as it is, since momentum
+        would go on without a gradient.
 
         Raises:
             ConfigurationError: it is not the next round.
@@ -141,7 +143,10 @@ class OuterState:
         spans = self._turns.spans(self.round)
         late = None if outcome.has_contributed else self.contribution()
         part = self._turns.num_elements(self.round)
-        self._outer.step(outcome.values[:part], spans)
+        if sum(outcome.weights) < 1:
+            self._outer.take(outcome.values[:part], spans)
+        else:
+            self._outer.step(outcome.values[:part], spans)
         agreed = gather(self._outer.theta0, spans)
         scatter(agreed if late is None else agreed + late[:part], self.weights, spans)
         self.round = outcome.round

@@ -80,7 +80,7 @@ def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
                 assert num_works == 1, "somebody was late"
                 work = seats[number].works.popleft()
                 seats[number].train(work)
-                weights.append(float(work.weight))
+                weights.append(work.share)
             shares = torch.tensor(weights) / sum(weights)
             mean = sum(
                 share * seats[number].state.contribution()
@@ -88,5 +88,5 @@ def recompute(run: Path, config: str, num_seats: int) -> torch.Tensor:
             )
             assert isinstance(mean, torch.Tensor)
             for seat in seats:
-                seat.state.apply(Outcome(entry.round, mean, (), (), True))
+                seat.state.apply(Outcome(entry.round, mean, (), tuple(weights), True))
     return seats[0].state.common

@@ -73,7 +73,7 @@ class Cluster:
             if seat is None or peer == without or not seat.works:
                 continue
             num_works = max(1, min(self.trained[occupant], len(seat.works)))
-            weights[peer] = float(sum(work.weight for work in seat.works[:num_works]))
+            weights[peer] = float(sum(work.share for work in seat.works[:num_works]))
             self.trained[occupant] = 0
         if weights:
             self.index += 1

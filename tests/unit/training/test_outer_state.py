@@ -1,31 +1,65 @@
-"""The digest by which members say that they have the same weights."""
+"""The common weights of a run: parts in turn, what is late stays on top, and the rounds at the end that only sync."""
 
 from __future__ import annotations
 
-import struct
-
 import torch
-from blake3 import blake3
 
+from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.runs.outer_state import OuterState
+from neurogrid.training.wire.runs import SYNC_SHARE
 
-LAYOUT = Layout(("a", "b"), ((2,), (2, 2)))
-
-
-def state(values: list[float]) -> OuterState:
-    return OuterState(LAYOUT, torch.tensor(values), lr=0.7, momentum=0.9)
+LAYOUT = Layout(("a", "b", "c"), ((2,), (3,), (2,)))
 
 
-def test_the_digest_is_that_of_the_common_weights() -> None:
-    values = [1.0, -2.0, 0.5, 0.0, 3.0, 4.0]
-    digest = blake3(struct.pack("<6f", *values)).digest()
-    assert state(values).digest() == digest
-    assert state([*values[:5], 4.5]).digest() != digest
+def state(*, num_parts: int = 1) -> OuterState:
+    return OuterState(LAYOUT, torch.zeros(7), lr=0.7, momentum=0.9, num_parts=num_parts)
 
 
-def test_what_a_member_learned_on_its_own_is_not_in_it() -> None:
-    member = state([1.0] * 6)
-    before = member.digest()
-    member.weights.add_(1.0)
-    assert member.digest() == before
+def outcome(
+    number: int, values: torch.Tensor, weight: float, *, contributed: bool = True
+) -> Outcome:
+    return Outcome(number, values, ("a", "b"), (weight, weight), contributed)
+
+
+def test_a_round_of_training_is_an_outer_step() -> None:
+    member = state()
+    member.weights.fill_(1.0)
+    member.apply(outcome(1, member.contribution(), 8.0))
+    assert torch.allclose(member.common, torch.full((7,), 0.7 * 1.9))
+    assert torch.equal(member.weights, member.common)
+
+
+def test_a_round_that_only_syncs_takes_the_mean_and_has_no_momentum() -> None:
+    member = state()
+    member.weights.fill_(1.0)
+    member.apply(outcome(1, member.contribution(), 8.0))
+    before = member.common.clone()
+    member.weights.add_(0.5)
+    member.apply(outcome(2, member.contribution(), SYNC_SHARE))
+    assert torch.allclose(member.common, before + 0.5)
+
+
+def test_a_round_with_anything_that_was_trained_is_an_outer_step() -> None:
+    member = state()
+    member.weights.fill_(1.0)
+    late = Outcome(1, member.contribution(), ("a", "b"), (SYNC_SHARE, 8.0 + SYNC_SHARE), True)
+    member.apply(late)
+    assert torch.allclose(member.common, torch.full((7,), 0.7 * 1.9))
+
+
+def test_parts_have_their_turn_and_the_others_stay_as_they_are() -> None:
+    member = state(num_parts=3)
+    member.weights.fill_(1.0)
+    for number, (start, stop) in enumerate(LAYOUT.spans, 1):
+        before = member.common.clone()
+        member.apply(outcome(number, member.contribution(), 4.0))
+        changed = (member.common != before).nonzero().flatten().tolist()
+        assert changed == list(range(start, stop))
+
+
+def test_what_is_late_stays_on_top_of_the_common_weights() -> None:
+    member = state()
+    member.weights.fill_(1.0)
+    member.apply(outcome(1, torch.full((7,), 2.0), 4.0, contributed=False))
+    assert torch.allclose(member.weights, member.common + 1.0)

@@ -41,6 +41,7 @@ __all__ = [
     "MEMBER_STATES",
     "Order",
     "Report",
+    "SYNC_SHARE",
     "SampleRange",
     "Work",
 ]
@@ -64,6 +65,10 @@ MAX_RUN_SOURCES: Final = 64
 
 MAX_WEIGHT: Final = 2**53
 """Of a work: weights are added as float64, and are exact up to here."""
+
+SYNC_SHARE: Final = 2.0**-20
+"""What a unit of weight of a work without samples adds to a contribution: a round of nothing else weighs less than 1,
+by which all see that nothing was trained for it."""
 
 _MAX_VALUE: Final = 1e30
 _DIGEST_BYTES: Final = 32
@@ -126,7 +131,7 @@ class Work(ControlPayload):
         position: inner steps behind its first batch: the place in the schedule.
         stride: inner steps that each of its batches counts for.
         batch_samples: u32, from 1: of each batch; the last may have fewer.
-        weight: u64, from 1: what it adds to the weight of the contribution.
+        weight: u64, from 1: what it adds to the weight of the contribution, by `SYNC_SHARE` where it has no samples.
         ranges: the samples in order; none where only what is there is to be contributed.
     """
 
@@ -149,6 +154,11 @@ class Work(ControlPayload):
         },
         max_bytes=_MAX_NESTED,
     )
+
+    @property
+    def share(self) -> float:
+        """What it adds to the weight of the contribution."""
+        return float(self.weight) if self.ranges else self.weight * SYNC_SHARE
 
 
 @dataclass(frozen=True, slots=True)
