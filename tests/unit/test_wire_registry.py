@@ -11,14 +11,8 @@ import pytest
 
 from neurogrid.p2p import wire
 from neurogrid.p2p.wire import MessageCode, MessageTable
-from neurogrid.training.wire import (
-    PROTOCOL_RUN,
-    PROTOCOL_TRAINING,
-    RunMessage,
-    TrainingMessage,
-    run_table,
-    training_table,
-)
+from neurogrid.training.wire import PROTOCOL_TRAINING, TrainingMessage, training_table
+from neurogrid.training.wire.runs import PROTOCOL_RUN, RunMessage, run_table
 
 SPECIFICATION = Path(__file__).parents[2] / "protocol_spec"
 

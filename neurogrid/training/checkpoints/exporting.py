@@ -55,7 +55,7 @@ def export(run_dir: Path, out: Path, *, dtype: str = "float32") -> Path:
                     _export_file(file, draft / file.name, dtype)
             _correct_index(draft)
             draft.rename(out)
-        except BaseException:
+        except BaseException:  # interrupted, too: nothing of it is left
             shutil.rmtree(draft, ignore_errors=True)
             raise
     except (OSError, SafetensorError) as exc:

@@ -168,7 +168,7 @@ async def new_checkpoint(folder: Path, step: int) -> AsyncIterator[CheckpointDra
     try:
         yield draft
         await trio.to_thread.run_sync(draft.commit)
-    except BaseException:
+    except BaseException:  # cancelled, too: nothing of it is left
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(draft.discard)
         raise

@@ -6,6 +6,7 @@ Source: protocol_spec/training/runs.md.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -164,14 +165,14 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(ABC):
     """One entry of a journal."""
 
     kind: ClassVar[str]
 
+    @abstractmethod
     def fields(self) -> Iterator[tuple[str, object]]:
         """Its keys and what stands under them, for JSON."""
-        raise NotImplementedError
 
     def json(self) -> dict[str, object]:
         """The entry for JSON; `entry_of` reads it."""

@@ -13,9 +13,16 @@ from neurogrid.errors import RemoteProtocolError
 from neurogrid.p2p.wire import ErrorCode
 from neurogrid.p2p.wire.control import ControlPayload
 from neurogrid.training import wire
+from neurogrid.training.wire import runs
 from tests.unit.vectors import in_turn, subject
 
 FILES = ("training_messages", "run_messages")
+KINDS = {
+    name: kind
+    for room in (wire, runs)
+    for name in room.__all__
+    if hasattr(kind := getattr(room, name), "decode")
+}
 
 
 def as_written(value: Any) -> Any:
@@ -32,7 +39,7 @@ def as_written(value: Any) -> Any:
 
 
 def kind_of(case: Any) -> type[ControlPayload]:
-    kind = getattr(wire, case["payload"])
+    kind = KINDS[case["payload"]]
     assert issubclass(kind, ControlPayload)
     return kind
 
@@ -57,9 +64,8 @@ def test_what_is_not_is_refused(name: str, case: Any) -> None:
 
 
 def test_each_payload_has_vectors_of_both_kinds() -> None:
-    kinds = {name for name in wire.__all__ if hasattr(getattr(wire, name), "decode")}
     for result in ("valid", "invalid"):
         cases = [
             case for name in FILES for case in subject(name)["cases"] if case["result"] == result
         ]
-        assert {case["payload"] for case in cases} == kinds
+        assert {case["payload"] for case in cases} == KINDS.keys()

@@ -15,7 +15,7 @@ from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transfer import BlobInfo, BlobSource, BytesSource, TransferPolicy, Transfers
 from neurogrid.p2p.wire import ErrorCode
-from neurogrid.training.wire import (
+from neurogrid.training.wire.runs import (
     MAX_CONFIG_BYTES,
     MAX_HELD_SLICES,
     MAX_RANGES,
