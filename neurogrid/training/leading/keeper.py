@@ -17,7 +17,7 @@ from typing import Any, Final
 import trio
 from torch import Tensor
 
-from neurogrid.errors import CheckpointError, NeuroGridError
+from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.checkpoints import (
     latest_checkpoint,
@@ -248,8 +248,14 @@ class Keeper:
         return ranges
 
     def _write_figures(self, figures: dict[str, float]) -> None:
-        with self._directory.metrics.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(figures) + "\n")
+        path = self._directory.metrics
+        try:
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(figures) + "\n")
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot write {path}: {exc.strerror}. Make room, and go on with --resume"
+            ) from exc
 
     async def _write_checkpoint(self, job: _Job) -> None:
         step, round_ = int(job.figures["step"]), int(job.figures["round"])

@@ -218,6 +218,10 @@ class Participation:
             except NeuroGridError as exc:
                 self._fail(exc)
                 raise
+            except OSError as exc:
+                error = ConfigurationError(f"this machine cannot keep what the run needs: {exc}")
+                self._fail(error)
+                raise error from exc
 
     def _fail(self, error: NeuroGridError) -> None:
         self._note(state="failed", reason=_line(error))
