@@ -438,7 +438,8 @@ class Leader:
             report = peer.report
             if report is not None and report.saved_round == round_number:
                 return held.occupant.peer, report.saved
-            if report is not None and report.saved_round > round_number:
+            # It saves before the next round: what it trained for this one came too late for it.
+            if report is not None and max(report.saved_round, report.round) > round_number:
                 return None
             with trio.move_on_after(_HEARTBEAT):
                 await self._changed.wait()
