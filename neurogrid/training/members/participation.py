@@ -150,6 +150,11 @@ class Participation:
         return self._start.run
 
     @property
+    def is_dismissed(self) -> bool:
+        """Whether the leader has said that it needs this member no more."""
+        return self._is_dismissed
+
+    @property
     def report(self) -> Report:
         """How the member stands."""
         return self._report

@@ -192,10 +192,12 @@ class MemberService:
         start, leader = Start.decode(message.data), sender_of(message)
         self._leases.take(leader, start.run, start.lease, trio.current_time())
         part = self._part
-        if part is None or (part.run_id, part.leader) != (start.run, leader):
+        # One that was dismissed is at its end, and is told to begin anew.
+        goes_on = part is not None and not part.is_dismissed
+        if part is None or not goes_on or (part.run_id, part.leader) != (start.run, leader):
             self._starting = leader, start
             if self._scope is not None:
-                self._scope.cancel()  # its lease had ended
+                self._scope.cancel()  # of another run, whose lease had ended, or at its end
             self._came.set()
         await self._answer(message, RunMessage.STARTED, Started(until=LEASE_SECONDS).encode())
 

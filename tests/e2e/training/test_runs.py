@@ -143,3 +143,27 @@ def test_a_run_is_what_one_process_computes(tmp_path: Path, method: str) -> None
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     got = torch.cat([each.detach().flatten() for each in model.parameters()])
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_whose_group_is_lost_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Leader and one of two members are killed at once: the one that is left cannot know what the others decided."""
+    run_file = (
+        RUN_FILE
+        + "[stop]\nepochs = 4\n[outer]\nevery = 8\nfragments = 2\ngrace = 1.0\n"
+        + "[members]\nmin = 1\n[checkpoints]\nevery = 4\n"
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead()
+        for name in ("a", "b"):
+            run.join(name)
+        run.wait(lambda: "b takes part" in run.log and "a takes part" in run.log, "one is missing")
+        run.wait_round(run.rounds() + 6)
+        run.kill()
+        run.kill("b")
+        run.lead("--resume", "--wait", "5")
+        run.end()
+    used = used_samples(run.run)
+    manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
+    assert set(used.values()) == {4}
+    assert len(used) == manifest.num_samples
+    assert "resumed" in [entry.kind for entry in entries_of(run.run)]
