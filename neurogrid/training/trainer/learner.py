@@ -61,6 +61,7 @@ class Learner:
 
     Attributes:
         layout: of the trained parameters.
+        memory: of the device.
         micro_batch: samples that are computed at once; 0 until it is known.
         reader: of batches for this model.
     """
@@ -92,7 +93,7 @@ class Learner:
             num_warmup_steps=inner.warmup,
             num_decay_steps=inner.decay,
         )
-        self._memory: Memory = memory_of(self._device, settings.memory_limit)
+        self.memory: Memory = memory_of(self._device, settings.memory_limit)
 
     def read_weights(self, vector: Tensor) -> None:
         """Take over a vector of weights, float32 [num_elements]."""
@@ -161,7 +162,7 @@ class Learner:
             # Not within the handler, which keeps what was computed.
             self.micro_batch = at_once // 2
             self._optimizer.zero_grad(set_to_none=True)
-            self._memory.let_go()
+            self.memory.let_go()
 
     @torch.inference_mode()
     def evaluate(self, batch: Batch) -> tuple[float, int]:
@@ -299,9 +300,9 @@ class Learner:
 
     def _find_micro_batch(self, batch: Batch) -> int:
         """How many samples fit into memory at once: one is tried, then as many as should fit by what that one took."""
-        usable = _USABLE * self._memory.limit - self._num_optimizer_bytes()
+        usable = _USABLE * self.memory.limit - self._num_optimizer_bytes()
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        fits, needs = 0, self._memory.used()
+        fits, needs = 0, self.memory.used()
         trial = 1
         while trial > fits:
             needed = self._try(batch, trial)
@@ -322,19 +323,19 @@ class Learner:
 
     def _try(self, batch: Batch, num_samples: int) -> float | None:
         """The most bytes that the process had while it computed so many samples; None where it had not enough."""
-        self._memory.begin()
+        self.memory.begin()
         inputs, labels = batch.inputs[:num_samples], batch.labels[:num_samples]
         trial = Batch(inputs, labels, batch.num_labels, batch.source)
         try:
             self._accumulate(trial, num_samples, 0)
-            return self._memory.peak()
+            return self.memory.peak()
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise
             return None
         finally:
             self._optimizer.zero_grad(set_to_none=True)
-            self._memory.let_go()
+            self.memory.let_go()
 
     def _num_optimizer_bytes(self) -> int:
         """What the optimiser will have and does not have yet."""
@@ -346,7 +347,7 @@ class Learner:
 
     def _too_large(self) -> str:
         return (
-            f"not even one sample at once fits into {self._memory.limit} bytes of memory with "
+            f"not even one sample at once fits into {self.memory.limit} bytes of memory with "
             f"{self.layout.num_elements} parameters: give the member more, or take a smaller model or shorter samples"
         )
 

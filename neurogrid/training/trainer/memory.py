@@ -39,6 +39,10 @@ class Memory(ABC):
         """The most bytes that were in use since `begin`."""
 
     @abstractmethod
+    def most(self) -> int:
+        """The most bytes that were ever in use."""
+
+    @abstractmethod
     def let_go(self) -> None:
         """Give back what is kept for later."""
 
@@ -48,15 +52,21 @@ class _OfProcess(Memory):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit or _status("VmRSS") + _available()
+        # Not what getrusage says: that begins with the memory of the process that started this one.
+        self._most_before = 0
 
     def used(self) -> float:
         return _status("VmRSS")
 
     def begin(self) -> None:
+        self._most_before = self.most()
         (_SELF / "clear_refs").write_text("5")
 
     def peak(self) -> float:
         return _status("VmHWM")
+
+    def most(self) -> int:
+        return max(self._most_before, _status("VmHWM"))
 
     def let_go(self) -> None:
         ctypes.CDLL(None).malloc_trim(0)
@@ -69,15 +79,20 @@ class _OfAccelerator(Memory):
         free, _ = self._module.mem_get_info(device)
         here = free + self._module.memory_reserved(device)
         self.limit = min(limit, here) if limit else here
+        self._most_before = 0
 
     def used(self) -> float:
         return float(self._module.memory_allocated(self._device))
 
     def begin(self) -> None:
+        self._most_before = self.most()
         self._module.reset_peak_memory_stats(self._device)
 
     def peak(self) -> float:
         return float(self._module.max_memory_allocated(self._device))
+
+    def most(self) -> int:
+        return max(self._most_before, int(self.peak()))
 
     def let_go(self) -> None:
         self._module.empty_cache()
@@ -96,7 +111,7 @@ def memory_of(device: torch.device, limit: int) -> Memory:
         return _OfAccelerator(device, limit)
     if not (_SELF / "clear_refs").exists():
         raise ConfigurationError(
-            "how much memory a step takes is known on Linux alone: give micro_batch a number"
+            "training on a CPU takes Linux: here nobody says how much memory a step takes"
         )
     return _OfProcess(limit)
 
@@ -122,12 +137,16 @@ def _field(text: str, key: str) -> int:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Have allocations fail that would bring this process far above `num_bytes` of memory; on Linux."""
+    """Have allocations fail that would bring this process above `num_bytes` of resident memory; on Linux.
+
+    What is resident and nobody allocated, as code and shared memory, counts as it is now.
+    """
     # Here, not above: it exists on Unix alone.
     from resource import RLIM_INFINITY, RLIMIT_DATA, getrlimit, setrlimit
 
+    anonymous = _status("RssAnon")
     # Address space that is set aside and not used yet does not count for us, and does for the kernel.
-    bound = num_bytes + max(_status("VmData") - _status("RssAnon"), 0)
+    bound = num_bytes - (_status("VmRSS") - anonymous) + max(_status("VmData") - anonymous, 0)
     _, hard = getrlimit(RLIMIT_DATA)
-    bound = bound if hard == RLIM_INFINITY else min(bound, hard)
-    setrlimit(RLIMIT_DATA, (bound, bound))
+    bound = max(bound if hard == RLIM_INFINITY else min(bound, hard), 0)
+    setrlimit(RLIMIT_DATA, (bound, hard))

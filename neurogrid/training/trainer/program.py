@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -71,8 +70,7 @@ class _Program:
         self._folder = Path(order["folder"])
         self._answers = answers
         self._control = Control.open(self._folder)
-        if settings.device == "cpu" and settings.memory_limit:
-            limit_memory(settings.memory_limit)
+        self._limit_memory(settings)
         checkpoint = order["checkpoint"]
         self._learner = Learner(settings, None if checkpoint is None else Path(checkpoint))
         self._is_text = settings.kind == "causal-lm"
@@ -84,6 +82,8 @@ class _Program:
         self._weights = map_shared(file, num_elements)
         if is_first:
             self._learner.write_weights(self._weights)
+        # Again, for weights and libraries have been mapped.
+        self._limit_memory(settings)
         self._gradients: torch.Tensor | None = None
         self._calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "train": self._train,
@@ -95,6 +95,11 @@ class _Program:
             "save_optimizer": self._save_optimizer,
             "load_optimizer": self._load_optimizer,
         }
+
+    @staticmethod
+    def _limit_memory(settings: TrainerSettings) -> None:
+        if settings.device == "cpu" and settings.memory_limit:
+            limit_memory(settings.memory_limit)
 
     def opened(self) -> dict[str, Any]:
         """The answer to the first order."""
@@ -147,7 +152,7 @@ class _Program:
                 time.process_time() - cpu_began,
                 norm,
                 learner.micro_batch,
-                _most_memory(),
+                learner.memory.most(),
                 not_finite,
             )
         )
@@ -281,14 +286,6 @@ def _be_the_first_to_go() -> None:
     """Have the system end this process, not its owner, when the machine has no memory left."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
-
-
-def _most_memory() -> int:
-    # Here, not above: it exists on Unix alone.
-    from resource import RUSAGE_SELF, getrusage
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return getrusage(RUSAGE_SELF).ru_maxrss * unit
 
 
 if __name__ == "__main__":

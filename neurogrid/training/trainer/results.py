@@ -38,7 +38,7 @@ class Trained:
         cpu_seconds: of the process, all its threads.
         gradient_norm: of the last batch, before it was clipped.
         micro_batch: samples at once.
-        memory_bytes: the most that the process ever had.
+        memory_bytes: the most that the process ever had, or its device where that is no CPU.
         not_finite: what was not finite, in which samples, and what to do; the steps before it are in the weights, and
             no other. Empty for nothing.
     """
