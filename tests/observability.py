@@ -39,11 +39,11 @@ def documented_metrics() -> list[DocumentedMetric]:
     ]
 
 
-def documented_spans() -> dict[str, frozenset[str]]:
-    """Every span that the document names, with its attributes."""
+def documented_spans(*kinds: str) -> dict[str, frozenset[str]]:
+    """Every span that the document names, of these kinds, with its attributes."""
     return {
         name: frozenset(re.findall(r"`([\w.]+)`", attributes))
-        for name, _, attributes in _rows(r"`((?:inference|p2p)\.\w+)`", 3)
+        for name, _, attributes in _rows(rf"`((?:{'|'.join(kinds)})\.\w+)`", 3)
     }
 
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from neurogrid import __version__
 from neurogrid.errors import ConfigurationError
+from neurogrid.p2p.streams.tracing import given_ids
 
 __all__ = ["ENDPOINT", "TRACES_ENDPOINT", "exporting_traces", "is_wanted"]
 
@@ -76,6 +77,7 @@ def exporting_traces(service: str) -> Iterator[None]:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     except ModuleNotFoundError as exc:
         raise ConfigurationError(
             f"traces are to be sent ({ENDPOINT}, --otlp-endpoint), and {exc.name} is not installed: "
@@ -88,7 +90,21 @@ def exporting_traces(service: str) -> Iterator[None]:
             "service.instance.id": str(uuid.uuid4()),
         }
     )
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+
+    class Ids(RandomIdGenerator):
+        """Ids drawn at random, but for a span whose ids others know already."""
+
+        takes_given_ids = True
+
+        def generate_trace_id(self) -> int:
+            given = given_ids.get()
+            return int.from_bytes(given.trace_id, "big") if given else super().generate_trace_id()
+
+        def generate_span_id(self) -> int:
+            given = given_ids.get()
+            return int.from_bytes(given.span_id, "big") if given else super().generate_span_id()
+
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=Ids())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     try:

@@ -44,6 +44,7 @@ from neurogrid.cli.options.common import (
 from neurogrid.cli.options.model import add_offline_option
 from neurogrid.cli.options.parent import add_parent_option, wait_stdin_eof
 from neurogrid.cli.options.reach import add_reach_options, reaching
+from neurogrid.cli.options.telemetry import add_trace_options, exporting_traces
 from neurogrid.cli.options.threads import prepare_threads
 from neurogrid.cli.options.trust import (
     TICKET_VARIABLE,
@@ -119,6 +120,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     _add_network_options(parser, port_flag="--p2p-port")
     add_ticket_options(parser.add_argument_group("cluster"))
     add_seen_options(parser)
+    add_trace_options(parser)
     add_output_options(parser)
     add_parent_option(parser)
 
@@ -197,6 +199,11 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 async def _lead(options: argparse.Namespace, screen: Screen, farewells: Farewells) -> int:
+    with exporting_traces(options, NAME.replace(" ", "-")):
+        return await _lead_run(options, screen, farewells)
+
+
+async def _lead_run(options: argparse.Namespace, screen: Screen, farewells: Farewells) -> int:
     from neurogrid.training.runs.run_directory import RunDirectory, read_run_file
 
     with ending_at_once():

@@ -12,9 +12,10 @@ Source: protocol_spec/framing.md, traced header; https://www.w3.org/TR/trace-con
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final, TypeAlias
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from neurogrid.p2p.wire import TensorMessage, TraceContext
 
@@ -24,15 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attributes",
+    "PastSpan",
     "answer_received",
     "continued_trace",
     "current_trace_context",
+    "given_ids",
     "layers_name",
     "note",
     "past_span",
     "sending",
     "session_name",
     "span",
+    "tell_past",
+    "tell_root",
     "with_details",
     "without_details",
 ]
@@ -42,6 +47,24 @@ Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 _NOTHING: Final = nullcontext(None)
 # Says that what happens in this context is told by a span around it, and by no spans of its own.
 _WITHOUT_DETAILS: Final = "neurogrid-without-details"
+
+given_ids: ContextVar[TraceContext | None] = ContextVar("given_ids", default=None)
+"""The ids of the root span that is about to be made, for a provider whose generator of ids has `takes_given_ids`."""
+
+
+class PastSpan(NamedTuple):
+    """Something that is over.
+
+    Attributes:
+        name: of its span.
+        started, ended: nanoseconds of the Unix epoch.
+        attributes: of its span.
+    """
+
+    name: str
+    started: int
+    ended: int
+    attributes: Attributes
 
 
 def current_trace_context() -> TraceContext | None:
@@ -114,6 +137,51 @@ def past_span(name: str, started: int, ended: int) -> None:
     from opentelemetry import trace
 
     trace.get_tracer("neurogrid").start_span(name, start_time=started).end(ended)
+
+
+def tell_past(parent: TraceContext, whole: PastSpan, parts: Iterable[PastSpan] = ()) -> None:
+    """Tell a trace of something that is over, and of its parts; nobody, where OpenTelemetry was never imported."""
+    if "opentelemetry.trace" not in sys.modules:
+        return
+    from opentelemetry import trace
+
+    tracer = trace.get_tracer("neurogrid")
+    span = tracer.start_span(
+        whole.name, _remote(parent), attributes=whole.attributes, start_time=whole.started
+    )
+    around = trace.set_span_in_context(span)
+    for part in parts:
+        tracer.start_span(
+            part.name, around, attributes=part.attributes, start_time=part.started
+        ).end(part.ended)
+    span.end(whole.ended)
+
+
+def tell_root(ids: TraceContext, whole: PastSpan) -> None:
+    """Begin a trace with something that is over, under ids that others give as the parent of theirs.
+
+    A provider that draws its ids itself gets a span within that parent instead, which then nobody tells of.
+    """
+    if "opentelemetry.trace" not in sys.modules:
+        return
+    from opentelemetry import context as contexts
+    from opentelemetry import trace
+
+    generator = getattr(trace.get_tracer_provider(), "id_generator", None)
+    if not getattr(generator, "takes_given_ids", False):
+        tell_past(ids, whole)
+        return
+    token = given_ids.set(ids)
+    try:
+        span = trace.get_tracer("neurogrid").start_span(
+            whole.name,
+            contexts.Context(),
+            attributes=whole.attributes,
+            start_time=whole.started,
+        )
+    finally:
+        given_ids.reset(token)
+    span.end(whole.ended)
 
 
 def sending(peer_id: str, message: TensorMessage) -> AbstractContextManager[Span | None]:

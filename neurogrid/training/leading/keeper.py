@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.entries import CheckpointEntry, Entry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.outer_state import RunWeights
+from neurogrid.training.runs.round_trace import after_round
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
@@ -70,6 +72,7 @@ class Keeper:
 
     Args:
         directory: of the run.
+        run_id: 16 bytes.
         run: the run file.
         journal: that is open.
         trainer: for evaluation, and to write the model.
@@ -83,6 +86,7 @@ class Keeper:
     def __init__(
         self,
         directory: RunDirectory,
+        run_id: bytes,
         run: RunFile,
         journal: Journal,
         trainer: Trainer,
@@ -94,7 +98,8 @@ class Keeper:
         *,
         seconds: float = 0.0,
     ) -> None:
-        self._directory, self._run, self._journal = directory, run, journal
+        self._directory, self._run_id = directory, run_id
+        self._run, self._journal = run, journal
         self._trainer, self._manifest, self._data = trainer, manifest, data
         self._slices, self._fetch_state, self._progress = slices, fetch_state, progress
         self._began, self._seconds_before = trio.current_time(), seconds
@@ -196,16 +201,21 @@ class Keeper:
             self._trainer.weights.copy_(job.weights)
             await self._gather_statistics()
             if job.is_evaluated:
-                await self._evaluate(job, job.weights)
+                with self._traced(job, "training.evaluate"):
+                    await self._evaluate(job, job.weights)
         await trio.to_thread.run_sync(self._write_figures, dict(job.figures))
         self._progress.metrics(job.figures)
         if job.is_checkpoint:
             try:
-                await self._write_checkpoint(job)
+                with self._traced(job, "training.checkpoint"):
+                    await self._write_checkpoint(job)
             except NeuroGridError as exc:
                 self._progress.warn(
                     f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
                 )
+
+    def _traced(self, job: _Job, name: str) -> AbstractContextManager[None]:
+        return after_round(self._run_id, int(job.figures["round"]), name)
 
     async def _gather_statistics(self) -> None:
         """Make batch normalisation's statistics those of the common weights: they are no weights, and no member has

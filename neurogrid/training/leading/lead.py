@@ -207,6 +207,7 @@ async def _lead(
         figures = directory.figures()
         keeper = Keeper(
             directory,
+            run_id,
             run,
             journal,
             trainer,

@@ -55,6 +55,7 @@ from neurogrid.training.runs.resources import (
     choose_offers,
     lacking,
 )
+from neurogrid.training.runs.round_trace import Timeline
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase, Seat
 from neurogrid.training.wire import GroupSettings
@@ -191,6 +192,7 @@ class Leader:
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
         self._digest = b""
+        self._timeline = Timeline(facts.run_id, {"neurogrid.run": facts.run_file.name})
         authorise(exchange, LEADER_TAKES)
         exchange.on_message(RunMessage.REPORT, self._on_report)
         exchange.on_peer_opened(self._on_opened)
@@ -415,15 +417,18 @@ class Leader:
                 await self._apply(group, outcome)
 
     async def _apply(self, group: Group, outcome: Outcome) -> None:
-        group.take_state_back()
-        await trio.to_thread.run_sync(partial(self._state.apply, outcome))
-        group.show_state(self._state.state())
-        self._digest = await trio.to_thread.run_sync(self._state.digest)
+        with self._timeline.during("training.apply"):
+            group.take_state_back()
+            await trio.to_thread.run_sync(partial(self._state.apply, outcome))
+            group.show_state(self._state.state())
+            self._digest = await trio.to_thread.run_sync(self._state.digest)
         # The decision is older than its outcome.
         while self._machine.state.round < outcome.round:
             await self._changed.wait()
         seats = [seat.number for seat in self._machine.state.occupied()]
         self._keeper.applied(self._state, self._machine.state, seats)
+        told = {"neurogrid.members": len(seats)}
+        self._timeline.end(outcome.round, "training.round", told, is_root=True)
         self._applied.set()
 
     async def wait_saved(self, round_number: int, seat: int) -> tuple[str, bytes] | None:

@@ -50,6 +50,7 @@ from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.outer_state import RunWeights
+from neurogrid.training.runs.round_trace import Timeline, after_round
 from neurogrid.training.runs.run_file import RunFile, parse_run_file
 from neurogrid.training.runs.trainers import cut_batches, trainer_settings, work_seed
 from neurogrid.training.trainer import (
@@ -306,6 +307,10 @@ class _Work:
         self._weight = 0.0
         self._done = 0
         self._saved: list[Path] = []
+        self._timeline = Timeline(
+            part.run_id,
+            {"neurogrid.run": part._run_file.name, "neurogrid.seat": part._start.seat},
+        )
 
     async def run(self, own: Tensor | None) -> None:
         """Begin where the others are, and work until the run ends.
@@ -332,7 +337,10 @@ class _Work:
         while (work := await self._next_work()) is not None:
             group.observe(False)
             if work.ranges:
-                await self._train(work)
+                before = self._part._report.num_samples
+                with self._timeline.during("training.train") as told:
+                    await self._train(work)
+                    told["neurogrid.samples"] = self._part._report.num_samples - before
             self._weight += work.share
             self._done = work.number
             await self._average()
@@ -386,7 +394,8 @@ class _Work:
     async def _train(self, work: Work) -> None:
         part = self._part
         part._note(state="training", batches_done=0)
-        batches = await self._batches(work)
+        with self._timeline.during("training.fetch"):
+            batches = await self._batches(work)
 
         def told(done: BatchDone) -> None:
             before = part._report.batch_seconds
@@ -488,16 +497,8 @@ class _Work:
         vector = await trio.to_thread.run_sync(self._state.contribution)
         if not bool(torch.isfinite(vector).all()):
             raise TrainerError("the weights are not finite any more")
-        while True:
-            try:
-                outcome = await self._group.average(
-                    vector,
-                    weight=self._weight,
-                    timeout=self._part._run_file.outer.attempt_timeout,
-                )
-                break
-            except RoundTimeout as exc:
-                logger.warning("%s; still waiting", exc)
+        with self._timeline.during("training.average"):
+            outcome = await self._agree(vector)
         norm = float(vector.norm())
         cosine = None
         if outcome.has_contributed and norm:
@@ -509,10 +510,25 @@ class _Work:
         self._part._note(difference_norm=norm, cosine=cosine)
         await self._save_if_due()
 
+    async def _agree(self, vector: Tensor) -> Outcome:
+        """What comes of the next round, however long it takes."""
+        while True:
+            try:
+                return await self._group.average(
+                    vector,
+                    weight=self._weight,
+                    timeout=self._part._run_file.outer.attempt_timeout,
+                )
+            except RoundTimeout as exc:
+                logger.warning("%s; still waiting", exc)
+
     async def _apply(self, outcome: Outcome) -> None:
-        self._group.take_state_back()
-        await trio.to_thread.run_sync(partial(self._state.apply, outcome))
-        self._group.show_state(self._state.state())
+        with self._timeline.during("training.apply"):
+            self._group.take_state_back()
+            await trio.to_thread.run_sync(partial(self._state.apply, outcome))
+            self._group.show_state(self._state.state())
+        told = {"neurogrid.weight": self._weight, "neurogrid.contributed": outcome.has_contributed}
+        self._timeline.end(outcome.round, "training.member", told)
         counters = self._group.counters
         self._part._note(
             round=outcome.round,
@@ -529,9 +545,10 @@ class _Work:
         if is_common or not checkpoints.optimizers or round_ % checkpoints.every or self._weight:
             return
         path = self._directory / f"optimizer-{round_}.safetensors"
-        await self._trainer.save_optimizer(path)
-        if self._part._run_file.outer.fragments > 1:
-            await trio.to_thread.run_sync(add_weights, path, self._state.weights)
+        with after_round(self._part.run_id, round_, "training.save"):
+            await self._trainer.save_optimizer(path)
+            if self._part._run_file.outer.fragments > 1:
+                await trio.to_thread.run_sync(add_weights, path, self._state.weights)
         blob_id = await self._part._blobs.offered.offer(path)
         self._part._note(saved_round=round_, saved=blob_id)
         self._saved.append(path)

@@ -85,7 +85,7 @@ class RunProcesses:
             cwd=self.directory,
         )
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, *options: str) -> None:
         """Start a worker, the same as before if it was there."""
         self.wait(lambda: (self.run / "cluster" / "ticket").exists(), "there was no ticket")
         log = (self.directory / f"{name}.log").open("a")
@@ -94,7 +94,7 @@ class RunProcesses:
             [
                 *(*WORKER, "--train", "--join", "@run/cluster/ticket", "--cluster", name),
                 *("--listen", "/ip4/127.0.0.1/tcp/0", "--no-cache", "--disable-mdns"),
-                *("--threads", "1", "--name", name),
+                *("--threads", "1", "--name", name, *options),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -1,4 +1,7 @@
-"""A run of real processes, as its server tells it while it goes on: who takes part, what they learn, if they agree."""
+"""A run of real processes, as its server tells it while it goes on: who takes part, what they learn, if they agree.
+
+And as a collector of traces gets it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Any
 
 import httpx
 
+from tests.e2e.otlp_collector import ReceivedSpan, open_collector
 from tests.e2e.preloaded import DEADLINE
 from tests.e2e.training.run_processes import RUN_FILE, RunProcesses, open_run
+from tests.observability import documented_spans
 from tests.ports import free_port
 
 SEEN = """
@@ -52,12 +57,13 @@ def wait_status(url: str, is_so: Any) -> dict[str, Any]:
 
 
 def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
-    with open_run(tmp_path, free_port(), RUN_FILE + SEEN) as run:
-        run.lead("--http-port", "0", "--metrics-port", "0")
+    with open_collector() as collector, open_run(tmp_path, free_port(), RUN_FILE + SEEN) as run:
+        traced = ("--otlp-endpoint", collector.url)
+        run.lead("--http-port", "0", "--metrics-port", "0", *traced)
         url = url_of(run)
-        run.join("desk")
+        run.join("desk", *traced)
         wait_status(url, lambda status: status["waits"] == "waits for members: 1 of 2 are there")
-        run.join("laptop")
+        run.join("laptop", *traced)
         status = wait_status(url, lambda status: status["round"] >= 8 and status["rounds"])
         assert status["phase"] in ("training", "finishing")
         members = {member["name"]: member for member in status["members"]}
@@ -87,3 +93,31 @@ def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
         assert ask(url, "/v1/training/checkpoints")["checkpoints"][0]["round"] == 4
         metrics = httpx.get(f"{url}/metrics", timeout=30).text
         assert "neurogrid_training_agreement_ratio 1.0" in metrics
+        spans = collector.wait(lambda spans: bool(whole_rounds(spans)))
+        told = {
+            name: {key for span in spans if span.name == name for key in span.attributes}
+            for name in {span.name for span in spans}
+        }
+        assert told == documented_spans("training")
+
+
+def whole_rounds(spans: list[ReceivedSpan]) -> list[str]:
+    """Traces of rounds that leader and both members told of, with a checkpoint."""
+    found = []
+    for root in spans:
+        trace = [span for span in spans if span.trace_id == root.trace_id]
+        inner = [span for span in trace if span.parent_id == root.span_id]
+        members = [span for span in inner if span.name == "training.member"]
+        names = {span.name for span in inner}
+        if root.parent_id or len(members) < 2 or "training.checkpoint" not in names:
+            continue
+        assert root.name == "training.round"
+        numbers = {span.attributes["neurogrid.round"] for span in (root, *members)}
+        assert len(numbers) == 1
+        for member in members:
+            parts = {span.name for span in trace if span.parent_id == member.span_id}
+            assert parts >= {"training.train", "training.average", "training.apply"}
+        assert len({span.service for span in trace}) == 2
+        assert len({span.instance for span in trace}) == 3
+        found.append(root.trace_id)
+    return found
