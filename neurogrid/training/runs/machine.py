@@ -263,7 +263,7 @@ class RunMachine:
         return most is not None and self.state.round >= most
 
     def _waits_to_end(self) -> bool:
-        """Whether a work that was dealt is to be in a round yet. Where rounds are counted, one that is late need not."""
+        """Whether a work that was dealt is to be in a round yet. Where rounds are counted, a late one need not."""
         is_counted = self._is_last_round()
         return any(
             not (is_counted and work.ranges)
