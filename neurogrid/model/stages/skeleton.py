@@ -213,6 +213,10 @@ class Skeleton:
             layer_id, tensors, codes, coded=coded, by_int8=by_int8
         )
 
+    def layer_name(self, layer_id: int) -> str:
+        """What the module of a layer is called in the whole model."""
+        return f"{self._layers_name}.{layer_id}"
+
     def layer(self, layer_id: int) -> nn.Module:
         """The module that runs as that layer, or its template while it is not loaded."""
         layer: nn.Module = self._slots[layer_id].__dict__["layer"]
@@ -269,12 +273,13 @@ class Skeleton:
         start: int,
         stop: int,
         position: int | Sequence[int],
-        cache: Cache,
+        cache: Cache | None,
     ) -> torch.Tensor:
-        """One pass over loaded layers [start, stop), whose cache has begun; in inference mode.
+        """One pass over loaded layers [start, stop), whose cache has begun; in inference mode, or to learn.
 
         Args:
             position: of the first token; one for each row of a batch whose rows differ.
+            cache: of the sequence; None for one that is learned from whole.
         """
         shared = self._pass
         shared.start, shared.stop, shared.hidden_BTD = start, stop, hidden_BTD
@@ -313,9 +318,9 @@ class Skeleton:
         return recorder.calls if is_plain and len(recorder.calls) == stop - start else None
 
     def run_embedding(
-        self, input_ids_BT: torch.Tensor, position: int | Sequence[int], cache: Cache
+        self, input_ids_BT: torch.Tensor, position: int | Sequence[int], cache: Cache | None
     ) -> torch.Tensor:
-        """Return the hidden state that would enter layer 0; in inference mode."""
+        """Return the hidden state that would enter layer 0; in inference mode, or to learn."""
         shared = self._pass
         shared.capturing = True
         try:
@@ -328,9 +333,12 @@ class Skeleton:
         raise UnsupportedModelError("the base model never called its first layer")
 
     def run_head(
-        self, hidden_BTD: torch.Tensor, position: int | Sequence[int], cache: Cache
+        self, hidden_BTD: torch.Tensor, position: int | Sequence[int], cache: Cache | None
     ) -> torch.Tensor:
-        """Logits of what left the last layer, the last token's last; in inference mode."""
+        """Logits of what left the last layer, the last token's last; in inference mode.
+
+        Or of all tokens, to learn: where there is no cache.
+        """
         shared = self._pass
         shared.start = shared.stop = self.num_layers
         shared.hidden_BTD = hidden_BTD
@@ -340,7 +348,7 @@ class Skeleton:
                 cache,
                 position,
                 inputs_embeds=self._dummy(hidden_BTD),
-                **self._head_arguments,
+                **(self._head_arguments if cache is not None else {}),
             )
         finally:
             shared.hidden_BTD = None
@@ -352,9 +360,13 @@ class Skeleton:
         return hidden_BTD.new_zeros(*hidden_BTD.shape[:2], self._embedding_size)
 
     def _call(
-        self, module: nn.Module, cache: Cache, position: int | Sequence[int], **inputs: Any
+        self,
+        module: nn.Module,
+        cache: Cache | None,
+        position: int | Sequence[int],
+        **inputs: Any,
     ) -> Any:
-        self.restore()
+        self._pristine.restore(anew=cache is None)
         first = next(iter(inputs.values()))
         if "position_ids" in self._arguments:
             if isinstance(position, int):
@@ -363,6 +375,8 @@ class Skeleton:
             else:
                 position_ids = torch.tensor(position, device=first.device)[:, None]
             inputs["position_ids"] = position_ids
+        if cache is None:
+            return module(use_cache=False, **inputs)
         return module(past_key_values=cache, use_cache=True, **inputs)
 
     def _probe_num_results(self) -> int:

@@ -162,9 +162,16 @@ class Pristine:
                 plain = {k: v for k, v in vars(module).items() if isinstance(v, (int, float))}
                 self._attributes.append((vars(module), plain))
 
-    def restore(self) -> None:
-        """Put everything back as it was when this object was made."""
+    def restore(self, *, anew: bool = False) -> None:
+        """Put everything back as it was when this object was made.
+
+        Args:
+            anew: in buffers of their own: a backward pass that is still to come needs those of its forward.
+        """
         for module, name, buffer, content in self._buffers:
+            if anew:
+                setattr(module, name, content.clone())
+                continue
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
             buffer.copy_(content)
