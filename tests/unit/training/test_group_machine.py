@@ -65,6 +65,11 @@ def test_no_two_members_are_told_different_things(
     check(num_members, faults, seed)
 
 
+@pytest.mark.parametrize("seed", [759, 862])
+def test_candidates_agree_where_messages_take_more_than_half_of_the_grace(seed: int) -> None:
+    check(6, Faults(delay=0.6, kills=2), seed)
+
+
 @pytest.mark.long
 @settings(max_examples=20_000)
 @given(num_members=st.integers(1, 6), faults=FAULTS, seed=st.integers(0, 2**32))

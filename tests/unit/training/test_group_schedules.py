@@ -308,7 +308,7 @@ def test_no_two_lead_in_one_term() -> None:
     group.tell("L", "Y")  # which accepts
     group.report("A", "Y")  # which leads no more
     assert not machines["A"].is_leading
-    group.tick("C", after=11.0)
+    group.tick("C", after=16.0)  # L has told C of no leading
     group.tick("C", after=5.0)
     for name in "AX":
         group.tell("C", name, Candidate)
@@ -364,6 +364,41 @@ def test_a_member_takes_over_the_next_decision_alone() -> None:
     assert machine.index == 1
 
 
+def test_candidates_stand_the_further_apart_the_more_terms_come_to_nothing() -> None:
+    """Where messages take long, the first is to be heard before the second stands; and nobody waits for ever longer."""
+    group = Members("ABC")
+    stood: dict[str, list[float]] = {"B": [], "C": []}
+    for _ in range(4 * 250):
+        for name, times in stood.items():
+            term = group.machines[name].term
+            group.tick(name)
+            if group.machines[name].term > term:
+                times.append(group.now)
+        group.now += 0.25
+    for place, times in ((1, stood["B"]), (2, stood["C"])):
+        pauses = [later - before for before, later in itertools.pairwise(times)]
+        # A heartbeat, and for each place half a grace, doubled twice.
+        assert pauses[:3] == [1 + (1 + place) * 5.0 * factor for factor in (1, 2, 4)]
+        assert {*pauses[3:]} == {1 + (1 + place) * 20.0}
+
+
+def test_a_member_gives_whom_it_promised_the_time_to_be_heard_by_others() -> None:
+    """A candidate needs C's promise, too, which takes longer than the grace to come."""
+    group = Members("ABC")
+    group.tick("B", after=10.0)
+    group.tick("B", after=1.0)
+    group.tell("B", "C", Candidate)
+    promised_at, term = group.now, group.machines["C"].term
+    patience = 1.0 + 3 * 5.0
+    while group.now < promised_at + patience:
+        group.tick("C")
+        assert group.machines["C"].term == term, f"stood after {group.now - promised_at:g} s"
+        group.now += 0.5
+    group.tick("C")
+    group.tick("C", after=1.0)  # for A is before it
+    assert group.machines["C"].term > term
+
+
 def promised() -> Members:
     """C has promised B the third term."""
     group = Members("ABC")
@@ -387,6 +422,28 @@ def test_a_member_promises_no_lesser_term() -> None:
     group.collect()
     assert group.machines["C"].term == 3
     assert not group.has_sent("C", "A", Promise)
+
+
+def test_a_member_promises_a_term_to_one_alone() -> None:
+    group = promised()
+    group.machines["C"].receive("A", Candidate(1, 3, 1), group.now + 20.0)
+    group.collect()
+    assert group.machines["C"].leader == "B"
+    assert not group.has_sent("C", "A", Promise)
+
+
+def test_a_member_looks_at_no_proposal_before_the_last_that_it_looked_at() -> None:
+    """One that is late changes nothing of what the member has accepted under the ballot of the later one."""
+    group = Members("ABC")
+    late, last = (Decision(2, 0, (*"ABC", name), (1,) * 4) for name in "JK")
+    for attempt, decision in ((2, last), (1, late)):
+        proposal = Proposal(attempt, decision.encode(), tuple("ABC")).encode()
+        group.machines["C"].receive("A", Lead(1, 1, (), proposal), group.now)
+    group.machines["C"].receive("B", Candidate(1, 2, 1), group.now + 20.0)
+    group.collect()
+    (promise,) = [send.message for name, send in group.sent if isinstance(send.message, Promise)]
+    assert (promise.accepted_term, promise.accepted_attempt) == (1, 2)
+    assert Decision.decode(promise.accepted) == last
 
 
 def test_a_round_is_decided_while_most_members_observe() -> None:

@@ -66,6 +66,8 @@ _MAX_REASON_CHARS: Final = 256
 _MAX_TERMS_AHEAD: Final = 2**32
 # Members that stand again one after the other; of more, some do at once.
 _PLACES: Final = 8
+# How often the time between two of them doubles, where one term after another has had no leader.
+_MAX_DOUBLINGS: Final = 2
 _MAX_TOLD_BYTES: Final = 512 * 1024
 
 
@@ -145,7 +147,7 @@ class GroupMachine:
         self._failed: tuple[int, Mapping[str, str]] | None = None
         self._weight: float | None = None
         self._greatest_term = term
-        self._followed = term, leader
+        self._followed = term, leader  # the last that was heard to lead, or this member itself
         self._gone: set[str] = set()
         self._heard_at = now
         self._silent_since: float | None = None
@@ -722,24 +724,36 @@ class GroupMachine:
     # Taking over
 
     def _look_after_leader(self, now: float) -> None:
+        if self._candidacy is not None:
+            if now - self._candidacy.since >= self._patience():
+                self._stand(now)
+            return
         is_lost = self.leader is None or self.leader in self._gone
-        if not is_lost and now - self._heard_at < self.settings.grace:
+        silence = self.settings.grace
+        if self._followed != (self.term, self.leader):
+            # A candidate that was promised has to be heard by others before it is heard as a leader.
+            silence = max(silence, self._patience())
+        if not is_lost and now - self._heard_at < silence:
             return
         if self._silent_since is None:
             self._silent_since = now
         # One after the other, so that two do not ask at once.
         waits = [m.peer for m in self.members if m.peer not in self._gone and m.peer != self.leader]
         rank = waits.index(self.me.peer) if self.me.peer in waits else 0
-        if self._candidacy is None:
-            is_due = now - self._silent_since >= rank * self.settings.heartbeat
-        else:
-            # So far apart that the first is heard before the second stands again, also where messages take long; by
-            # the place among all members, on which those agree that do not know of the same losses.
-            place = self.members.index(self.me) % _PLACES if self.me in self.members else 0
-            patience = self.settings.heartbeat + (1 + place) * self.settings.grace / 2
-            is_due = now - self._candidacy.since >= patience
-        if is_due:
+        if now - self._silent_since >= rank * self.settings.heartbeat:
             self._stand(now)
+
+    def _patience(self) -> float:
+        """Seconds until a candidacy, this member's or the one that it has promised, has come to nothing.
+
+        So far apart that the first is heard before the second stands again, also where messages take long: the longer,
+        the more terms have come to nothing. By the term, and by the place among all members, on which those agree that
+        do not know of the same losses.
+        """
+        place = self.members.index(self.me) % _PLACES if self.me in self.members else 0
+        num_terms = max(self._greatest_term, self.term) - self._followed[0]
+        apart = self.settings.grace / 2 * (1 << min(max(num_terms - 1, 0), _MAX_DOUBLINGS))
+        return self.settings.heartbeat + (1 + place) * apart
 
     def _stand(self, now: float) -> None:
         """Ask to lead, under a term greater than all that were heard of."""
@@ -850,6 +864,7 @@ class GroupMachine:
             accepted.append(self._accepted)
         self._candidacy = None
         self.leader, self._silent_since = self.me.peer, None
+        self._followed = self.term, self.me.peer
         self._lead = Leader(
             self.me,
             self.term,
