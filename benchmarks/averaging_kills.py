@@ -132,8 +132,7 @@ def _stop(members: Crowd, random: Random, number: int, grace: float) -> list[tup
         time.sleep(max(0.0, stopped_at + 3 * grace - time.monotonic()))
         went_on_at = still.go_on()
         told.append(_time_told(still, went_on_at) - went_on_at)
-        if still.all_said("dropped") and still.said[-1]["at"] > went_on_at:
-            members.begin(still)
+        members.bring_back(still, went_on_at)
         members.settle(went_on_at)
     if not number:
         return []

@@ -196,6 +196,25 @@ class Crowd:
                 after, lambda o: set(o["contributors"]) == everybody == set(o["members"])
             )
 
+    def bring_back(self, peer: AveragingPeer, since: float) -> None:
+        """Have one that went on at a moment join again if it is no member any more.
+
+        What it is told first may be the outcome of a round that was decided when it was stopped; that it was dropped
+        comes after that.
+        """
+
+        def is_known() -> bool:
+            return has_dropped() or any(
+                outcome["begun"] > since and outcome["has_contributed"] for outcome in peer.outcomes
+            )
+
+        def has_dropped() -> bool:
+            return any(said["at"] > since for said in peer.all_said("dropped"))
+
+        wait_for(is_known, f"whether member {peer.number} is still one")
+        if has_dropped():
+            self.begin(peer)
+
     @property
     def leader(self) -> AveragingPeer:
         """Who leads, by what was said last."""

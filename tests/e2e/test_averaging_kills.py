@@ -67,7 +67,6 @@ def test_one_that_stands_still_is_gone_on_without(tmp_path: Path, the_leader: bo
             )
 
         wait_for(is_told, "what it is told")
-        if still.all_said("dropped"):
-            members.begin(still)
+        members.bring_back(still, went_on_at)
         members.settle(went_on_at)
         members.check()
