@@ -153,6 +153,7 @@ class Group:
         self._last_digest = b""
         self._undelivered_digests: Counter[bytes] = Counter()
         self._last_members = machine.members
+        self._led_by: str | None = None
         self._undelivered, self._undelivered_end = trio.open_memory_channel[Decided](1024)
         self._outcomes: deque[Outcome] = deque()
         self._changed = trio.Event()
@@ -531,6 +532,11 @@ class Group:
     def _act(self) -> None:
         for action in self._machine.drain():
             self._do(action)
+        leader = self._machine.leader
+        if leader is not None and leader != self._led_by:
+            self._led_by = leader
+            is_own = leader == self.peer_id
+            logger.info("%s leads the group", "this member" if is_own else leader)
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Send):
