@@ -10,6 +10,7 @@ leader           members, orders, the group
 waiting          for members: said, and not for ever
 board, status    what is known of the run, for whoever shows it
 keeper           journal, figures, evaluation, checkpoints
+round_figures    of rounds that have no line yet
 """
 
 from neurogrid.training.leading.data_node import serve_data

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import trio
 from torch import Tensor
@@ -24,9 +24,11 @@ from neurogrid.training.checkpoints import (
     latest_checkpoint,
     new_checkpoint,
     prune,
+    read_checkpoint,
 )
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.leading.data import LeaderSlices
+from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.entries import CheckpointEntry, Entry
 from neurogrid.training.runs.journal import Journal
@@ -56,15 +58,20 @@ _SLICE_TIMEOUT: Final = 60.0
 
 @dataclass(slots=True)
 class _Job:
-    """A round to be kept."""
+    """A round to be kept.
+
+    Attributes:
+        figures: of the round.
+        is_new: it has no line in the figures yet.
+    """
 
     figures: dict[str, float]
-    weights: Tensor | None
-    outer: dict[str, Tensor]
-    is_evaluated: bool
-    is_checkpoint: bool
-    state: dict[str, Any]
-    members: frozenset[int]
+    weights: Tensor | None = None
+    outer: dict[str, Tensor] = field(default_factory=dict)
+    is_new: bool = True
+    is_evaluated: bool = False
+    is_checkpoint: bool = False
+    members: frozenset[int] = frozenset()
 
 
 class Keeper:
@@ -80,6 +87,7 @@ class Keeper:
         slices: those that are held out come from there.
         fetch_state: gets a member's saved optimiser.
         progress: is told the figures.
+        figures: of rounds that have no line yet.
         seconds: that the run has taken before.
     """
 
@@ -95,6 +103,7 @@ class Keeper:
         slices: LeaderSlices,
         fetch_state: FetchState,
         progress: LeaderProgress,
+        figures: RoundFigures,
         *,
         seconds: float = 0.0,
     ) -> None:
@@ -103,9 +112,9 @@ class Keeper:
         self._trainer, self._manifest, self._data = trainer, manifest, data
         self._slices, self._fetch_state, self._progress = slices, fetch_state, progress
         self._began, self._seconds_before = trio.current_time(), seconds
-        self._totals: dict[int, tuple[float, int]] = {}
-        self._loss: tuple[float, int] = (0.0, 0)
+        self.figures = figures
         self._jobs: list[_Job] = []
+        self._last_figures: dict[str, float] = {}
         self._changed = RenewedEvent()
 
     @property
@@ -119,17 +128,6 @@ class Keeper:
         """Write entries into the journal. Returns when they are on the disk."""
         for entry in entries:
             self._journal.append(entry)
-
-    def decided(self, totals: Mapping[int, tuple[float, int]]) -> None:
-        """A round was decided; members have told of these losses and tokens since they began."""
-        loss, tokens = self._loss
-        for seat, (loss_sum, num_tokens) in totals.items():
-            loss_before, tokens_before = self._totals.get(seat, (0.0, 0))
-            if num_tokens >= tokens_before:
-                loss += loss_sum - loss_before
-                tokens += num_tokens - tokens_before
-        self._totals = dict(totals)
-        self._loss = loss, tokens
 
     async def wait_room(self) -> None:
         """Wait until few enough rounds are to be kept."""
@@ -150,28 +148,25 @@ class Keeper:
         is_evaluated = bool(
             run.eval.every and self._manifest.held_out and (is_last or round_ % run.eval.every == 0)
         )
-        loss, tokens = self._loss
-        figures = {
-            "round": round_,
-            "step": state.num_trained * run.outer.every // run.outer.fragments,
-            "tokens": state.num_used * max(self._manifest.sequence_length, 1),
-            "members": len(state.occupied()),
-            "seconds": round(self.seconds, 3),
-        }
-        if tokens:
-            figures["loss"] = round(loss / tokens, 6)
-            self._loss = 0.0, 0
-        self._jobs.append(
-            _Job(
-                figures,
-                outer.common.clone() if is_checkpoint or is_evaluated else None,
-                outer.state_dict() if is_checkpoint else {},
-                is_evaluated,
-                is_checkpoint,
-                {"round": round_, **figures},
-                frozenset(() if is_last or not is_checkpoint else members),
+        due = self.figures.take(round_)
+        for each in due:
+            each["seconds"] = round(self.seconds, 3)
+        is_new = bool(due) and due[-1]["round"] == round_
+        if is_new:
+            self._last_figures = due.pop()
+        self._jobs += [_Job(each) for each in due]
+        if is_new or is_last:
+            self._jobs.append(
+                _Job(
+                    self._last_figures if is_new else self.figures.of(state),
+                    outer.common.clone() if is_checkpoint or is_evaluated else None,
+                    outer.state_dict() if is_checkpoint else {},
+                    is_new=is_new,
+                    is_evaluated=is_new and is_evaluated,
+                    is_checkpoint=is_checkpoint,
+                    members=frozenset(() if is_last or not is_checkpoint else members),
+                )
             )
-        )
         self._changed.set()
 
     async def finish(self) -> Path:
@@ -203,16 +198,26 @@ class Keeper:
             if job.is_evaluated:
                 with self._traced(job, "training.evaluate"):
                     await self._evaluate(job, job.weights)
-        await trio.to_thread.run_sync(self._write_figures, dict(job.figures))
-        self._progress.metrics(job.figures)
+        if job.is_new:
+            await trio.to_thread.run_sync(self._write_figures, dict(job.figures))
+            self._progress.metrics(job.figures)
         if job.is_checkpoint:
-            try:
-                with self._traced(job, "training.checkpoint"):
-                    await self._write_checkpoint(job)
-            except NeuroGridError as exc:
-                self._progress.warn(
-                    f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
-                )
+            with self._traced(job, "training.checkpoint"):
+                await self._keep_checkpoint(job)
+
+    async def _keep_checkpoint(self, job: _Job) -> None:
+        latest = latest_checkpoint(self._directory.checkpoints)
+        try:
+            if (
+                latest is not None
+                and read_checkpoint(latest).state.get("round") == job.figures["round"]
+            ):
+                return
+            await self._write_checkpoint(job)
+        except NeuroGridError as exc:
+            self._progress.warn(
+                f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
+            )
 
     def _traced(self, job: _Job, name: str) -> AbstractContextManager[None]:
         return after_round(self._run_id, int(job.figures["round"]), name)
@@ -273,7 +278,7 @@ class Keeper:
         folder = self._directory.checkpoints
         tokenizer = self._data / "tokenizer"
         outer = {name: each for name, each in job.outer.items() if name != "theta0"}
-        state = {**job.state, "seed": self._run.seed, "written": round(time.time(), 3)}
+        state = {**job.figures, "seed": self._run.seed, "written": round(time.time(), 3)}
         async with new_checkpoint(folder, step) as draft:
             await self._trainer.save(draft.path)
             if tokenizer.is_dir():

@@ -33,10 +33,11 @@ from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.progress import ProgressTee
+from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
-from neurogrid.training.runs.entries import ResumedEntry, RunEntry
+from neurogrid.training.runs.entries import ResumedEntry, RoundEntry, RunEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.methods import weights_by
@@ -140,7 +141,8 @@ async def _lead(
         run_id = _begin(journal, run, data.manifest, identity)
         directory.run_file.write_text(run.text(), encoding="utf-8")
         checkpoint = _latest(directory)
-        state = _replayed(journal, data.manifest, run, checkpoint)
+        figures = RoundFigures(run, data.manifest.sequence_length)
+        state = _replayed(journal, data.manifest, run, checkpoint, figures)
         if (
             state.phase is Phase.ENDED
             and checkpoint is not None
@@ -204,7 +206,8 @@ async def _lead(
                 return False
             return True
 
-        figures = directory.figures()
+        lines = directory.figures()
+        figures.written(int(lines[-1].get("round", 0)) if lines else 0)
         keeper = Keeper(
             directory,
             run_id,
@@ -216,7 +219,8 @@ async def _lead(
             slices,
             fetch_state,
             progress,
-            seconds=figures[-1].get("seconds", 0.0) if figures else 0.0,
+            figures,
+            seconds=lines[-1].get("seconds", 0.0) if lines else 0.0,
         )
         leader = Leader(
             host,
@@ -334,8 +338,13 @@ def _begin(journal: Journal, run: RunFile, manifest: Manifest, identity: Identit
 
 
 def _replayed(
-    journal: Journal, manifest: Manifest, run: RunFile, checkpoint: RunCheckpoint | None
+    journal: Journal,
+    manifest: Manifest,
+    run: RunFile,
+    checkpoint: RunCheckpoint | None,
+    figures: RoundFigures,
 ) -> RunState:
+    """The state that the journal has come to; the figures are told of its rounds."""
     entries = [recorded.entry for recorded in journal.entries]
     resumable = {entry.round for entry in entries if isinstance(entry, ResumedEntry)}
     if checkpoint is not None:
@@ -343,6 +352,10 @@ def _replayed(
     state = RunState(manifest.sizes, seed=run.seed, resumable=resumable)
     for entry in entries:
         state.apply(entry)
+        if isinstance(entry, RoundEntry):
+            figures.decided(state)
+        elif isinstance(entry, ResumedEntry):
+            figures.resumed(entry.round)
     return state
 
 

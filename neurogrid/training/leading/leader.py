@@ -193,6 +193,8 @@ class Leader:
         self._nursery: trio.Nursery | None = None
         self._digest = b""
         self._timeline = Timeline(facts.run_id, {"neurogrid.run": facts.run_file.name})
+        # The last round that the keeper was told of.
+        self._kept: int | None = None
         authorise(exchange, LEADER_TAKES)
         exchange.on_message(RunMessage.REPORT, self._on_report)
         exchange.on_peer_opened(self._on_opened)
@@ -259,6 +261,7 @@ class Leader:
                     join = await self._find_group(state.occupied())
                 if state.num_seats and not join:
                     self._machine.resume(self._resume_at)
+                    self._keeper.figures.resumed(self._resume_at)
                     self._write()
                 while not self._is_over:
                     try:
@@ -338,6 +341,7 @@ class Leader:
             while not self._is_over:
                 await self._applied.wait()
             nursery.cancel_scope.cancel()
+        await self._note_applied()  # it may have ended without the leader
 
     @property
     def _is_over(self) -> bool:
@@ -388,6 +392,7 @@ class Leader:
 
     def _decided(self, decision: Decision) -> None:
         self._members = decision.members
+        self._keeper.figures.keep(decision.members)
         seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
         wrong = self._machine.decided(decision)
         for peer_id in wrong:
@@ -396,18 +401,11 @@ class Leader:
         for number in seats.keys() - {seat.number for seat in self._machine.state.occupied()}:
             self._progress.warn(f"{seats[number] or f'member {number}'} is lost: the others go on")
         if decision.round:
-            self._keeper.decided(self._told_totals())
+            self._keeper.figures.decided(self._machine.state)
         self._write()
 
-    def _told_totals(self) -> dict[int, tuple[float, int]]:
-        """Losses and tokens that each seat has told of since it began."""
-        return {
-            peer.seat: (peer.report.loss_sum, peer.report.num_tokens)
-            for peer in self._peers.values()
-            if peer.seat is not None and peer.report is not None
-        }
-
     async def _follow_outcomes(self, group: Group) -> None:
+        await self._note_applied()  # what was fetched: rounds that were decided without the leader
         while True:
             try:
                 outcome = await group.next_outcome(timeout=3600)
@@ -422,13 +420,20 @@ class Leader:
             await trio.to_thread.run_sync(partial(self._state.apply, outcome))
             group.show_state(self._state.state())
             self._digest = await trio.to_thread.run_sync(self._state.digest)
+        await self._note_applied()
+
+    async def _note_applied(self) -> None:
+        """Have kept what is in the common weights."""
         # The decision is older than its outcome.
-        while self._machine.state.round < outcome.round:
+        while self._machine.state.round < self._state.round:
             await self._changed.wait()
+        if self._kept == self._state.round:
+            return
+        self._kept = self._state.round
         seats = [seat.number for seat in self._machine.state.occupied()]
         self._keeper.applied(self._state, self._machine.state, seats)
         told = {"neurogrid.members": len(seats)}
-        self._timeline.end(outcome.round, "training.round", told, is_root=True)
+        self._timeline.end(self._state.round, "training.round", told, is_root=True)
         self._applied.set()
 
     async def wait_saved(self, round_number: int, seat: int) -> tuple[str, bytes] | None:
@@ -643,6 +648,7 @@ class Leader:
         seat = self._machine.state.seat_of(peer_id)
         occupant = Occupant(peer_id, report.incarnation)
         if occupant in self._members:
+            self._keeper.figures.heard(occupant, report.loss_sum, report.num_tokens)
             if seat is None or seat.occupant != occupant:
                 if peer.seat is None:
                     peer.seat = self._machine.reserve(peer_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -107,8 +108,13 @@ def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
     assert len(used) == manifest.num_samples
     # The leader was never without a member that went on: nothing was taken back.
     assert not [entry for entry in entries_of(run.run) if entry.kind == "resumed"]
-    figures = json.loads((checkpoint / "training" / "state.json").read_text())
-    assert figures["round"] == rounds[-1]
+    state = json.loads((checkpoint / "training" / "state.json").read_text())
+    assert state["round"] == rounds[-1]
+    # A line of each round, also of those that were decided without the leader.
+    figures = run.figures()
+    assert [line["round"] for line in figures] == rounds
+    losses = [line["loss"] for line in figures if "loss" in line]
+    assert all(later < loss + 0.5 for loss, later in pairwise(losses))
 
 
 def test_a_run_goes_on_with_another_number_of_members(tmp_path: Path) -> None:

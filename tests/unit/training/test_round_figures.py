@@ -1,0 +1,84 @@
+"""Figures of rounds: a line for each round, also for those of which a leader hears late."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neurogrid.training.leading.round_figures import RoundFigures
+from neurogrid.training.runs.entries import ResumedEntry, RoundEntry
+from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.state import Occupant, RunState
+from tests.unit.training.simulated_run import SIZES, Cluster, rules
+
+RUN = parse_run_file('[model]\nconfig = "embedded"\n[data]\npath = "text"\n[stop]\nepochs = 1\n')
+A = Occupant("a", 1)
+
+
+def replayed(cluster: Cluster, last: int) -> RoundFigures:
+    """As a leader begins again: with its journal, and lines up to a round."""
+    figures = RoundFigures(RUN, 4)
+    state = RunState(SIZES, seed=1, num_epochs=cluster.num_epochs)
+    for entry in cluster.journal:
+        state.apply(entry)
+        if isinstance(entry, RoundEntry):
+            figures.decided(state)
+        elif isinstance(entry, ResumedEntry):
+            figures.resumed(entry.round)
+    figures.written(last)
+    return figures
+
+
+@settings(max_examples=50)
+@given(st.lists(st.sampled_from(["round", "apply", "killed", "resumed"]), max_size=40))
+def test_each_round_has_one_line_whatever_becomes_of_the_leader(events: list[str]) -> None:
+    cluster = Cluster(rules(max_samples=None))
+    cluster.join()
+    figures, lines = RoundFigures(RUN, 4), dict[int, dict[str, float]]()
+    for event in [*events, "apply"]:
+        if event == "round":
+            cluster.average()
+            figures.decided(cluster.state)
+        elif event == "apply":
+            for line in figures.take(cluster.state.round):
+                assert line["round"] == len(lines) + 1
+                lines[int(line["round"])] = line
+        elif event == "killed":
+            cluster.restarted()
+            figures = replayed(cluster, len(lines))
+        elif (kept := len(lines)) < cluster.state.round:
+            # To what was applied: what was decided after it is taken back.
+            cluster.machine.resume(kept)
+            cluster.members.clear()
+            cluster.round, cluster.index = kept, 0
+            figures.resumed(kept)
+            cluster.join()
+            for seat in cluster.state.vacant():
+                cluster.machine.left(seat.number, "nobody came")
+            cluster.note()
+    assert list(lines) == list(range(1, cluster.state.round + 1))
+    assert [line["tokens"] for line in lines.values()] == sorted(
+        line["tokens"] for line in lines.values()
+    )
+    if lines:
+        assert lines[len(lines)]["tokens"] == 4 * cluster.state.num_used
+
+
+def test_the_loss_is_of_what_was_told_since_the_round_before() -> None:
+    cluster = Cluster(rules(max_samples=None))
+    cluster.join()
+    figures = RoundFigures(RUN, 4)
+    # It has trained for a while when this leader begins: that is no loss of the next round.
+    figures.heard(A, 900.0, 100)
+    figures.heard(A, 920.0, 110)
+    cluster.average()
+    figures.decided(cluster.state)
+    cluster.average()
+    figures.decided(cluster.state)
+    figures.heard(A, 930.0, 120)
+    figures.keep([])
+    figures.heard(A, 5.0, 10)  # another process of its name
+    figures.heard(A, 15.0, 20)
+    cluster.average()
+    figures.decided(cluster.state)
+    assert [line.get("loss") for line in figures.take(3)] == [2.0, None, 1.0]
