@@ -7,6 +7,7 @@ data             the data, where the leader has them
 sources          nodes that have them, too
 data_node        one of those
 leader           members, orders, the group
+group_watch      whether that can still decide
 waiting          for members: said, and not for ever
 board, status    what is known of the run, for whoever shows it
 keeper           journal, figures, evaluation, checkpoints

@@ -169,6 +169,22 @@ class Keeper:
             )
         self._changed.set()
 
+    async def keep_state(self, outer: RunWeights, state: RunState) -> None:
+        """Keep what is yet to be kept, and make a checkpoint of what was applied last.
+
+        It has no optimisers: members begin with new ones there.
+        """
+        while self._jobs:
+            await self._changed.wait()
+        figures = self._last_figures
+        if state.round == outer.round:
+            figures = self.figures.of(state)
+        # The rounds at the end that only sync are of one step, which is to have the last one's checkpoint.
+        if state.phase is Phase.TRAINING and figures.get("round") == outer.round:
+            self._trainer.weights.copy_(outer.common)
+            await self._gather_statistics()
+            await self._keep_checkpoint(_Job(figures, outer=outer.state_dict()))
+
     async def finish(self) -> Path:
         """Wait until all is kept; the last checkpoint.
 

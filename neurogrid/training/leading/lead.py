@@ -118,7 +118,7 @@ async def lead(
             try:
                 return await _lead(settings, progress, board, is_anew=is_anew)
             except GroupLostError as exc:
-                progress.warn(f"{exc}. The run goes on from its last checkpoint")
+                progress.warn(f"{exc}. The run goes on from what is here")
                 is_anew = True
 
 
@@ -256,7 +256,11 @@ async def _run(
             nursery.start_soon(keeper.run)
             if settings.local_workers:
                 nursery.start_soon(_keep_local_workers, settings, exchange)
-            await leader.run()
+            try:
+                await leader.run()
+            except GroupLostError:
+                await leader.keep_state()
+                raise
             path = await keeper.finish()
             nursery.cancel_scope.cancel()
     return path

@@ -39,6 +39,7 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
+from neurogrid.training.leading.group_watch import GroupWatch
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
@@ -58,7 +59,7 @@ from neurogrid.training.runs.resources import (
 from neurogrid.training.runs.round_trace import Timeline
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase, Seat
-from neurogrid.training.wire import GroupSettings
+from neurogrid.training.wire import GroupSettings, Member
 from neurogrid.training.wire.runs import (
     Ask,
     Dismiss,
@@ -97,12 +98,16 @@ _RETRY: Final = 3.0
 _MOMENT: Final = 2.0
 _SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
+# Of the grace: so long members that the group cannot do without are waited for.
+_GRACES_UNTIL_LOST: Final = 3
+# Seconds that the members of a group that was lost have to take their seats again.
+_RETURN: Final = 30.0
 # Times that a member may fail before it is not asked again.
 _MAX_FAILURES: Final = 3
 
 
 class GroupLostError(NeuroGridError):
-    """The group of a run is lost, and the run goes on from its last checkpoint."""
+    """The group of a run is lost, and the run goes on with another one: from what its leader has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ class Leader:
         keeper: what is kept on disk: journal, metrics, checkpoints.
         sources: nodes that have the data.
         progress: is told what people may want to see.
-        wait: seconds that vacant seats are waited for.
+        wait: seconds that vacant seats are waited for; fewer with a group that follows one that was lost.
         resume_at: the round of the newest checkpoint; 0 where there is none.
         saved: optimisers that members fetch here, by seat.
         is_anew: whether members that are in a group of before are to leave it.
@@ -183,11 +188,17 @@ class Leader:
         self._progress, self._wait = progress, wait
         self._resume_at, self._saved = resume_at, dict(saved or {})
         self._is_anew = is_anew
+        # Seconds that vacant seats are kept: with the group their optimisers are lost, if they are in no checkpoint.
+        self._return = wait
+        if is_anew:
+            self._return = min(wait, _RETURN) if self._saved else 0.0
         self._peers: dict[str, _Peer] = {}
         self._book = LeaseBook()
         self._group: Group | None = None
         # After the last decision that was looked at.
         self._members: frozenset[Occupant] = frozenset()
+        # Members that cannot come back: their processes have ended, or begun anew.
+        self._ended: set[Occupant] = set()
         self._changed = RenewedEvent()
         self._applied = RenewedEvent()
         self._nursery: trio.Nursery | None = None
@@ -249,7 +260,7 @@ class Leader:
         """Lead the run to its end.
 
         Raises:
-            GroupLostError: so many are lost that the rest cannot go on by itself: begin again from the checkpoint.
+            GroupLostError: so many are lost that the rest cannot go on by itself: `keep_state`, and begin again.
             NeuroGridError: it cannot go on; says why.
         """
         state = self._machine.state
@@ -277,6 +288,14 @@ class Leader:
                         ) from exc
                 await self._say_goodbye()
                 nursery.cancel_scope.cancel()
+
+    async def keep_state(self) -> None:
+        """Make the common weights as they are here the last checkpoint, where they are newer: the run goes on from it.
+
+        What members that are lost may have decided without the leader is in no journal.
+        """
+        if self._state.round > self._resume_at:
+            await self._keeper.keep_state(self._state, self._machine.state)
 
     def _open_group(self, join: Sequence[str]) -> AbstractAsyncContextManager[Group]:
         outer = self._facts.run_file.outer
@@ -330,6 +349,7 @@ class Leader:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_decisions, group)
             nursery.start_soon(self._follow_outcomes, group)
+            nursery.start_soon(self._watch_group, group)
             nursery.start_soon(self._enlist_all)
             nursery.start_soon(self._renew)
             nursery.start_soon(self._tell_orders)
@@ -392,6 +412,7 @@ class Leader:
 
     def _decided(self, decision: Decision) -> None:
         self._members = decision.members
+        self._ended &= decision.members
         self._keeper.figures.keep(decision.members)
         seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
         wrong = self._machine.decided(decision)
@@ -403,6 +424,21 @@ class Leader:
         if decision.round:
             self._keeper.figures.decided(self._machine.state)
         self._write()
+
+    async def _watch_group(self, group: Group) -> None:
+        """Give the group up when so many of it are lost at once that it decides nothing any more."""
+        watch = GroupWatch(_GRACES_UNTIL_LOST * group.settings.grace)
+        while True:
+            members = group.history[-1].members
+            ended = [m for m in members if Occupant(m.peer, m.incarnation) in self._ended]
+            lost = [m for m in members if not self._is_connected(m)]
+            now = trio.current_time()
+            if why := watch.look(members, leader=group.leader, lost=lost, ended=ended, now=now):
+                raise GroupLostError(f"the members that are left cannot go on by themselves: {why}")
+            await trio.sleep(_HEARTBEAT)
+
+    def _is_connected(self, member: Member) -> bool:
+        return member.peer == self._host.peer_id or self._host.is_connected(member.peer)
 
     async def _follow_outcomes(self, group: Group) -> None:
         await self._note_applied()  # what was fetched: rounds that were decided without the leader
@@ -639,8 +675,11 @@ class Leader:
             return
         peer = self._peers.setdefault(peer_id, _Peer())
         if self._is_anew and report.incarnation and not peer.is_started:
-            self._start_soon_dismissal(peer_id, "the run goes on from its last checkpoint")
+            self._start_soon_dismissal(peer_id, "the run goes on with another group")
             return
+        before = peer.report.incarnation if peer.report is not None else 0
+        if before not in (0, report.incarnation):
+            self._ended.add(Occupant(peer_id, before))
         peer.report = report
         if report.state == "failed":
             self._note_failure(peer_id, peer, report.reason)
@@ -668,6 +707,7 @@ class Leader:
         peer.report = None
         end = "; it is not asked again" if peer.num_failures >= _MAX_FAILURES else ""
         self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}{end}")
+        self._ended |= {member for member in self._members if member.peer == peer_id}
         seat = self._machine.state.seat_of(peer_id)
         # One that is in the group leaves it by a decision: what it contributed before comes first.
         if seat is not None and seat.occupant not in self._members:
@@ -694,10 +734,12 @@ class Leader:
 
     async def _give_up_vacant(self) -> None:
         """Wait for those who are to take the seats of a run that goes on, but not for ever."""
-        await trio.sleep(self._wait)
+        if self._return:
+            await trio.sleep(self._return)
         for seat in self._machine.state.vacant():
-            self._progress.warn(f"nobody took seat {seat.number}: the run goes on without it")
-            self._machine.left(seat.number, f"nobody took it within {self._wait:g} s")
+            if self._return:
+                self._progress.warn(f"nobody took seat {seat.number}: the run goes on without it")
+            self._machine.left(seat.number, f"nobody took it within {self._return:g} s")
         self._write()
 
     async def _watch_hours(self) -> None:

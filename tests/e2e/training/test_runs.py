@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.runs.entries import RunEntry
+from neurogrid.training.runs.entries import ResumedEntry, RunEntry
 from neurogrid.training.runs.run_file import parse_run_file
 from tests.e2e.training.recomputed import recompute
 from tests.e2e.training.run_processes import (
@@ -173,3 +173,49 @@ def test_a_run_whose_group_is_lost_goes_on_from_its_checkpoint(tmp_path: Path) -
     assert set(used.values()) == {4}
     assert len(used) == manifest.num_samples
     assert "resumed" in [entry.kind for entry in entries_of(run.run)]
+
+
+def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> None:
+    """The leader is the server while it lives. It alone has what a group of which nobody is left had
+    come to: no round is taken back."""
+    run_file = (
+        RUN_FILE
+        + '[stop]\nepochs = 6\n[outer]\nmethod = "diloco"\nway = "server"\nevery = 4\ngrace = 2.0\n'
+        + "[members]\nmin = 2\n[checkpoints]\nevery = 10_000\n"
+    )
+    names = ("a", "b", "c")
+    with open_run(tmp_path, free_port(), run_file) as run:
+
+        def servers() -> list[str]:
+            said = "this member leads the group"
+            return [name for name in names if said in (tmp_path / f"{name}.log").read_text()]
+
+        run.lead()
+        for name in names:
+            run.join(name)
+        run.wait(lambda: all(f"{name} takes part" in run.log for name in names), "one is missing")
+        run.wait_round(run.rounds() + 2)
+        assert not servers()
+        run.kill()
+        run.lead("--resume")
+        run.wait_round(run.rounds() + 3)
+        (server,) = servers()
+        run.kill(server)
+        run.wait_round(run.rounds() + 3)
+        assert len(servers()) == 2
+        for name in run.workers:
+            run.workers[name].kill()
+        lost_at = run.rounds()
+        for name in names:
+            if name != server:
+                run.kill(name)
+            run.join(name)
+        run.wait_round(lost_at + 3)
+        run.end()
+    resumed = [entry for entry in entries_of(run.run) if isinstance(entry, ResumedEntry)]
+    assert len(resumed) == 1
+    assert resumed[0].round >= lost_at
+    rounds = [line["round"] for line in run.figures()]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert rounds == [entry.round for entry in rounds_of(run.run)]
+    assert set(used_samples(run.run).values()) == {6}

@@ -11,6 +11,7 @@ from neurogrid.training.averaging.rounds.actions import (
 )
 from neurogrid.training.averaging.rounds.machine import GroupMachine, Message
 from neurogrid.training.averaging.rounds.plans import UNMEASURED, Shape
+from neurogrid.training.averaging.rounds.quorums import num_to_decide, num_to_lead
 
 __all__ = [
     "UNMEASURED",
@@ -24,4 +25,6 @@ __all__ = [
     "Send",
     "Shape",
     "Stop",
+    "num_to_decide",
+    "num_to_lead",
 ]
