@@ -8,6 +8,7 @@ sources          nodes that have them, too
 data_node        one of those
 leader           members, orders, the group
 group_watch      whether that can still decide
+digests          of weights: whether all members have the same
 waiting          for members: said, and not for ever
 board, status    what is known of the run, for whoever shows it
 keeper           journal, figures, evaluation, checkpoints

@@ -134,11 +134,19 @@ class Keeper:
         while len(self._jobs) > _MAX_WAITING:
             await self._changed.wait()
 
-    def applied(self, outer: RunWeights, state: RunState, members: Collection[int]) -> None:
+    def applied(
+        self,
+        outer: RunWeights,
+        state: RunState,
+        members: Collection[int],
+        digests: tuple[int, int] = (0, 0),
+    ) -> None:
         """A round is in the common weights.
 
         Args:
             members: seats that are to save their optimisers after it.
+            digests: of members' weights after a round, that were told since the last call: how many were those of the
+                leader, and how many were not.
         """
         run, round_ = self._run, outer.round
         is_last = state.phase is Phase.ENDED and round_ == state.round
@@ -151,6 +159,8 @@ class Keeper:
         due = self.figures.take(round_)
         for each in due:
             each["seconds"] = round(self.seconds, 3)
+        if due and any(digests):
+            due[-1]["weights_equal"], due[-1]["weights_other"] = digests
         is_new = bool(due) and due[-1]["round"] == round_
         if is_new:
             self._last_figures = due.pop()

@@ -39,6 +39,7 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
+from neurogrid.training.leading.digests import WeightDigests
 from neurogrid.training.leading.group_watch import GroupWatch
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.look import LeaderLook, PeerLook
@@ -204,6 +205,7 @@ class Leader:
         self._nursery: trio.Nursery | None = None
         self._digest = b""
         self._timeline = Timeline(facts.run_id, {"neurogrid.run": facts.run_file.name})
+        self._digests = WeightDigests()
         # The last round that the keeper was told of.
         self._kept: int | None = None
         authorise(exchange, LEADER_TAKES)
@@ -345,6 +347,7 @@ class Leader:
         if fetched is not None:
             await trio.to_thread.run_sync(self._state.load, fetched)
         group.show_state(self._state.state())
+        await self._digest_weights()
         self._expect(group)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_decisions, group)
@@ -413,6 +416,7 @@ class Leader:
     def _decided(self, decision: Decision) -> None:
         self._members = decision.members
         self._ended &= decision.members
+        self._digests.keep(decision.members)
         self._keeper.figures.keep(decision.members)
         seats = {seat.number: seat.name for seat in self._machine.state.occupied()}
         wrong = self._machine.decided(decision)
@@ -455,8 +459,10 @@ class Leader:
             group.take_state_back()
             await trio.to_thread.run_sync(partial(self._state.apply, outcome))
             group.show_state(self._state.state())
-            self._digest = await trio.to_thread.run_sync(self._state.digest)
+            await self._digest_weights()
         await self._note_applied()
+        told = {"neurogrid.members": len(self._machine.state.occupied())}
+        self._timeline.end(outcome.round, "training.round", told, is_root=True)
 
     async def _note_applied(self) -> None:
         """Have kept what is in the common weights."""
@@ -467,10 +473,20 @@ class Leader:
             return
         self._kept = self._state.round
         seats = [seat.number for seat in self._machine.state.occupied()]
-        self._keeper.applied(self._state, self._machine.state, seats)
-        told = {"neurogrid.members": len(seats)}
-        self._timeline.end(self._state.round, "training.round", told, is_root=True)
+        self._keeper.applied(self._state, self._machine.state, seats, self._digests.take())
         self._applied.set()
+
+    async def _digest_weights(self) -> None:
+        self._digest = await trio.to_thread.run_sync(self._state.digest)
+        for member in self._digests.own(self._state.round, self._digest):
+            self._warn_of_digest(member.peer, self._state.round)
+
+    def _warn_of_digest(self, peer_id: str, round_number: int) -> None:
+        called = _called(self._peers.get(peer_id, _Peer()), peer_id)
+        self._progress.warn(
+            f"{called} has other weights than the leader after round {round_number}: are its versions and its machine "
+            "the same?"
+        )
 
     async def wait_saved(self, round_number: int, seat: int) -> tuple[str, bytes] | None:
         """Who has the optimiser that a seat saves after a round, and which blob it is; None where nobody does."""
@@ -687,6 +703,8 @@ class Leader:
         seat = self._machine.state.seat_of(peer_id)
         occupant = Occupant(peer_id, report.incarnation)
         if occupant in self._members:
+            if report.digest and self._digests.told(occupant, report.round, report.digest):
+                self._warn_of_digest(peer_id, report.round)
             self._keeper.figures.heard(occupant, report.loss_sum, report.num_tokens)
             if seat is None or seat.occupant != occupant:
                 if peer.seat is None:

@@ -66,6 +66,8 @@ class ChaosReport:
         audit: what the journal proves; None where there is none that can be read.
         problem: why the run did not end, or the journal cannot be read; empty if neither.
         loss, held_out_loss: the last ones; None where there is none.
+        weights_equal, weights_other: digests of weights after a round that members have told: how many were those of
+            the leader, and how many were not.
     """
 
     chaos: Chaos
@@ -78,11 +80,14 @@ class ChaosReport:
     problem: str
     loss: float | None
     held_out_loss: float | None
+    weights_equal: int = 0
+    weights_other: int = 0
 
     @property
     def is_sound(self) -> bool:
-        """The run has ended, and its journal proves that each sample was used as it should."""
-        return self.has_ended and self.audit is not None and self.audit.is_sound
+        """The run has ended, each sample was used as it should by the journal, and nobody had other weights."""
+        is_proven = self.audit is not None and self.audit.is_sound
+        return self.has_ended and is_proven and not self.weights_other
 
     def json(self) -> dict[str, Any]:
         """The report for JSON."""
@@ -98,6 +103,8 @@ class ChaosReport:
             "audit": None if audit is None else {"is_sound": audit.is_sound, **asdict(audit)},
             "loss": self.loss,
             "held_out_loss": self.held_out_loss,
+            "weights_equal": self.weights_equal,
+            "weights_other": self.weights_other,
             "kills": [asdict(kill) for kill in self.kills],
             "failed": [
                 {"name": name, "seconds": seconds, "status": status}
@@ -115,6 +122,8 @@ class ChaosReport:
             yield f"lines        {self.lines.delay * 1000:g} ms one way, {rate} for each worker"
         yield f"run          {'ended' if self.has_ended else f'did not end: {self.problem}'}"
         yield from self._journal_lines()
+        other = f"{self.weights_other:,} other than those" if self.weights_other else "all those"
+        yield f"weights      {self.weights_equal + self.weights_other:,} digests told by members, {other} of the leader"
         yield f"loss         {_told(self.loss, '.4f')}, held out {_told(self.held_out_loss, '.4f')}"
         yield f"kills        {len(self.kills)} of {planned} that were planned"
         if self.kills:
@@ -184,6 +193,8 @@ def report_of(
         problem,
         _last(figures, "loss"),
         _last(figures, "eval_loss"),
+        int(sum(each.get("weights_equal", 0) for each in figures)),
+        int(sum(each.get("weights_other", 0) for each in figures)),
     )
 
 

@@ -115,6 +115,8 @@ def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
     assert [line["round"] for line in figures] == rounds
     losses = [line["loss"] for line in figures if "loss" in line]
     assert all(later < loss + 0.5 for loss, later in pairwise(losses))
+    assert sum(line.get("weights_equal", 0) for line in figures) > len(rounds)
+    assert not any(line.get("weights_other", 0) for line in figures)
 
 
 def test_a_run_goes_on_with_another_number_of_members(tmp_path: Path) -> None:

@@ -74,7 +74,11 @@ def recorded_of(entries: list[Entry]) -> list[Recorded]:
 
 
 def report(
-    recorded: list[Recorded], killed: list[tuple[str, float]], **changes: object
+    recorded: list[Recorded],
+    killed: list[tuple[str, float]],
+    *,
+    other: float = 0.0,
+    **changes: object,
 ) -> ChaosReport:
     what: dict[str, object] = {
         "audit": audit([each.entry for each in recorded]),
@@ -86,7 +90,10 @@ def report(
         "problem": "",
         **changes,
     }
-    figures = [{"round": 1.0, "loss": 3.0, "eval_loss": 3.5}, {"round": 2.0, "loss": 2.0}]
+    figures = [
+        {"round": 1.0, "loss": 3.0, "eval_loss": 3.5, "weights_equal": 2.0, "weights_other": other},
+        {"round": 2.0, "loss": 2.0, "weights_equal": 1.0, "weights_other": 0.0},
+    ]
     return report_of(Chaos(7, 2, 2, 1), Lines(0.05, 20e6), recorded, figures, **what)  # type: ignore[arg-type]
 
 
@@ -110,7 +117,14 @@ def test_a_report_of_a_sound_run() -> None:
     assert "each sample of 1 epoch exactly once" in text
     assert "2 of 3 that were planned" in text
     assert "50 ms one way, 20 Mbit/s for each worker" in text
+    assert "3 digests told by members, all those of the leader" in text
     assert json.loads(json.dumps(found.json()))["is_sound"] is True
+
+
+def test_a_run_whose_members_had_other_weights_is_not_sound() -> None:
+    found = report(recorded_of(run_of_two()), [], other=1.0)
+    assert not found.is_sound
+    assert "4 digests told by members, 1 other than those of the leader" in "\n".join(found.rows())
 
 
 def test_a_worker_that_is_killed_again_did_not_come_back_from_the_first_kill() -> None:
