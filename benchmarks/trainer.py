@@ -24,9 +24,10 @@ from report import spread, table, write_report
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from neurogrid.training.trainer import FileRange, InnerSettings, TrainerSettings, open_trainer
+from neurogrid.training.runs.run_file import InnerSection
+from neurogrid.training.trainer import FileRange, TrainerSettings, open_trainer
 
-INNER = InnerSettings(lr=1e-3, schedule="constant")
+INNER = InnerSection(lr=1e-3, schedule="constant", warmup=0)
 EMBEDDED = Path(__file__).parents[1] / "neurogrid" / "model" / "embedded"
 SMALL = LlamaConfig(
     vocab_size=512,

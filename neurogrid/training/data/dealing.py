@@ -20,8 +20,8 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, islice
-from typing import Any, Final
+from itertools import accumulate
+from typing import Final
 
 from neurogrid.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from neurogrid.training.data.epoch import Epoch
@@ -32,7 +32,6 @@ __all__ = ["Dealer", "SampleRange", "SampleState"]
 
 # Of decided rounds, those whose contributors are remembered: a member's report may come that much later.
 MAX_DECIDED: Final = 256
-_STATE_VERSION: Final = 1
 
 
 class SampleState(StrEnum):
@@ -267,23 +266,6 @@ class Dealer:
             del self._decided[min(self._decided)]
         return tuple(self._ranges(used))
 
-    def give_back(self, member: str, ranges: Iterable[SampleRange]) -> None:
-        """A member will not train on some of what it has: it is AVAILABLE again.
-
-        Raises:
-            RemoteProtocolError: the member does not have all of it, or has contributed it; nothing has changed.
-        """
-        assigned = self._assigned.get(member, _Held()).copy()
-        returned = _Held()
-        for span in [self._span(each, member) for each in ranges]:
-            taken, missing = assigned.take(span)
-            if missing:
-                raise self._not_theirs(member, missing[0], "gives back")
-            for epoch, got in taken:
-                returned.add(epoch, got)
-        self._set_member(member, assigned, self._contributed.get(member, {}))
-        self._return(returned)
-
     def lost(self, member: str) -> tuple[SampleRange, ...]:
         """A member is lost: what it has not contributed is AVAILABLE again, and the rest once its round is decided
         without it.
@@ -299,71 +281,10 @@ class Dealer:
         self._return(held)
         return tuple(self._ranges(span for _, span in held))
 
-    def likely_next(self, member: str, num_slices: int) -> tuple[int, ...]:
-        """Numbers of the slices that a member is likely to need next, those that it has begun first.
-
-        New slices are spread over the members: not everybody fetches the same one ahead.
-        """
-        begun = [slice_ for epoch in self._epochs.values() for slice_ in epoch.begun_by(member)]
-        members = {member, *self._assigned}
-        for epoch in self._epochs.values():
-            members |= epoch.owners
-        rank = sorted(members).index(member)
-        fresh = [slice_ for epoch in self._epochs.values() for slice_ in epoch.fresh]
-        if self._may_begin and len(fresh) < len(members) * num_slices:
-            fresh += self._order(self._next_epoch)
-        likely = dict.fromkeys([*begun, *fresh[rank :: len(members)]])
-        return tuple(islice(likely, num_slices))
-
-    def state(self) -> dict[str, Any]:
-        """All of it, for JSON: `restored` goes on from there and deals the same."""
-        return {
-            "version": _STATE_VERSION,
-            "data": self._digest(),
-            "next_epoch": self._next_epoch,
-            "epochs": [epoch.state() for epoch in self._epochs.values()],
-            "assigned": {name: _listed(held) for name, held in self._assigned.items()},
-            "contributed": [
-                [name, number, each.is_orphan, _listed(each.samples)]
-                for name, theirs in self._contributed.items()
-                for number, each in theirs.items()
-            ],
-            "decided": [[number, reported] for number, reported in self._decided.items()],
-        }
-
-    @classmethod
-    def restored(
-        cls,
-        sizes: Sequence[int],
-        state: dict[str, Any],
-        *,
-        seed: int,
-        num_epochs: int | None = None,
-    ) -> Dealer:
-        """The dealer that `state` was of.
-
-        Raises:
-            ConfigurationError: it is the state of other data or another seed, or none at all.
-        """
-        dealer = cls(sizes, seed=seed, num_epochs=num_epochs)
-        try:
-            if (state["version"], state["data"]) != (_STATE_VERSION, dealer._digest()):
-                raise ValueError("it is of other data, or of another seed")
-            dealer._restore(state)
-        except (ValueError, LookupError, TypeError, AttributeError) as exc:
-            raise ConfigurationError(
-                f"what was used of the data cannot be read from this state: {exc}"
-            ) from exc
-        return dealer
-
-    @property
-    def _may_begin(self) -> bool:
-        return self._num_epochs is None or self._next_epoch < self._num_epochs
-
     def _with_samples(self) -> Iterator[Epoch]:
         """Epochs that have something to deal, the oldest first, and new ones without end."""
         yield from [self._epochs[number] for number in sorted(self._epochs)]
-        while self._may_begin:
+        while self._num_epochs is None or self._next_epoch < self._num_epochs:
             epoch = Epoch(self._next_epoch, self._starts, self._order(self._next_epoch))
             self._epochs[self._next_epoch] = epoch
             self._next_epoch += 1
@@ -455,41 +376,6 @@ class Dealer:
     def _return(self, samples: _Held) -> None:
         for number, span in samples:
             self._epochs[number].returned.add(*span)
-
-    def _digest(self) -> str:
-        """SHA-256 of sizes and seed, in hex."""
-        data = struct.pack(f"<Q{len(self._starts)}Q", self._seed, *self._starts)
-        return hashlib.sha256(b"neurogrid dealer 1\0" + data).hexdigest()
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self._next_epoch = int(state["next_epoch"])
-        if not 0 <= self._next_epoch < 2**64:
-            raise ValueError(f"there is no epoch {self._next_epoch}")
-        for each in state["epochs"]:
-            number = int(each["number"])
-            if not 0 <= number < self._next_epoch or number in self._epochs:
-                raise ValueError(f"epoch {number} is not under way")
-            self._epochs[number] = Epoch.restored(each, self._starts, self._order(number))
-        for name, listed in state["assigned"].items():
-            self._assigned[name] = self._restored_samples(listed)
-        for name, number, is_orphan, listed in state["contributed"]:
-            contribution = _Contribution(self._restored_samples(listed), bool(is_orphan))
-            self._contributed.setdefault(name, {})[int(number)] = contribution
-        for number, reported in state["decided"]:
-            self._decided[int(number)] = {name: bool(each) for name, each in reported.items()}
-        for epoch in self._epochs.values():
-            epoch.find_fresh()
-
-    def _restored_samples(self, listed: Any) -> _Held:
-        held = _Held()
-        for number, start, stop in listed:
-            self._epochs[number].claim(start, stop)
-            held.add(number, (start, stop))
-        return held
-
-
-def _listed(held: _Held) -> list[list[int]]:
-    return [[epoch, *span] for epoch, span in held]
 
 
 def _by_slice(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -6,7 +6,6 @@ Samples are numbered through all slices; what a member has is its dealer's affai
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from neurogrid.training.data.spans import Span, Spans
 
@@ -47,11 +46,6 @@ class Epoch:
         """Samples that can be dealt."""
         return len(self._left) + len(self.returned)
 
-    @property
-    def owners(self) -> set[str]:
-        """Members that have begun slices."""
-        return set(self._begun.values()) - {_NOBODY}
-
     def begun_by(self, member: str) -> list[int]:
         """Slices that a member began, and of which something is left."""
         return [slice_ for slice_, owner in self._begun.items() if owner == member]
@@ -73,59 +67,8 @@ class Epoch:
             num_samples -= sum(stop - start for start, stop in spans)
         return dealt
 
-    def claim(self, start: int, stop: int) -> None:
-        """Take out samples that a member has, as a state says.
-
-        Raises:
-            ValueError: they are not there to be had.
-        """
-        taken = self._left.take(start, stop) if start < stop else []
-        if taken != [(start, stop)]:
-            raise ValueError(f"samples {start} to {stop} of epoch {self.number} are there twice")
-
-    def state(self) -> dict[str, Any]:
-        """The epoch for JSON."""
-        return {
-            "number": self.number,
-            "used": [list(span) for span in self.used],
-            "returned": [list(span) for span in self.returned],
-            "begun": [[slice_, owner] for slice_, owner in self._begun.items()],
-        }
-
-    @classmethod
-    def restored(cls, state: dict[str, Any], starts: Sequence[int], order: Sequence[int]) -> Epoch:
-        """The epoch of a state. What members have is claimed next, and then `find_fresh` is called.
-
-        Raises:
-            ValueError, LookupError, TypeError: it is no state of an epoch.
-        """
-        epoch = cls(int(state["number"]), starts, order)
-        for spans, listed in ((epoch.used, state["used"]), (epoch.returned, state["returned"])):
-            for start, stop in listed:
-                epoch.claim(start, stop)
-                spans.add(start, stop)
-        epoch._begun = {epoch._known(slice_): str(owner) for slice_, owner in state["begun"]}
-        return epoch
-
-    def find_fresh(self) -> None:
-        """Slices that are whole are fresh.
-
-        Raises:
-            ValueError: others than those that were begun have a part left.
-        """
-        left = {slice_: self._left.count(*self._span(slice_)) for slice_ in self.fresh}
-        sizes = {slice_: self._starts[slice_ + 1] - self._starts[slice_] for slice_ in self.fresh}
-        if {slice_ for slice_ in left if 0 < left[slice_] < sizes[slice_]} != self._begun.keys():
-            raise ValueError(f"the slices of epoch {self.number} were begun otherwise")
-        self.fresh = {slice_: None for slice_ in left if left[slice_] == sizes[slice_]}
-
     def _span(self, slice_: int) -> Span:
         return self._starts[slice_], self._starts[slice_ + 1]
-
-    def _known(self, slice_: int) -> int:
-        if slice_ not in self._places:
-            raise ValueError(f"there is no slice {slice_}")
-        return slice_
 
     def _choose_returned(self, holds: Collection[int]) -> Span:
         """A slice of which something was returned, one that the member holds if there is one."""

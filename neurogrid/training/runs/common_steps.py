@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import Layout
-from neurogrid.training.optimizers import schedule_of
 from neurogrid.training.runs.outer_state import digest_of
-from neurogrid.training.trainer import InnerSettings
+from neurogrid.training.runs.run_file import InnerSection
+from neurogrid.training.trainer.inner_optimizer import make_optimizer, rates_of
 
 __all__ = ["CommonSteps"]
 
-_SCHEDULES = {"wsd": "warmup_stable_decay"}
 _STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
@@ -39,20 +38,14 @@ class CommonSteps:
     """
 
     def __init__(
-        self, layout: Layout, weights: Tensor, inner: InnerSettings, *, total_steps: int
+        self, layout: Layout, weights: Tensor, inner: InnerSection, *, total_steps: int
     ) -> None:
         self.layout = self.group_layout = layout
         self.weights = weights
         self.round = 0
         self._inner = inner
         self._parameter = nn.Parameter(weights, requires_grad=True)
-        self._factor = schedule_of(
-            _SCHEDULES.get(inner.schedule, inner.schedule),
-            num_steps=total_steps,
-            num_warmup_steps=inner.warmup,
-            num_decay_steps=inner.decay,
-        )
-        self._total_steps = total_steps
+        self._rate_of = rates_of(inner, total_steps)
         names = _STATES[inner.optimizer] if inner.optimizer == "adamw" or inner.momentum else ()
         self._moments = {name: torch.zeros_like(weights) for name in names}
         self._gradient = torch.zeros_like(weights)
@@ -106,27 +99,13 @@ class CommonSteps:
     def _optimizer(self) -> torch.optim.Optimizer:
         """The optimiser as it stands: it steps the vectors that are here."""
         inner = self._inner
-        rate = inner.lr * self._factor(min(self.round, self._total_steps))
-        optimizer: torch.optim.Optimizer
-        if inner.optimizer == "sgd":
-            optimizer = torch.optim.SGD(
-                [self._parameter],
-                lr=rate,
-                momentum=inner.momentum,
-                weight_decay=inner.weight_decay,
-            )
-            if self._moments and self.round:
-                optimizer.state[self._parameter] = dict(self._moments)
-        else:
-            optimizer = torch.optim.AdamW(
-                [self._parameter],
-                lr=rate,
-                betas=inner.betas,
-                eps=inner.eps,
-                weight_decay=inner.weight_decay,
-            )
+        optimizer = make_optimizer(inner, [self._parameter])
+        optimizer.param_groups[0]["lr"] = self._rate_of(self.round)
+        if inner.optimizer == "adamw":
             step = torch.tensor(float(self.round))
             optimizer.state[self._parameter] = {"step": step, **self._moments}
+        elif self._moments and self.round:
+            optimizer.state[self._parameter] = dict(self._moments)
         if inner.optimizer == "sgd" and self._moments and not self.round:
             # Torch's first step has no buffer: it takes the gradient for it.
             assert self._parameter.grad is not None

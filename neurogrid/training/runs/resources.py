@@ -190,11 +190,6 @@ class LeaseTable:
         """What is neither offered nor leased."""
         return self._free([lease.need for lease in self._live(now)])
 
-    @property
-    def next_end(self) -> float | None:
-        """When the first lease ends, if nothing comes; None where there is none."""
-        return min((lease.until for lease in self._leases.values()), default=None)
-
     def offer(self, leader: str, run: bytes, need: Need, now: float) -> Lease:
         """Keep for a leader what it asks for, until `OFFER_SECONDS` from now.
 
@@ -205,6 +200,7 @@ class LeaseTable:
             RequestRefusedError: another run trains here, or others were offered what is there (BUSY); or it was never
                 there, or costs more (NOT_SUPPORTED).
         """
+        self.expire(now)
         running = self.running(now)
         if running is not None and (running.leader, running.run) != (leader, run):
             raise self._busy("another run trains here", LEASE_SECONDS)
@@ -361,10 +357,3 @@ class LeaseBook:
         for member in ended:
             del self._granted[member]
         return ended
-
-    @property
-    def next_time(self) -> float | None:
-        """When something is to be renewed, or ends; None where there is nothing."""
-        return min(
-            (min(lease.renew_at, lease.until) for lease in self._granted.values()), default=None
-        )

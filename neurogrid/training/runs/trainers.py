@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from neurogrid.training.runs.run_file import RunFile
-from neurogrid.training.trainer import FileRange, InnerSettings, TrainerSettings
+from neurogrid.training.trainer import FileRange, TrainerSettings
 
 __all__ = ["cut_batches", "trainer_settings", "work_seed"]
 
@@ -26,29 +26,12 @@ def trainer_settings(
         config: of the model, as JSON.
         total_steps: of the schedule.
     """
-    inner = run.inner
-    steps = max(total_steps, 1)
     return TrainerSettings(
         kind=run.model.kind,
         config=config,
         seed=run.seed,
-        inner=InnerSettings(
-            optimizer=inner.optimizer,
-            lr=inner.lr,
-            betas=inner.betas,
-            eps=inner.eps,
-            weight_decay=inner.weight_decay,
-            momentum=inner.momentum,
-            schedule=inner.schedule,
-            warmup=inner.warmup_steps(steps),
-            decay=inner.decay_steps(steps),
-            batch_tokens=inner.batch_tokens,
-            batch_samples=inner.batch_samples,
-            precision=inner.precision,
-            clip=inner.clip,
-            micro_batch=inner.micro_batch,
-        ),
-        total_steps=steps,
+        inner=run.inner,
+        total_steps=max(total_steps, 1),
         device=device,
         threads=threads,
         memory_limit=memory_limit,

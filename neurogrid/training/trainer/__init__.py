@@ -8,6 +8,7 @@ settings        what it is told
 handle          the process as its owner has it
 program         the process
 learner         model, optimiser and steps
+inner_optimizer torch's own, by a run file's [inner]
 batches         slices become batches
 memory          how much a step takes, and so how many samples are computed at once
 models, optimizer_files
@@ -15,17 +16,15 @@ models, optimizer_files
 
 from neurogrid.training.trainer.errors import BatchError, TrainerDiedError, TrainerError
 from neurogrid.training.trainer.handle import Trainer, open_trainer
-from neurogrid.training.trainer.results import Applied, BatchDone, Evaluation, Gradient, Trained
-from neurogrid.training.trainer.settings import FileRange, InnerSettings, TrainerSettings
+from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
+from neurogrid.training.trainer.settings import FileRange, TrainerSettings
 
 __all__ = [
-    "Applied",
     "BatchDone",
     "BatchError",
     "Evaluation",
     "FileRange",
     "Gradient",
-    "InnerSettings",
     "Trained",
     "Trainer",
     "TrainerDiedError",

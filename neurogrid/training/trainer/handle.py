@@ -23,10 +23,10 @@ import trio
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.training.averaging.parts import Layout
-from neurogrid.training.trainer.control import NEVER, Control
+from neurogrid.training.trainer.control import Control
 from neurogrid.training.trainer.errors import BatchError, TrainerDiedError, TrainerError
 from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
-from neurogrid.training.trainer.results import Applied, BatchDone, Evaluation, Gradient, Trained
+from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
 from neurogrid.training.trainer.settings import FileRange, TrainerSettings, as_fields
 from neurogrid.training.trainer.shared import make_shared, map_shared, shared_directory
 
@@ -118,7 +118,7 @@ class Trainer:
 
     @property
     def gradients(self) -> torch.Tensor:
-        """Float32 [layout.num_elements], shared: what `gradient` writes, and `apply_gradient` applies.
+        """Float32 [layout.num_elements], shared: what `gradient` writes.
 
         Raises:
             ConfigurationError: there is no room for it.
@@ -194,14 +194,7 @@ class Trainer:
             "seed": seed,
         }
         async with self._lock:
-            self._control.finish_after = NEVER
             return Trained(**await self._exchange(order, on_batch))
-
-    def finish_after(self, num_batches: int) -> None:
-        """Have the call of `train` that is under way end after so many of its batches, or the one that it is at."""
-        if num_batches < 0:
-            raise ValueError(f"{num_batches} batches")
-        self._control.finish_after = num_batches
 
     async def evaluate(self, ranges: Sequence[FileRange]) -> Evaluation:
         """The loss of `weights` on some samples, without dropout. Errors as of `train`."""
@@ -225,11 +218,6 @@ class Trainer:
         assert len(self.gradients) == self.layout.num_elements  # it is there
         fields = list(map(as_fields, batch))
         return Gradient(**await self._call("gradient", batch=fields, step=step, seed=seed))
-
-    async def apply_gradient(self, *, step: int) -> Applied:
-        """Make a step of `weights` by `gradients`, which may be clipped. Arguments and errors as of `train`."""
-        assert len(self.gradients) == self.layout.num_elements
-        return Applied(**await self._call("apply_gradient", step=step))
 
     async def save(self, directory: Path) -> None:
         """Write `weights` as a checkpoint that transformers opens: config.json and safetensors in float32.

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from neurogrid.training.averaging.parts import Layout
-from neurogrid.training.optimizers import schedule_of, token_weighted_loss
+from neurogrid.training.optimizers import token_weighted_loss
 from neurogrid.training.trainer.batches import Batch, BatchReader
 from neurogrid.training.trainer.errors import TrainerError
+from neurogrid.training.trainer.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.trainer.memory import Memory, is_out_of_memory, memory_of
 from neurogrid.training.trainer.models import make_model, save_model, trained_parameters
 from neurogrid.training.trainer.optimizer_files import read_optimizer, write_optimizer
@@ -29,7 +30,6 @@ from neurogrid.training.trainer.settings import TrainerSettings
 
 __all__ = ["Learner", "Step"]
 
-_SCHEDULES = {"wsd": "warmup_stable_decay"}
 # What a micro-batch may need of what is free: allocators round up, and others need memory, too.
 _USABLE = 0.9
 # Samples that are evaluated at once before any micro-batch was found.
@@ -85,14 +85,8 @@ class Learner:
         self.reader = BatchReader(settings.kind, model.config)
         self.micro_batch = inner.micro_batch
         self._is_text = settings.kind == "causal-lm"
-        self._optimizer = self._make_optimizer()
-        name = inner.schedule
-        self._factor = schedule_of(
-            _SCHEDULES.get(name, name),
-            num_steps=settings.total_steps,
-            num_warmup_steps=inner.warmup,
-            num_decay_steps=inner.decay,
-        )
+        self._optimizer = make_optimizer(inner, self._values)
+        self._rate_of = rates_of(inner, settings.total_steps)
         self.memory: Memory = memory_of(self._device, settings.memory_limit)
 
     def read_weights(self, vector: Tensor) -> None:
@@ -114,11 +108,6 @@ class Learner:
                 view.copy_(parameter.grad)
         self._optimizer.zero_grad(set_to_none=True)
 
-    def read_gradients(self, vector: Tensor) -> None:
-        """Take over a vector of gradients."""
-        for parameter, view in zip(self._values, self.layout.views(vector).values(), strict=True):
-            parameter.grad = view.to(self._device, copy=True)
-
     def step(self, batch: Batch, *, number: int, seed: int) -> Step:
         """Learn from a batch; not where loss or gradients are not finite.
 
@@ -128,14 +117,6 @@ class Learner:
         """
         loss = self.compute_gradients(batch, number=number, seed=seed)
         step = Step(loss, self._clip())
-        if not step.fault:
-            self._apply(number)
-        self._optimizer.zero_grad(set_to_none=True)
-        return step
-
-    def apply_gradients(self, *, number: int) -> Step:
-        """A step by the gradients that are there; not where they are not finite. The loss is 0."""
-        step = Step(0.0, self._clip())
         if not step.fault:
             self._apply(number)
         self._optimizer.zero_grad(set_to_none=True)
@@ -228,7 +209,7 @@ class Learner:
             dict(self._model.named_buffers()),
             self._settings.inner.optimizer,
         )
-        self._optimizer = self._make_optimizer()
+        self._optimizer = make_optimizer(self._settings.inner, self._values)
         for name, state in stored.states.items():
             parameter = self._parameters[name]
             self._optimizer.state[parameter] = {
@@ -239,23 +220,6 @@ class Learner:
         for name, buffer in self._model.named_buffers():
             buffer.copy_(stored.buffers[name])
         self.micro_batch = stored.micro_batch
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        inner = self._settings.inner
-        if inner.optimizer == "sgd":
-            return torch.optim.SGD(
-                self._values,
-                lr=inner.lr,
-                momentum=inner.momentum,
-                weight_decay=inner.weight_decay,
-            )
-        return torch.optim.AdamW(
-            self._values,
-            lr=inner.lr,
-            betas=inner.betas,
-            eps=inner.eps,
-            weight_decay=inner.weight_decay,
-        )
 
     def _forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [N, V] and labels [N] of a micro-batch."""
@@ -293,9 +257,8 @@ class Learner:
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def _apply(self, number: int) -> None:
-        rate = self._settings.inner.lr * self._factor(min(number, self._settings.total_steps))
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self._rate_of(number)
         self._optimizer.step()
 
     def _find_micro_batch(self, batch: Batch) -> int:

@@ -26,7 +26,7 @@ from neurogrid.training.trainer.errors import TrainerError
 from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
 from neurogrid.training.trainer.learner import Learner
 from neurogrid.training.trainer.memory import limit_memory
-from neurogrid.training.trainer.results import Applied, BatchDone, Evaluation, Gradient, Trained
+from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
 from neurogrid.training.trainer.settings import FileRange, TrainerSettings, from_fields
 from neurogrid.training.trainer.shared import make_shared, map_shared
 
@@ -90,7 +90,6 @@ class _Program:
             "evaluate": self._evaluate,
             "gather_statistics": self._gather_statistics,
             "gradient": self._gradient,
-            "apply_gradient": self._apply_gradient,
             "save": self._save,
             "save_optimizer": self._save_optimizer,
             "load_optimizer": self._load_optimizer,
@@ -119,8 +118,6 @@ class _Program:
         told: list[dict[str, Any]] = []
         told_at = 0.0
         for index, fields in enumerate(order["batches"]):
-            if index >= self._control.finish_after:
-                break
             batch_began = time.perf_counter()
             batch = learner.reader.read(_ranges(fields))
             number = int(order["step"] + index * order["stride"])
@@ -198,16 +195,6 @@ class _Program:
                 fault,
             )
         )
-
-    def _apply_gradient(self, order: dict[str, Any]) -> dict[str, Any]:
-        learner = self._learner
-        learner.read_weights(self._weights)
-        learner.read_gradients(self._shared_gradients())
-        step = learner.apply_gradients(number=order["step"])
-        if step.fault:
-            return asdict(Applied(step.norm, _not_finite(f"step {order['step']}", step.fault)))
-        self._write_weights()
-        return asdict(Applied(step.norm, ""))
 
     def _save(self, order: dict[str, Any]) -> dict[str, Any]:
         self._learner.read_weights(self._weights)

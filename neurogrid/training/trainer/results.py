@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Applied", "BatchDone", "Evaluation", "Gradient", "Trained"]
+__all__ = ["BatchDone", "Evaluation", "Gradient", "Trained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,4 @@ class Gradient:
     loss: float
     seconds: float
     micro_batch: int
-    not_finite: str
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What a call of `apply_gradient` did.
-
-    Attributes:
-        gradient_norm: before it was clipped.
-        not_finite: as of `Trained`; the weights have not changed then.
-    """
-
-    gradient_norm: float
     not_finite: str

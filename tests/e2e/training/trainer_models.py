@@ -23,13 +23,14 @@ from transformers import (
 )
 
 from neurogrid.training.optimizers import schedule_of
-from neurogrid.training.trainer import FileRange, InnerSettings, TrainerSettings
+from neurogrid.training.runs.run_file import InnerSection
+from neurogrid.training.trainer import FileRange, TrainerSettings
 
 VOCABULARY = 300
 IGNORED = -100
 TOTAL_STEPS = 50
 NUM_CLASSES = 3
-INNER = InnerSettings(lr=1e-2, warmup=2, micro_batch=64)
+INNER = InnerSection(lr=1e-2, warmup=2, micro_batch=64)
 
 
 def text_config(**changes: Any) -> LlamaConfig:
@@ -66,7 +67,7 @@ def image_config() -> ResNetConfig:
 
 
 def settings_of(
-    config: PreTrainedConfig, inner: InnerSettings = INNER, **changes: Any
+    config: PreTrainedConfig, inner: InnerSection = INNER, **changes: Any
 ) -> TrainerSettings:
     """A trainer's settings."""
     kind = "image-classification" if config.model_type == "resnet" else "causal-lm"

@@ -8,7 +8,7 @@ import torch
 from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.runs.common_steps import CommonSteps
-from neurogrid.training.trainer import InnerSettings
+from neurogrid.training.runs.run_file import InnerSection
 
 LAYOUT = Layout(("a", "b"), ((3, 4), (5,)))
 STEPS = 6
@@ -21,12 +21,14 @@ def outcome(number: int, values: torch.Tensor, *, contributed: bool = True) -> O
 @pytest.mark.parametrize(
     "inner",
     [
-        InnerSettings(lr=0.1, schedule="linear", warmup=2, clip=0.5),
-        InnerSettings(optimizer="sgd", lr=0.1, momentum=0.9, schedule="constant", clip=0.0),
-        InnerSettings(optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0, schedule="constant"),
+        InnerSection(lr=0.1, schedule="linear", warmup=2, clip=0.5),
+        InnerSection(
+            optimizer="sgd", lr=0.1, momentum=0.9, schedule="constant", warmup=0, clip=0.0
+        ),
+        InnerSection(optimizer="sgd", lr=0.1, weight_decay=0.0, schedule="constant", warmup=0),
     ],
 )
-def test_steps_are_those_of_torch_over_all_parameters(inner: InnerSettings) -> None:
+def test_steps_are_those_of_torch_over_all_parameters(inner: InnerSection) -> None:
     torch.manual_seed(0)
     start = torch.randn(LAYOUT.num_elements)
     steps = CommonSteps(LAYOUT, start.clone(), inner, total_steps=STEPS)
@@ -59,7 +61,7 @@ def test_steps_are_those_of_torch_over_all_parameters(inner: InnerSettings) -> N
 
 
 def test_what_is_in_no_round_counts_in_the_next() -> None:
-    inner = InnerSettings(schedule="constant")
+    inner = InnerSection(schedule="constant", warmup=0)
     steps = CommonSteps(LAYOUT, torch.zeros(17), inner, total_steps=STEPS)
     steps.add(torch.full((17,), 2.0), 1.0)
     steps.apply(outcome(1, torch.ones(17), contributed=False))
@@ -70,6 +72,6 @@ def test_what_is_in_no_round_counts_in_the_next() -> None:
 
 
 def test_a_round_is_not_left_out() -> None:
-    steps = CommonSteps(LAYOUT, torch.zeros(17), InnerSettings(), total_steps=STEPS)
+    steps = CommonSteps(LAYOUT, torch.zeros(17), InnerSection(warmup=0), total_steps=STEPS)
     with pytest.raises(Exception, match="round 2 cannot be applied"):
         steps.apply(outcome(2, torch.ones(17)))

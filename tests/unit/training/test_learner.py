@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, ViTConfig
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
-from neurogrid.training.trainer import FileRange, InnerSettings, TrainerError, TrainerSettings
+from neurogrid.training.runs.run_file import InnerSection
+from neurogrid.training.trainer import FileRange, TrainerError, TrainerSettings
 from neurogrid.training.trainer.batches import Batch
 from neurogrid.training.trainer.learner import Learner
 from neurogrid.training.trainer.models import make_model
@@ -34,7 +35,7 @@ CONFIG = LlamaConfig(
 SETTINGS = TrainerSettings(
     "causal-lm",
     json.dumps(CONFIG.to_dict()),
-    inner=InnerSettings(lr=0.1, schedule="linear", warmup=2, micro_batch=4),
+    inner=InnerSection(lr=0.1, schedule="linear", warmup=2, micro_batch=4),
     total_steps=10,
 )
 

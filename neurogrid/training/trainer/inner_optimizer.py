@@ -1,0 +1,42 @@
+"""The inner optimiser that a run file describes, as torch has it, and the learning rate of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from neurogrid.training.optimizers import schedule_of
+from neurogrid.training.runs.run_file import InnerSection
+
+__all__ = ["make_optimizer", "rates_of"]
+
+_SCHEDULES: Final = {"wsd": "warmup_stable_decay"}
+
+
+def make_optimizer(inner: InnerSection, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """A new optimiser, at the rate where the schedule is at its height."""
+    if inner.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=inner.lr, momentum=inner.momentum, weight_decay=inner.weight_decay
+        )
+    return torch.optim.AdamW(
+        parameters, lr=inner.lr, betas=inner.betas, eps=inner.eps, weight_decay=inner.weight_decay
+    )
+
+
+def rates_of(inner: InnerSection, total_steps: int) -> Callable[[int], float]:
+    """The learning rate by the number of a step within the run, from 0; later ones have that of the last.
+
+    Args:
+        total_steps: of the whole run.
+    """
+    factor = schedule_of(
+        _SCHEDULES.get(inner.schedule, inner.schedule),
+        num_steps=total_steps,
+        num_warmup_steps=inner.warmup_steps(total_steps),
+        num_decay_steps=inner.decay_steps(total_steps),
+    )
+    return lambda number: inner.lr * factor(min(number, total_steps))
