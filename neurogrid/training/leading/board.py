@@ -139,6 +139,8 @@ class RunBoard(QuietProgress):
         self._last_at = 0.0  # when a round was decided last, or training began
         self._sent_bytes = 0
         self._told: frozenset[tuple[AlarmKind, int | None]] = frozenset()
+        self.on_alarm: Callable[[str], None] = lambda text: None
+        """Is told of each alarm when it begins."""
 
     # What it is told
 
@@ -533,6 +535,7 @@ class RunBoard(QuietProgress):
         for alarm in alarms:
             if (alarm.kind, alarm.seat) not in self._told:
                 self.events.publish(EventKind.ALARM, alarm.text, severity=Severity.WARNING)
+                self.on_alarm(alarm.text)
         self._told = frozenset((alarm.kind, alarm.seat) for alarm in alarms)
 
 

@@ -35,8 +35,9 @@ _NUM_LATE: Final = 3
 _SLOW: Final = 5.0
 _SLOW_SECONDS: Final = 30.0
 _ZERO: Final = 1e-12
-# The library whose version decides which bits come of the same numbers.
-_DECIDES_BITS: Final = "torch"
+# Libraries whose versions decide what comes of the same samples. Those that make tokens are none of them: data are
+# tokens, made before the run.
+_DECIDE_BITS: Final = ("neurogrid", "torch", "transformers")
 
 
 class AlarmKind(StrEnum):
@@ -223,22 +224,26 @@ def _of_targets(members: Sequence[MemberFacts], waiting: Waiting | None) -> list
 
 
 def _of_versions(members: Sequence[MemberFacts]) -> list[Alarm]:
-    told = {
-        member.seat: member.versions[_DECIDES_BITS]
-        for member in members
-        if _DECIDES_BITS in member.versions
-    }
-    if len(set(told.values())) < 2:
-        return []
-    # Of two that are as many, the one that sorts later is taken for what all should have.
-    usual = max(Counter(told.values()).items(), key=lambda item: (item[1], item[0]))[0]
-    return [
-        Alarm(
-            AlarmKind.VERSIONS_DIFFER,
-            f"{member.name} has {_DECIDES_BITS} {told[member.seat]} and most have {usual}: the same batch gives other "
-            "bits there, and a resumed run may differ",
-            member.seat,
-        )
-        for member in members
-        if told.get(member.seat, usual) != usual
-    ]
+    usual = {}
+    for library in _DECIDE_BITS:
+        told = [each.versions[library] for each in members if library in each.versions]
+        if told:
+            # Of two that are as many, the one that sorts later is taken for what all should have.
+            usual[library] = max(Counter(told).items(), key=lambda item: (item[1], item[0]))[0]
+    found = []
+    for member in members:
+        others = [
+            f"{library} {member.versions[library]} where most have {version}"
+            for library, version in usual.items()
+            if member.versions.get(library, version) != version
+        ]
+        if others:
+            found.append(
+                Alarm(
+                    AlarmKind.VERSIONS_DIFFER,
+                    f"{member.name} has {', and '.join(others)}: the same batch may give other bits there, or another "
+                    "model, and a resumed run may differ; install what the others have",
+                    member.seat,
+                )
+            )
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -124,14 +125,21 @@ def test_a_round_that_does_not_end() -> None:
         assert find_alarms(LEARNING, [], waiting=Waiting(1, seconds, usual)) == ()
 
 
-def test_another_version_of_torch() -> None:
+def test_another_version_of_what_computes() -> None:
     told = [
-        MemberFacts(seat, f"m{seat}", versions={"torch": version, "transformers": f"{seat}"})
+        MemberFacts(
+            seat,
+            f"m{seat}",
+            versions={"torch": version, "transformers": "5.1", "tokenizers": f"{seat}"},
+        )
         for seat, version in enumerate(("2.10", "2.9", "2.10"))
     ]
     [alarm] = find_alarms(LEARNING, told)
     assert (alarm.kind, alarm.seat) == (AlarmKind.VERSIONS_DIFFER, 1)
-    assert "2.9" in alarm.text
+    assert alarm.text.startswith("m1 has torch 2.9 where most have 2.10: ")
+    older = replace(told[1], versions={"torch": "2.9", "transformers": "4.9"})
+    [alarm] = find_alarms(LEARNING, [told[0], older, told[2]])
+    assert "m1 has torch 2.9 where most have 2.10, and transformers 4.9 where most" in alarm.text
     assert find_alarms(LEARNING, [*told[::2], MemberFacts(1, "m1")]) == (), "it has not said"
 
 
