@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -320,6 +321,18 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_images_are_of_two_classes_at_least(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "animals")
+    for name in ("cat", "dog"):
+        shutil.rmtree(folder / name)
+    with pytest.raises(ConfigurationError, match="animals has 1 directories of images: there is"):
+        prepare(folder, tmp_path / "data")
+    (folder / "émeu" / "0.png").rename(folder / "0.png")
+    shutil.rmtree(folder / "émeu")
+    with pytest.raises(ConfigurationError, match="animals has 0 directories of images"):
+        prepare(folder, tmp_path / "data")
+
+
 # What is refused, with file and line
 
 
@@ -328,7 +341,8 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     [
         ("a.txt", b"one\ntwo\nth\xffree\n", r"a\.txt:3: this is not UTF-8"),
         ("a.txt", b"one\ntwo \xe2\x82", r"a\.txt:2: this is not UTF-8"),
-        ("a.txt", b"", "0 tokens|1 tokens"),
+        ("a.txt", b"", r"a\.txt is empty"),
+        ("a.txt", b"\n", r"tokens: a sample to train on .* take more text"),
         ("a.jsonl", b'{"text": "a"}\n\nnothing\n', r"a\.jsonl:3: this is no JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"txt": "a"}\n', r'a\.jsonl:2: .*string called "text"'),
         ("a.jsonl", b'{"text": 7}\n', r'a\.jsonl:1: .*string called "text"'),

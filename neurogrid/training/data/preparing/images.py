@@ -30,7 +30,7 @@ class ImageFolder:
         shape: channels, height, width.
 
     Raises:
-        ConfigurationError: they are of different sizes, or one of them is no image.
+        ConfigurationError: they are of different sizes, of fewer than two classes, or one of them is no image.
     """
 
     def __init__(self, folder: Path, *, side: int = 0) -> None:
@@ -41,6 +41,11 @@ class ImageFolder:
             for each in folder.iterdir()
             if each.is_dir() and not each.name.startswith(".")
         )
+        if len(self.classes) < 2:
+            raise ConfigurationError(
+                f"{folder} has {len(self.classes)} directories of images: there is one for each class, and two at "
+                "least to be told apart"
+            )
         found = [files_under(folder / name, IMAGE_SUFFIXES) for name in self.classes]
         for name, files in zip(self.classes, found, strict=True):
             if not files:

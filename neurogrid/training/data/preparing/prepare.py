@@ -105,6 +105,8 @@ def prepare(
         "seed": seed,
     }
     files = text_files(source)
+    if files and not any(file.stat().st_size for file in files):
+        raise ConfigurationError(f"{source} is empty: there is no text in it")
     is_ids = source.suffix.lower() == ".bin" and source.is_file()
     with open_directory(out) as directory:
         if files or is_ids:

@@ -55,7 +55,7 @@ class TokenFile:
         if num_samples < (2 if wanted else 1):
             raise ConfigurationError(
                 f"there are {total:,} tokens: a sample to train on{' and one to hold out' if wanted else ''} "
-                f"of {length} each take {(2 if wanted else 1) * length:,}; take a shorter sequence_length"
+                f"of {length} each take {(2 if wanted else 1) * length:,}; take more text, or a shorter sequence_length"
             )
         ids = np.memmap(path, np.int32, mode="r")
         chosen = _chosen(lengths, wanted * length, seed)
