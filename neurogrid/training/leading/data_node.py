@@ -43,7 +43,8 @@ async def serve_data(settings: DataNodeSettings, progress: NodeProgress) -> None
     """Serve slices until cancelled.
 
     Raises:
-        ConfigurationError: the directory has no data, or an address or the identity is not usable.
+        ConfigurationError: the directory has no data, or others than the run; or an address or the identity is not
+            usable.
         NotAdmittedError: the ticket is no good.
     """
     manifest = read_manifest(settings.directory)
@@ -94,8 +95,10 @@ async def _tell(exchange: Exchange, leader: str, hold: Hold, progress: NodeProgr
             held = Held.decode(answer.data)
         except PeerRefusedError as exc:
             if exc.code == ErrorCode.NOT_SUPPORTED:
-                progress.say(f"the leader takes no data from here: {exc}")
-                return
+                raise ConfigurationError(
+                    f"the leader takes no data from here: {exc.text}. Name the directory that its run was begun with, "
+                    "or take the ticket of another run"
+                ) from exc
             logger.info("the leader refuses: %s", exc)
         except NeuroGridError as exc:
             logger.info("the leader is not told yet: %s", exc)
