@@ -10,6 +10,7 @@ next.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ from neurogrid.errors import (
     ResponseTimeout,
     TransportError,
 )
+from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.transfer import BlobUnavailableError, Transfers
@@ -45,6 +47,7 @@ from neurogrid.training.data.blobs import SliceCache, fetch_manifest
 from neurogrid.training.data.manifest import Manifest, SliceInfo
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
+from neurogrid.training.members.slices_ahead import fetch_ahead
 from neurogrid.training.members.sources import reach_sources
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.common_steps import CommonSteps
@@ -267,7 +270,12 @@ class Participation:
                     observes=True,
                     timeout=_JOIN_TIMEOUT,
                 ) as group:
-                    await _Work(self, group, trainer, state, manifest, directory).run(own)
+                    work = _Work(self, group, trainer, state, manifest, directory)
+                    with unwrap_errors():
+                        async with trio.open_nursery() as nursery:
+                            nursery.start_soon(work.fetch_ahead)
+                            await work.run(own)
+                            nursery.cancel_scope.cancel()
                 if self._keep is not None and state.round:
                     # As the leader writes its last checkpoint: the same bits.
                     trainer.weights.copy_(state.common)
@@ -399,7 +407,10 @@ class _Work:
 
         def told(done: BatchDone) -> None:
             before = part._report.batch_seconds
-            seconds = done.seconds if not before else before + _LATEST * (done.seconds - before)
+            # A last batch may have less than the others.
+            seconds = done.seconds * work.batch_samples * part._tokens_per_sample / done.tokens
+            if before:
+                seconds = before + _LATEST * (seconds - before)
             part._note(batches_done=done.batches, batch_seconds=seconds)
 
         seed = work_seed(part._run_file.seed, part._start.seat, work.number)
@@ -433,7 +444,7 @@ class _Work:
             self._count(gradient.loss * gradient.labels, gradient.labels, gradient.samples)
             self._part._note(
                 batches_done=number + 1,
-                batch_seconds=gradient.seconds,
+                batch_seconds=gradient.seconds * work.batch_samples / gradient.samples,
                 micro_batch=gradient.micro_batch,
             )
 
@@ -449,6 +460,18 @@ class _Work:
             num_tokens=totals.num_tokens,
             num_samples=totals.num_samples,
         )
+
+    async def fetch_ahead(self) -> None:
+        """Fetch what the works after the one at hand need."""
+
+        def needed() -> list[SliceInfo]:
+            order = self._order()
+            works = order.works if order is not None else ()
+            numbers = {each.slice: None for work in works for each in work.ranges}
+            known = self._manifest.slices
+            return [known[number] for number in numbers if number < len(known)]
+
+        await fetch_ahead(self._part._blobs.slices, needed, self._find_sources, self._part._changed)
 
     async def _batches(self, work: Work) -> list[list[FileRange]]:
         """The batches of a work, on this machine."""
@@ -468,13 +491,7 @@ class _Work:
         part = self._part
         deadline = trio.current_time() + _FETCH_TIMEOUT
         while True:
-            order = self._order()
-            sources = await reach_sources(
-                part._host,
-                order.sources if order is not None else (),
-                part.leader,
-                part._start.seat,
-            )
+            sources = await self._find_sources()
             left = deadline - trio.current_time()
             try:
                 path = await part._blobs.slices.fetch(info, sources, max(left, 1.0))
@@ -489,21 +506,25 @@ class _Work:
             part._note(reason="")
         return path
 
+    async def _find_sources(self) -> Sequence[str]:
+        """Peers that may have slices, connected."""
+        order, part = self._order(), self._part
+        addresses = order.sources if order is not None else ()
+        return await reach_sources(part._host, addresses, part.leader, part._start.seat)
+
     # Rounds
 
     async def _average(self) -> None:
         """Contribute to the next round, and take over what comes of it."""
         self._part._note(state="averaging", done=self._done)
         vector = await trio.to_thread.run_sync(self._state.contribution)
-        if not bool(torch.isfinite(vector).all()):
+        norm = float(vector.norm())
+        # What is finite and very large has no norm either.
+        if not math.isfinite(norm) and not bool(torch.isfinite(vector).all()):
             raise TrainerError("the weights are not finite any more")
         with self._timeline.during("training.average"):
             outcome = await self._agree(vector)
-        norm = float(vector.norm())
-        cosine = None
-        if outcome.has_contributed and norm:
-            cosine = float(torch.cosine_similarity(vector, outcome.values, dim=0))
-            cosine = min(1.0, max(-1.0, cosine))
+        cosine = _cosine(vector, outcome.values, norm) if outcome.has_contributed else None
         await self._apply(outcome)
         if outcome.has_contributed:
             self._weight = 0.0
@@ -573,6 +594,18 @@ async def _patiently(fetch: Callable[[], Awaitable[T]]) -> T:
                 raise
             logger.info("%s; trying again", exc)
             await trio.sleep(_PAUSE)
+
+
+def _cosine(vector: Tensor, other: Tensor, norm: float) -> float | None:
+    """The cosine between float32 vectors, `norm` being that of the first; None where one has none.
+
+    Torch's own function makes vectors of their size on the way: in a worker it took 32 ms for 1.3 M elements, and this
+    takes 1 ms.
+    """
+    norms = norm * float(other.norm())
+    if not 0 < norms < math.inf:
+        return None
+    return min(1.0, max(-1.0, float(torch.dot(vector, other)) / norms))
 
 
 def _line(error: BaseException) -> str:
