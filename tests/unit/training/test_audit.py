@@ -43,7 +43,7 @@ def to_its_end(cluster: Cluster) -> list[Entry]:
 
 def sound() -> list[Entry]:
     """Two members, then three, of whom one is late and one is lost; two epochs."""
-    cluster = run_of(2, min_members=2)
+    cluster = run_of(2, min_members=2, projected=False)
     first, second = cluster.join(), cluster.join()
     cluster.average()
     third = cluster.join()

@@ -131,6 +131,26 @@ def test_speeds_one_one_a_half_a_fifth() -> None:
     assert shares == (30, 30, 15, 5)
 
 
+def test_pieces_of_batches_have_all_finish_together() -> None:
+    speeds = [0.1, 0.1, 0.2, 0.5]
+    assert share_batches(speeds, 20) == (8, 8, 3, 1)
+    shares = share_batches(speeds, 20, num_pieces=4)
+    assert shares == (30, 30, 15, 5)
+    # With whole batches all wait until 0.8 s, with such pieces until 0.75.
+    assert {share * each / 4 for share, each in zip(shares, speeds, strict=True)} == {0.75, 0.625}
+
+
+@given(speeds, st.integers(0, 3_000), st.sampled_from([1, 2, 4]))
+def test_pieces_of_batches_are_batches_of_their_own(
+    seconds: list[float], total: int, num_pieces: int
+) -> None:
+    shares = share_batches(seconds, total, num_pieces=num_pieces)
+    if is_even(seconds):
+        assert shares == tuple(num_pieces * each for each in share_batches(seconds, total))
+    else:
+        assert shares == share_batches(seconds, total * num_pieces)
+
+
 def test_those_that_are_not_known_count_as_the_mean() -> None:
     assert share_batches([None, None, None], 10) == (3, 3, 3)
     assert share_batches([1.0, None, 1.1], 60) == (20, 20, 20)

@@ -45,16 +45,22 @@ def test_one_member_trains_on_all_of_it_and_the_run_ends() -> None:
     assert cluster.state.num_used == sum(SIZES)
 
 
-def test_each_member_has_the_work_at_hand_and_the_next() -> None:
-    cluster = Cluster(rules(min_members=2, max_samples=None))
+@pytest.mark.parametrize("projected", [True, False])
+def test_each_member_has_the_work_at_hand_and_the_next(projected: bool) -> None:
+    cluster = Cluster(rules(min_members=2, max_samples=None, projected=projected))
     cluster.join()
     assert cluster.machine.works(0) == ()
     cluster.join()
     for seat in (0, 1):
+        # Nothing is ahead until the speed of both is known.
+        assert [len(cluster.machine.works(each)) for each in (0, 1)] == [1 if projected else 2] * 2
+        cluster.machine.measured(seat, 0.1)
+    for seat in (0, 1):
         works = cluster.machine.works(seat)
-        assert [work.num_samples for work in works] == [6, 6]
-        assert [work.position for work in works] == [0.0, 3.0]
-        assert [work.stride for work in works] == [1.0, 1.0]
+        first = 2 if projected else 6  # a batch, to see how long it takes
+        assert [work.num_samples for work in works] == [first, 6]
+        assert [work.position for work in works] == [0.0, first / 2]
+        assert works[1].stride == 1.0
 
 
 def test_a_slow_member_gets_less_and_its_batches_count_for_more() -> None:
@@ -65,9 +71,27 @@ def test_a_slow_member_gets_less_and_its_batches_count_for_more() -> None:
     for peer in ("a", "b", "c"):
         cluster.join(peer)
     fast, _, slow = (cluster.machine.works(seat)[0] for seat in range(3))
-    assert fast.num_samples == 2 * 14
-    assert slow.num_samples == 2 * 2
-    assert slow.stride == 5.0
+    assert fast.num_samples == 28
+    # Two batches and a half of one.
+    assert slow.num_samples == 5
+    assert fast.stride == 10 / 14
+    assert slow.stride == 10 / 3
+
+
+def test_a_newcomer_has_one_batch_until_its_speed_is_known() -> None:
+    cluster = Cluster(rules(min_members=2, max_samples=None))
+    cluster.join()
+    cluster.join()
+    for seat in (0, 1):
+        cluster.machine.measured(seat, 0.1)
+    cluster.join()
+    (first,) = cluster.machine.works(2)
+    assert first.num_samples == 2
+    cluster.average()
+    (second,) = cluster.machine.works(2)
+    assert second.num_samples == 2
+    cluster.machine.measured(2, 0.1)
+    assert [work.num_samples for work in cluster.machine.works(2)] == [2, 6]
 
 
 def test_parts_that_had_no_turn_are_synced_at_the_end() -> None:
@@ -82,6 +106,8 @@ def test_parts_that_had_no_turn_are_synced_at_the_end() -> None:
 def test_a_member_that_is_late_contributes_both_works_to_the_next_round() -> None:
     cluster = Cluster(rules(min_members=2, max_samples=None))
     late, other = cluster.join(), cluster.join()
+    for seat in (0, 1):
+        cluster.machine.measured(seat, 0.1)
     cluster.average(without=late)
     assert len(cluster.machine.works(0)) == 2
     cluster.train(late, 2)
@@ -153,7 +179,7 @@ def test_each_sample_is_used_once_whatever_happens(data: st.DataObject) -> None:
 
 
 def test_an_altered_journal_is_noticed() -> None:
-    cluster = Cluster(rules(max_samples=None))
+    cluster = Cluster(rules(max_samples=None, projected=False))
     cluster.join()
     joined, began, dealt, _ = cluster.journal
     state = RunState(SIZES, seed=2)
