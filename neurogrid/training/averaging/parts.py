@@ -189,9 +189,10 @@ class AllOfIt(Turns):
 
 
 class Fragments(Turns):
-    """Whole tensors dealt in turn: tensor i belongs to fragment i modulo their number, and round r is about fragment r.
+    """Whole tensors, dealt so that fragments are about as large as one another; round r is about fragment r.
 
-    Neighbouring layers are in different fragments, as in Streaming DiLoCo (arXiv 2501.18512).
+    The largest tensor is dealt first, each to the fragment that has fewest elements: a round takes the time of the
+    largest. Of equal tensors, neighbours are in different fragments, as in Streaming DiLoCo (arXiv 2501.18512).
 
     Raises:
         ConfigurationError: there are not as many tensors.
@@ -204,7 +205,14 @@ class Fragments(Turns):
             )
         self.name = f"fragments:{num_turns}"
         self.num_turns = num_turns
-        self._spans = [_joined(layout.spans[turn::num_turns]) for turn in range(num_turns)]
+        sizes = [stop - start for start, stop in layout.spans]
+        dealt: list[list[Span]] = [[] for _ in range(num_turns)]
+        totals = [0] * num_turns
+        for tensor in sorted(range(len(sizes)), key=lambda tensor: -sizes[tensor]):
+            turn = totals.index(min(totals))
+            dealt[turn].append(layout.spans[tensor])
+            totals[turn] += sizes[tensor]
+        self._spans = [_joined(sorted(spans)) for spans in dealt]
 
     def spans(self, round_number: int) -> tuple[Span, ...]:
         return self._spans[round_number % self.num_turns]

@@ -193,10 +193,29 @@ def test_twenty_rounds_of_random_partitions_touch_each_element_once() -> None:
     assert other.spans(3) != turns.spans(3)
 
 
-def test_fragments_are_whole_tensors_dealt_in_turn() -> None:
-    turns = Fragments(of_sizes(5, 1, 2, 0, 4), 2)
-    assert turns.spans(0) == ((0, 5), (6, 12))
-    assert turns.spans(1) == ((5, 6),)
+def test_fragments_are_whole_tensors_the_largest_dealt_first() -> None:
+    turns = Fragments(of_sizes(1, 2, 5, 0, 4), 2)
+    assert turns.spans(0) == ((0, 1), (3, 8))
+    assert turns.spans(1) == ((1, 3), (8, 12))
+    alike = Fragments(of_sizes(3, 3, 3, 3, 3), 2)
+    assert alike.spans(0) == ((0, 3), (6, 9), (12, 15))
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.data())
+def test_no_fragment_has_a_tensor_more_than_another(sizes: list[int], data: st.DataObject) -> None:
+    number = data.draw(st.integers(1, len(sizes)))
+    turns = Fragments(of_sizes(*sizes), number)
+    lengths_ = [turns.num_elements(turn) for turn in range(number)]
+    assert max(lengths_) - min(lengths_) <= max(sizes)
+
+
+def test_large_embeddings_make_one_fragment_hardly_larger() -> None:
+    # Qwen3 0.6B: embeddings, and of each of 28 layers attention and its feed-forward network.
+    layer = (2048 * 1024, 1024 * 1024, 1024 * 1024, 1024 * 2048, *(3072 * 1024,) * 3, 1024, 1024)
+    layout = of_sizes(151_936 * 1024, *layer * 28, 1024)
+    turns = Fragments(layout, 4)
+    longest = max(turns.num_elements(turn) for turn in range(4))
+    assert 4 * longest < 1.05 * layout.num_elements
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=10), st.integers(1, 4))
