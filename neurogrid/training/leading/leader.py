@@ -308,6 +308,7 @@ class Leader:
             grace=outer.grace,
             attempt_timeout=outer.attempt_timeout,
             codec=outer.codec,
+            result_codec=outer.result_codec,
             aggregator=outer.aggregator,
             way=outer.way,
             purpose=f"run {self._facts.run_id.hex()}",

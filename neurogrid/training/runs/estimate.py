@@ -96,12 +96,14 @@ def estimate(
     trainer_bytes = _WIDTH * num_parameters * (3 + states)
     if inner.precision == "bfloat16":
         trainer_bytes += 2 * num_parameters  # autocast keeps them for a pass
-    encoded = codec_bytes(outer.codec, -(-num_parameters // outer.fragments))
+    num_elements = -(-num_parameters // outer.fragments)
+    encoded = codec_bytes(outer.codec, num_elements)
+    aggregate = codec_bytes(outer.result_codec, num_elements)
     # The common weights and the outer momentum; what is contributed, its form, and the aggregate.
-    outer_bytes = _WIDTH * num_parameters * (1 + (outer.momentum > 0) + 2) + 2 * encoded
+    outer_bytes = _WIDTH * num_parameters * (1 + (outer.momentum > 0) + 2) + encoded + aggregate
     samples_at_once = inner.micro_batch or 1
     activations = sample_activation_bytes * samples_at_once
-    sent, received = _traffic(outer.way, num_members, encoded)
+    sent, received = _traffic(outer.way, num_members, encoded, aggregate)
     compute = _compute_seconds(run, num_members, even_samples, speeds)
     exchange = max(sent, received) / bytes_per_second if bytes_per_second else None
     seconds = None if compute is None or exchange is None else compute + exchange
@@ -158,16 +160,16 @@ def codec_bytes(codec: str, num_elements: int) -> int:
     raise ValueError(f"no form of the wire is called {codec!r}")
 
 
-def _traffic(way: str, num_members: int, encoded: int) -> tuple[int, int]:
+def _traffic(way: str, num_members: int, encoded: int, aggregate: int) -> tuple[int, int]:
     """Bytes that a member sends and receives in a round; the leader of the run gets the aggregate, too."""
     others = num_members - 1
     if way == "server":
-        return encoded, encoded
+        return encoded, aggregate
     if way == "everybody":
         return num_members * encoded, others * encoded
     # All but its own part goes to the others, and the aggregate of that to them and to the leader.
-    share = others * encoded // num_members
-    return share + encoded, 2 * share
+    contributed = others * encoded // num_members
+    return contributed + aggregate, contributed + others * aggregate // num_members
 
 
 def _compute_seconds(

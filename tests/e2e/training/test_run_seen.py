@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from neurogrid.training.runs.estimate import estimate
+from neurogrid.training.runs.run_file import parse_run_file
 from tests.e2e.otlp_collector import ReceivedSpan, open_collector
 from tests.e2e.preloaded import DEADLINE
 from tests.e2e.training.run_processes import RUN_FILE, RunProcesses, open_run
@@ -68,7 +70,10 @@ def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
         assert status["phase"] in ("training", "finishing")
         members = {member["name"]: member for member in status["members"]}
         assert members.keys() == {"desk", "laptop"}
+        told = estimate(parse_run_file(RUN_FILE + SEEN), status["num_parameters"], num_members=2)
         for member in members.values():
+            # What `neurogrid train check` says; and of the round that is under way, some.
+            assert member["sent_bytes"] < 1.1 * told.sent_bytes * (member["round"] + 1)
             assert member["tokens_per_second"] > 0
             assert 0 < member["loss"] < 10
             assert -1 <= member["cosine"] <= 1

@@ -64,6 +64,28 @@ def test_bytes_of_a_round(way: str, members: int, sent: int, received: int) -> N
     assert (told.sent_bytes, told.received_bytes) == (sent * MILLION, received * MILLION)
 
 
+@pytest.mark.parametrize(
+    ("way", "codec", "sent", "received"),
+    [
+        ("butterfly", "int4", 0.75 + 1, 0.75 + 0.75),
+        ("server", "int4", 1, 1),
+    ],
+)
+def test_the_aggregate_comes_in_the_form_in_which_members_send(
+    way: str, codec: str, sent: float, received: float
+) -> None:
+    told = estimate(with_outer(RUN, way=way, codec=codec), MILLION, num_members=4)
+    form = codec_bytes(codec, MILLION)
+    assert (told.sent_bytes, told.received_bytes) == (int(sent * form), int(received * form))
+
+
+def test_the_aggregate_of_a_form_that_has_no_room_for_it_comes_in_half_floats() -> None:
+    for codec in ("sign", "topk", "topk:16"):
+        told = estimate(with_outer(RUN, way="server", codec=codec), MILLION, num_members=4)
+        assert told.sent_bytes == codec_bytes(codec, MILLION)
+        assert told.received_bytes == 2 * MILLION
+
+
 @given(
     st.sampled_from(["f32", "f16", "bf16", "int8", "int4", "sign", "topk", "topk:1", "topk:4096"]),
     st.integers(1, 10_000_000),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.aggregators import DistanceAggregator, parse_aggregator
 from neurogrid.training.averaging.codecs import parse_codec
+from neurogrid.training.data.preparing.tokenizing import MIN_VOCAB_SIZE
 from neurogrid.training.optimizers.schedules import schedule_of
 from neurogrid.training.runs.run_file import (
     InnerSection,
@@ -65,6 +66,15 @@ def test_the_least_has_every_default() -> None:
     assert LEAST_RUN.num_batch_samples == 16
     with pytest.raises(FrozenInstanceError):
         LEAST_RUN.name = "other"  # type: ignore[misc]
+
+
+def test_a_vocabulary_is_as_small_as_a_tokenizer_can_be() -> None:
+    fits, too_small = (
+        LEAST.replace('"data/"', f'"data/"\nvocab_size = {MIN_VOCAB_SIZE - less}')
+        for less in (0, 1)
+    )
+    assert parse_run_file(fits).data.vocab_size == MIN_VOCAB_SIZE
+    assert f"vocab_size is a whole number from {MIN_VOCAB_SIZE} to" in refused(too_small)
 
 
 def test_the_text_has_all_keys() -> None:

@@ -110,7 +110,7 @@ class DataSection(Section):
         "path": text("a directory, a file of text, or the address of a directory", is_needed=True),
         "tokenizer": text("the directory of a tokenizer"),
         "sequence_length": whole(2, 1_048_576),
-        "vocab_size": whole(257, 10_000_000),
+        "vocab_size": whole(258, 10_000_000),
         "held_out": number("from 0 to 0.5", lambda value: 0 <= value <= 0.5),
         "slice_samples": optional(whole(1, 1_048_576)),
     }
@@ -250,7 +250,8 @@ class OuterSection(Section):
             "data_parallel": of gradients, in each step.
         every: inner steps between two syncs of the same tensors, of a member that takes as many as the run file says.
         lr, momentum: of the outer step, SGD with Nesterov momentum.
-        codec: the form of what is sent (`protocol_spec/training/forms.md`).
+        codec: the form of what is sent, and of the aggregate (`protocol_spec/training/forms.md`); of that it is "f16"
+            with "sign" and "topk", which have no room for it.
         fragments: into which "streaming" deals the tensors; each round is about one of them.
         projected: whether members take steps by their speed, so that all finish together.
         way: "butterfly", "server" or "everybody".
@@ -303,6 +304,12 @@ class OuterSection(Section):
     def round_steps(self) -> int:
         """Inner steps of a round, of a member that takes as many as the run file says."""
         return self.every // self.fragments
+
+    @property
+    def result_codec(self) -> str:
+        """The form of the aggregate."""
+        is_sparse = self.codec.partition(":")[0] in ("sign", "topk")
+        return "f16" if is_sparse else self.codec
 
     @classmethod
     def of(cls, method: str, **values: Any) -> OuterSection:
