@@ -52,7 +52,12 @@ class ServedRun:
         return cls(run) if run is not None else None
 
     async def wait_first(self, screen: Screen) -> None:
-        """Wait until there is a checkpoint at all."""
+        """Wait until there is a checkpoint at all.
+
+        Raises:
+            ConfigurationError: those that there are cannot be reached.
+        """
+        self._run.check_checkpoints()
         if self._run.latest_checkpoint() is None:
             screen.say(f"waiting for the first checkpoint of the training run in {self._run.path}")
         await self.wait_newer()
@@ -69,8 +74,9 @@ class ServedRun:
         Raises:
             ConfigurationError: it cannot be read.
         """
-        _sweep(self._run.path)
-        folder = self._run.path / f"{_PREFIX}{os.getpid()}"
+        # Beside the checkpoints, which may be on another disk: what is there is linked.
+        _sweep(self._run.checkpoints)
+        folder = self._run.checkpoints / f"{_PREFIX}{os.getpid()}"
         try:
             yield self._link(folder)
         finally:

@@ -199,7 +199,9 @@ async def export(options: argparse.Namespace, screen: Screen) -> int:
     from neurogrid.training.runs.run_directory import RunDirectory
 
     with ending_at_once():
-        RunDirectory(options.directory).read_run()  # for its errors
+        directory = RunDirectory(options.directory)
+        directory.read_run()  # for its errors
+        directory.check_checkpoints()
     write = partial(export, options.directory, options.out, dtype=options.dtype)
     checkpoint = await _RUN_SYNC(write, abandon_on_cancel=True)
     screen.say(f"the model of {checkpoint}")
@@ -219,6 +221,7 @@ async def status(options: argparse.Namespace, screen: Screen) -> int:
 
 def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     run = directory.read_run()
+    directory.check_checkpoints()
     yield "run", f"{run.name}, {run.model.config} on {run.data.path}"
     lines = directory.figures()
     if not lines:

@@ -69,11 +69,12 @@ def _checkpoint_of(path: Path) -> Path:
     """The newest checkpoint of the run that is kept in a directory; any other path as it is.
 
     Raises:
-        ConfigurationError: the run has no checkpoint yet.
+        ConfigurationError: the run has no checkpoint yet, or those that it has are not there.
     """
     run = run_of(path)
     if run is None:
         return path
+    run.check_checkpoints()
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
         raise ConfigurationError(f"the training run in {path} has written no checkpoint yet")

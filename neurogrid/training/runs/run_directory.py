@@ -16,6 +16,8 @@ __all__ = ["Figures", "RunDirectory", "read_run_file"]
 
 # A line of metrics.jsonl has some hundred bytes: the last lines are in these.
 _MAX_TAIL_BYTES: Final = 256 * 1024
+# Beside checkpoints that are not in the directory of their run: says where that is.
+_OWNER: Final = "run"
 
 Figures = dict[str, float]
 """A line of metrics.jsonl: names and numbers. `tokens` and `seconds` count from the beginning of the run."""
@@ -48,8 +50,54 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The directory of checkpoints, `step-N` each."""
+        """The directory of checkpoints, `step-N` each; a link where the run file has them elsewhere."""
         return self.path / "checkpoints"
+
+    def place_checkpoints(self, folder: Path) -> None:
+        """Have the checkpoints of a run that is about to begin in another directory, which `checkpoints` is then.
+
+        Raises:
+            ConfigurationError: something else is in it, or it cannot be made.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            folder = folder.resolve()
+            if self.checkpoints.is_symlink():  # of a run that did not begin
+                self.checkpoints.unlink()
+            if folder == self.checkpoints.resolve():
+                return
+            if self.checkpoints.exists():
+                raise ConfigurationError(
+                    f"{self.checkpoints} is there already, and [checkpoints] dir says {folder}: remove the one, or "
+                    "leave out the other"
+                )
+            owner, own = folder / _OWNER, f"{self.path.resolve()}\n"
+            if any(folder.iterdir()):
+                if not owner.is_file() or owner.read_text(encoding="utf-8") != own:
+                    raise ConfigurationError(
+                        f"[checkpoints] dir is for one run alone, and {folder} is not empty: name a directory that is "
+                        "new or empty"
+                    )
+            else:
+                with owner.open("x", encoding="utf-8") as stream:
+                    stream.write(own)
+            self.checkpoints.symlink_to(folder, target_is_directory=True)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"[checkpoints] dir: {folder} cannot be used: {exc.strerror or exc}"
+            ) from exc
+
+    def check_checkpoints(self) -> None:
+        """See that the directory of checkpoints is there where the run has them elsewhere: the disk may be another.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        if self.checkpoints.is_symlink() and not self.checkpoints.exists():
+            raise ConfigurationError(
+                f"the checkpoints of {self.path} are in {self.checkpoints.readlink()}, which is not there: is its disk "
+                f"mounted? If they have moved, let {self.checkpoints} be a link to where they are"
+            )
 
     def latest_checkpoint(self) -> Path | None:
         """The directory of the newest checkpoint; None where there is none yet."""
@@ -58,6 +106,11 @@ class RunDirectory:
             return link.resolve(strict=True)
         except OSError:
             return None
+
+    @property
+    def data(self) -> Path:
+        """The directory of the data, where they are prepared for the run."""
+        return self.path / "data"
 
     @property
     def track(self) -> Path:
@@ -71,8 +124,13 @@ class RunDirectory:
 
     @property
     def has_run(self) -> bool:
-        """Whether a run has begun in it."""
+        """Whether it is the directory of a run."""
         return self.journal.exists()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run has begun in it: one that failed before that leaves an empty journal."""
+        return self.has_run and self.journal.stat().st_size > 0
 
     def read_run(self) -> RunFile:
         """The run that is kept here.

@@ -133,9 +133,9 @@ def test_a_server_follows_a_run(prepared: Path, tmp_path: Path) -> None:
             time.sleep(0.2)
         assert answer.json()["choices"][0]["text"] == newer
         assert answer.json()["model"] == "run"
-        (served,) = run.glob(".served-*/*")
+        (served,) = run.glob("checkpoints/.served-*/*")
         assert served.name == "step-16"
-    assert not list(run.glob(".served-*"))
+    assert not list(run.glob("checkpoints/.served-*"))
 
 
 def test_what_is_no_run_is_not_followed(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     assert directory.read_run() == run
     assert not directory.has_run
     directory.journal.touch()
-    assert directory.has_run
+    assert (directory.has_run, directory.has_begun) == (True, False)
+    directory.journal.write_text("x")
+    assert directory.has_begun
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,37 @@ def test_the_steps_of_checkpoints(tmp_path: Path) -> None:
     for name in ("step-20", "step-100", "step-3", "latest", "step-x", ".step-7.tmp"):
         (directory.checkpoints / name).mkdir(parents=True)
     assert directory.steps() == [3, 20, 100]
+
+
+def test_checkpoints_may_be_in_another_directory(tmp_path: Path) -> None:
+    directory, folder = RunDirectory(tmp_path / "run"), tmp_path / "disk" / "checkpoints"
+    directory.path.mkdir()
+    for _ in range(2):  # an attempt that failed changes nothing
+        directory.place_checkpoints(folder)
+    (folder / "step-4").mkdir()
+    (folder / "latest").symlink_to("step-4")
+    assert directory.steps() == [4]
+    assert directory.latest_checkpoint() == folder / "step-4"
+    moved = RunDirectory(directory.path.rename(tmp_path / "moved"))
+    assert moved.latest_checkpoint() == folder / "step-4"
+    folder.rename(tmp_path / "away")
+    with pytest.raises(ConfigurationError, match="which is not there: is its disk mounted"):
+        moved.check_checkpoints()
+
+
+def test_checkpoints_have_a_directory_of_their_own(tmp_path: Path) -> None:
+    first, second = RunDirectory(tmp_path / "first"), RunDirectory(tmp_path / "second")
+    for each in (first, second):
+        each.path.mkdir()
+    first.place_checkpoints(tmp_path / "here")
+    with pytest.raises(ConfigurationError, match="is for one run alone, and "):
+        second.place_checkpoints(tmp_path / "here")
+    second.place_checkpoints(second.path / "checkpoints")
+    assert not second.checkpoints.is_symlink()
+    with pytest.raises(ConfigurationError, match="checkpoints is there already"):
+        second.place_checkpoints(tmp_path / "there")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot be used: File exists"):
+        first.place_checkpoints(tmp_path / "file")
+    first.place_checkpoints(tmp_path / "elsewhere")
+    assert first.checkpoints.resolve() == tmp_path / "elsewhere"

@@ -376,17 +376,20 @@ class CheckpointsSection(Section):
     """What is kept of the run on disk.
 
     Attributes:
+        dir: a directory for the checkpoints alone, which is new or empty; empty for `checkpoints` in that of the run.
         every: rounds between two checkpoints; the last round has one in any case.
         keep: checkpoints that stay, the newest.
         optimizers: whether the members' optimisers are in them, so that a run that is resumed gives the same bits.
     """
 
+    dir: str = ""
     every: int = 10
     keep: int = 3
     optimizers: bool = True
 
     title: ClassVar[str] = "checkpoints"
     keys: ClassVar[Mapping[str, Kind]] = {
+        "dir": text("a directory"),
         "every": whole(1, 10**9),
         "keep": whole(1, 10**6),
         "optimizers": BOOLEAN,
