@@ -17,7 +17,7 @@ from neurogrid.cli.commands import train, worker
 from neurogrid.cli.commands.main import COMMANDS, parse
 from neurogrid.cli.commands.train import TrainingLines, _judge_directory, _take_cluster, told
 from neurogrid.cli.commands.train_files import status
-from neurogrid.cli.commands.train_model import place_of, run_directory
+from neurogrid.cli.commands.train_model import check_paths, place_of, run_directory
 from neurogrid.cli.commands.worker import take_work
 from neurogrid.cli.options.trust import Trust
 from neurogrid.cli.terminal.screen import Screen
@@ -25,6 +25,7 @@ from neurogrid.errors import ConfigurationError
 from neurogrid.hub.names import ModelName
 from neurogrid.model.embedded import embedded_model_path
 from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.trust import DirectoryInUseError
 from neurogrid.training.runs.entries import StoppingEntry
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.run_directory import RunDirectory
@@ -134,15 +135,52 @@ def test_what_a_model_is_named_by(tmp_path: Path) -> None:
     assert place_of("Qwen/Qwen3-0.6B") == ModelName("Qwen/Qwen3-0.6B")
 
 
+@pytest.mark.parametrize(
+    ("model", "data", "told"),
+    [
+        ("config.json", 'path = "config.json"', ""),
+        ("config.json", 'path = "https://example.org/data"', ""),
+        ("empty", 'path = "empty"', '[model] config = "m": this directory has no config.json'),
+        ("config.json", 'path = "no"', '[data] path = "no": there is no such file or directory'),
+        (
+            "config.json",
+            'path = "empty"\ntokenizer = "empty"',
+            '[data] tokenizer = "empty": there is no directory here with a tokenizer.json in it',
+        ),
+    ],
+)
+def test_what_a_run_file_names_is_there(
+    model: str, data: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    run = parse_run_file(f'[model]\nconfig = "m"\n[data]\n{data}\n[stop]\nrounds = 1\n')
+    if not told:
+        check_paths(run, Path(model))
+        return
+    with pytest.raises(ConfigurationError) as refusal:
+        check_paths(run, Path(model))
+    assert str(refusal.value).startswith(told)
+
+
 def test_a_run_is_begun_once(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     _judge_directory(directory, resume=False)
     with pytest.raises(ConfigurationError, match="has no run to go on with"):
         _judge_directory(directory, resume=True)
-    directory.journal.touch()
+    directory.journal.touch()  # it failed before it began
     _judge_directory(directory, resume=True)
+    _judge_directory(directory, resume=False)
+    directory.journal.write_text("x")
     with pytest.raises(ConfigurationError, match="has a run already: --resume goes on with it"):
         _judge_directory(directory, resume=False)
+    directory.journal.unlink()
+    with Journal.open(directory.journal, Identity.generate()):
+        for resume in (True, False):
+            with pytest.raises(DirectoryInUseError, match=f"journal: process {os.getpid()} on"):
+                _judge_directory(directory, resume=resume)
+    _judge_directory(directory, resume=True)
 
 
 def test_the_cluster_of_a_run_is_made_once(tmp_path: Path) -> None:

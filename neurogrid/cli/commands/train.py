@@ -24,7 +24,7 @@ from neurogrid.cli.commands.train_files import (
     prepare,
     status,
 )
-from neurogrid.cli.commands.train_model import add_run_file, model_of, run_directory
+from neurogrid.cli.commands.train_model import add_run_file, check_paths, model_of, run_directory
 from neurogrid.cli.commands.train_seen import add_seen_options, check_seen_options, showing
 from neurogrid.cli.commands.train_testnet import add_testnet_options, testnet
 from neurogrid.cli.libraries import import_libraries
@@ -213,6 +213,7 @@ async def _lead_run(options: argparse.Namespace, screen: Screen, farewells: Fare
         _take_cluster(options, directory)
     model = await model_of(run_file, options, screen)
     with ending_at_once():
+        check_paths(run_file, model)
         where = listening(options, port_flag="--p2p-port")
         trust = trust_of(options, is_worker=False)
         warn_of_loopback(where, is_chosen=bool(options.listen))
@@ -285,13 +286,17 @@ async def _serve_data(options: argparse.Namespace, screen: Screen, farewells: Fa
 
 
 def _judge_directory(directory: RunDirectory, *, resume: bool) -> None:
-    """Refuse to begin where a run is kept, and to go on where there is none."""
+    """Refuse to begin where a run is kept, to go on where there is none, and to lead one that another process leads."""
+    from neurogrid.training.runs.journal import check_unled
+
+    if directory.has_run:
+        check_unled(directory.journal)
     if resume and not directory.has_run:
         raise ConfigurationError(
             f"{directory.path} has no run to go on with: leave out --resume to begin one, or name its directory with "
             "--dir"
         )
-    if directory.has_run and not resume:
+    if directory.has_begun and not resume:
         raise ConfigurationError(
             f"{directory.path} has a run already: --resume goes on with it, and --dir DIR begins another one elsewhere"
         )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from neurogrid.cli.terminal.screen import Screen
     from neurogrid.training.runs.run_file import RunFile
 
-__all__ = ["EMBEDDED", "add_run_file", "model_of", "run_directory"]
+__all__ = ["EMBEDDED", "add_run_file", "check_paths", "model_of", "run_directory"]
 
 EMBEDDED: Final = "embedded"
 # Where runs are kept that are told no place of their own.
@@ -52,6 +52,30 @@ async def model_of(run: RunFile, options: argparse.Namespace, screen: Screen) ->
             f'"{EMBEDDED}" nor OWNER/NAME at a hub'
         )
     return place
+
+
+def check_paths(run: RunFile, model: Path) -> None:
+    """See that what a run file names is there, before anything is imported or made that takes a while.
+
+    Args:
+        model: where its model is.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if model.is_dir() and not (model / "config.json").is_file():
+        raise ConfigurationError(
+            f'[model] config = "{run.model.config}": this directory has no config.json, as that of a model has'
+        )
+    data = run.data
+    if "://" not in data.path and not Path(data.path).exists():
+        raise ConfigurationError(
+            f'[data] path = "{data.path}": there is no such file or directory here'
+        )
+    if data.tokenizer and not (Path(data.tokenizer) / "tokenizer.json").is_file():
+        raise ConfigurationError(
+            f'[data] tokenizer = "{data.tokenizer}": there is no directory here with a tokenizer.json in it'
+        )
 
 
 def place_of(config: str) -> Path | ModelName:

@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self
@@ -30,7 +30,7 @@ from neurogrid.p2p.hosts.identity import Identity, signing_key
 from neurogrid.p2p.trust.directory_lock import held_alone
 from neurogrid.training.runs.entries import Entry, RunEntry, entry_of
 
-__all__ = ["Journal", "JournalError", "Recorded", "read_journal"]
+__all__ = ["Journal", "JournalError", "Recorded", "check_unled", "read_journal"]
 
 _DOMAIN: Final = b"neurogrid run journal 1\0"
 _SIGNATURE: Final = b',"signature":"'
@@ -110,15 +110,7 @@ class Journal:
             ConfigurationError: the file cannot be used.
         """
         with ExitStack() as stack:
-            stack.enter_context(
-                held_alone(
-                    path.with_name(f"{path.name}.lock"),
-                    lambda holder: (
-                        f"another leader writes to {path}: {holder}. Two with one journal would each undo what "
-                        "the other decides: end that one first, or begin a run in another directory (--dir)"
-                    ),
-                )
-            )
+            stack.enter_context(_held(path))
             try:
                 is_new = not path.exists()
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -128,7 +120,8 @@ class Journal:
                 if found.leader and found.leader != identity.peer_id:
                     raise JournalError(
                         f"{path} is the journal of a run that {found.leader} leads; this is {identity.peer_id}. "
-                        "Lead it with the identity that it was begun with, or begin another run"
+                        "Lead it with the identity that it was begun with, which its directory `cluster` had, or begin "
+                        "another run (--dir)"
                     )
                 os.ftruncate(descriptor, found.num_bytes)
                 os.fsync(descriptor)
@@ -185,6 +178,27 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_unled(path: Path) -> None:
+    """See that nobody leads the run of a journal at the moment.
+
+    Raises:
+        DirectoryInUseError: somebody does; says which process.
+        ConfigurationError: the file cannot be used.
+    """
+    with _held(path):
+        pass
+
+
+def _held(path: Path) -> AbstractContextManager[None]:
+    return held_alone(
+        path.with_name(f"{path.name}.lock"),
+        lambda holder: (
+            f"another leader writes to {path}: {holder}. Two with one journal would each undo what the other decides: "
+            "end that one first, or begin a run in another directory (--dir)"
+        ),
+    )
 
 
 def read_journal(path: Path) -> tuple[Recorded, ...]:
