@@ -204,6 +204,9 @@ HOUSE = (
     training(".data.blob_files", frozenset({"trio"})),
     training(".data.preparing", TORCH | {"pyarrow", "PIL"}),
     training(".data"),
+    # What a trainer is told, and the optimiser that it makes of it.
+    training(".runs.trainer_settings", frozenset()),
+    training(".runs.inner_optimizer", frozenset({"torch"})),
     # A child process and its owner; of peers it knows nothing.
     Room(
         "neurogrid.training.trainer",

@@ -90,8 +90,7 @@ async def check(options: argparse.Namespace, screen: Screen) -> int:
     from neurogrid.training.runs.estimate import activation_bytes, estimate
 
     numbers = await trio.to_thread.run_sync(model_numbers, model, run.model.kind)
-    counted, num_samples = _prepared(run)
-    _judge_length(counted, numbers)
+    counted, num_samples = _prepared(run, model, numbers)
     a_sample = 0
     if numbers.hidden_size and numbers.num_layers and numbers.vocab_size:
         a_sample = activation_bytes(
@@ -127,23 +126,23 @@ def _num_members(options: argparse.Namespace, run: RunFile) -> int:
     return num_members
 
 
-def _judge_length(run: RunFile, numbers: ModelNumbers) -> None:
-    length = run.data.sequence_length
-    if run.model.kind == "causal-lm" and 0 < numbers.max_tokens < length:
-        raise ConfigurationError(
-            f"[data] sequence_length is {length}, and the model's sequences have at most {numbers.max_tokens} tokens"
-        )
-
-
 def _unit(run: RunFile) -> int:
     """Tokens of a sample, where speeds are told in tokens."""
     return run.data.sequence_length if run.model.kind == "causal-lm" else 1
 
 
-def _prepared(run: RunFile) -> tuple[RunFile, int | None]:
-    """The run with the samples of its data where they are prepared, and their number; None where they are not."""
+def _prepared(run: RunFile, model: Path, numbers: ModelNumbers) -> tuple[RunFile, int | None]:
+    """The run with the samples of its data where they are prepared, and their number; None where they are not.
+
+    Raises:
+        ConfigurationError: the model cannot learn from them.
+    """
+    from neurogrid.training.leading.model_data import check_length, check_model
+
     file = Path(run.data.path) / "manifest.json"
     if not file.is_file():
+        if run.model.kind == "causal-lm":
+            check_length(numbers, run.data.sequence_length)
         return run, None
     from neurogrid.training.data.manifest import Manifest
 
@@ -151,6 +150,7 @@ def _prepared(run: RunFile) -> tuple[RunFile, int | None]:
         manifest = Manifest.decode(file.read_bytes())
     except (OSError, RemoteProtocolError) as exc:
         raise ConfigurationError(f"{file}: {exc}") from exc
+    check_model(run, model, numbers, manifest)
     if run.model.kind == "causal-lm":
         run = replace(run, data=replace(run.data, sequence_length=manifest.sequence_length))
     return run, manifest.num_samples

@@ -63,7 +63,7 @@ async def data_of(
     Raises:
         ConfigurationError: there are none, or they cannot be read.
     """
-    source, out = Path(run.data.path), directory.path / "data"
+    source, out = Path(run.data.path), directory.data
     if is_web_address(run.data.path):
         web = WebDirectory(run.data.path)
         if not (out / MANIFEST_NAME).is_file():

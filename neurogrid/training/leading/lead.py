@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -31,6 +30,7 @@ from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
+from neurogrid.training.leading.model_data import first_data
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.round_figures import RoundFigures
@@ -38,6 +38,7 @@ from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
 from neurogrid.training.runs.entries import ResumedEntry, RoundEntry, RunEntry
+from neurogrid.training.runs.estimate import member_bytes
 from neurogrid.training.runs.journal import Journal
 from neurogrid.training.runs.machine import Rules, RunMachine
 from neurogrid.training.runs.methods import weights_by
@@ -45,7 +46,7 @@ from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
 from neurogrid.training.runs.trainers import trainer_settings
-from neurogrid.training.trainer import open_trainer
+from neurogrid.training.trainer import free_memory, open_trainer
 from neurogrid.training.wire.runs import run_table
 
 __all__ = ["lead", "rules_of"]
@@ -112,6 +113,7 @@ async def lead(
     board = board or RunBoard(settings.run)
     track = RunDirectory(settings.directory).track
     is_anew = False
+    board.on_alarm = progress.warn
     async with open_tracking(settings.run, track, progress.warn) as tracking:
         progress = ProgressTee(board, progress, tracking)
         while True:
@@ -133,10 +135,12 @@ async def _lead(
         journal = stack.enter_context(Journal.open(directory.journal, identity))
         board.replay(journal.entries, directory.figures())
         journal.on_append = board.record
-        data = await data_of(run, directory, settings.model, progress)
-        board.tokens_per_sample = data.manifest.tokens_per_sample
         config = read_config(settings.model)
-        _check_model(config, data.manifest, settings.model)
+        if journal.entries:
+            data = await data_of(run, directory, settings.model, progress)
+        else:
+            data = await first_data(run, directory, settings.model, progress)
+        board.tokens_per_sample = data.manifest.tokens_per_sample
         rules = rules_of(run, data.manifest)
         run_id = _begin(journal, run, data.manifest, identity)
         directory.run_file.write_text(run.text(), encoding="utf-8")
@@ -148,8 +152,8 @@ async def _lead(
             and checkpoint is not None
             and int(checkpoint.state["round"]) == state.round
         ):
-            progress.say(f"the run has ended: {state.reason}")
-            return checkpoint.path
+            progress.say(f"the run has ended: {state.reason}. {_further(directory)}")
+            return directory.checkpoints / checkpoint.path.name
 
         progress.say("starting the model")
         trainer_told = trainer_settings(
@@ -231,6 +235,7 @@ async def _lead(
                 json.dumps(config),
                 store.manifest_info.blob_id,
                 trainer.layout.num_elements,
+                max(run.members.memory, member_bytes(run.inner, trainer.layout.num_elements)),
             ),
             RunMachine(rules, state),
             outer,
@@ -276,7 +281,7 @@ async def _keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> N
     ) as credentials:
         async with start_local_workers(
             settings.local_workers,
-            memory_bytes=_free_memory(),
+            memory_bytes=int(free_memory() * _LOCAL_MEMORY),
             max_seq_len=4096,
             name="",
             listen=listen_address_beside(settings.listen, settings.admission),
@@ -300,11 +305,6 @@ async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
                 except NeuroGridError as exc:
                     logger.info("a local worker cannot be reached: %s", exc)
         await trio.sleep(1.0)
-
-
-def _free_memory() -> int:
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(pages * _LOCAL_MEMORY)
 
 
 def _threads(settings: LeaderSettings) -> int:
@@ -336,9 +336,17 @@ def _begin(journal: Journal, run: RunFile, manifest: Manifest, identity: Identit
     if entry.run_file != digest:
         raise ConfigurationError(
             f"{journal.path}: the run was begun with another run file, which lies beside it as run.toml: go on with "
-            "that one, or begin another run (--dir)"
+            f"that one. {_further(RunDirectory(journal.path.parent))}"
         )
     return entry.run
+
+
+def _further(directory: RunDirectory) -> str:
+    """What people do who want more of a run than its run file says."""
+    return (
+        "To train further or otherwise, begin another run (--dir) with "
+        f'[model] config = "{directory.checkpoints}/latest"'
+    )
 
 
 def _replayed(
@@ -364,6 +372,7 @@ def _replayed(
 
 
 def _latest(directory: RunDirectory) -> RunCheckpoint | None:
+    directory.check_checkpoints()
     path = latest_checkpoint(directory.checkpoints)
     return read_checkpoint(path) if path is not None else None
 
@@ -373,20 +382,3 @@ def _weights_of(model: Path, checkpoint: RunCheckpoint | None) -> Path | None:
     if checkpoint is not None:
         return checkpoint.path
     return model if model.is_dir() and any(model.glob("*.safetensors")) else None
-
-
-def _check_model(config: dict[str, object], manifest: Manifest, model: Path) -> None:
-    vocab_size = config.get("vocab_size")
-    if manifest.kind == "text" and isinstance(vocab_size, int) and vocab_size < manifest.vocab_size:
-        raise ConfigurationError(
-            f"the data have token ids up to {manifest.vocab_size - 1}, and the model in {model} knows {vocab_size} "
-            "tokens: prepare the data with its tokenizer, or take a larger vocab_size"
-        )
-    tokenizer = model / "tokenizer.json"
-    if manifest.tokenizer.startswith("sha256:") and model.is_dir() and tokenizer.is_file():
-        found = f"sha256:{hashlib.sha256(tokenizer.read_bytes()).hexdigest()}"
-        if found != manifest.tokenizer:
-            raise ConfigurationError(
-                f"the data were prepared with another tokenizer than the one in {model}: prepare them with that one "
-                "(neurogrid train prepare --tokenizer)"
-            )

@@ -121,6 +121,7 @@ class RunFacts:
         config: of the model, as JSON.
         manifest: the blob id of the data's manifest.
         num_parameters: that are trained.
+        member_memory: bytes that each has to offer.
     """
 
     run_id: bytes
@@ -128,6 +129,7 @@ class RunFacts:
     config: str
     manifest: bytes
     num_parameters: int
+    member_memory: int
 
 
 @dataclass
@@ -138,6 +140,7 @@ class _Peer:
         seat: that is reserved for it, or that it has.
         is_started: whether it was told to begin.
         num_failures: so often it could not.
+        refusal: why it takes no part, for people; empty where nothing is known.
     """
 
     seat: int | None = None
@@ -146,6 +149,7 @@ class _Peer:
     report: Report | None = None
     num_orders: int = 0
     num_failures: int = 0
+    refusal: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -360,7 +364,13 @@ class Leader:
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
             nursery.start_soon(
-                partial(watch_members, self._machine, self._progress, wait=self._wait)
+                partial(
+                    watch_members,
+                    self._machine,
+                    self._progress,
+                    self._refusals,
+                    wait=self._wait,
+                )
             )
             while not self._is_over:
                 await self._applied.wait()
@@ -534,7 +544,8 @@ class Leader:
         """Ask workers that are here and have nothing to do."""
         await self._sources.wait(self._wait)
         members = self._facts.run_file.members
-        need = Need(members.memory, members.storage, members.cores, members.gpu, members.price)
+        memory = self._facts.member_memory
+        need = Need(memory, members.storage, members.cores, members.gpu, members.price)
         while True:
             free = [
                 peer_id
@@ -595,7 +606,7 @@ class Leader:
             answer = await self._request(peer_id, RunMessage.ASK, ask.encode(), RunMessage.OFFER)
             offer = Offer.decode(answer.data)
         except PeerRefusedError as exc:
-            self._note_refusal(peer_id, str(exc))
+            self._note_refusal(peer_id, exc.text)
             return None
         except NeuroGridError as exc:
             logger.info("%s was asked, and does not answer: %s", peer_id, exc)
@@ -607,9 +618,10 @@ class Leader:
 
     def _note_refusal(self, peer_id: str, reason: str) -> None:
         peer = self._peers.get(peer_id)
-        if peer is not None and peer.num_failures == 0:
+        if peer is not None and peer.refusal != reason:
+            peer.refusal = reason
             self._progress.warn(f"{_called(peer, peer_id)} takes no part yet: {reason}")
-        logger.info("%s takes no part: %s", peer_id, reason)
+        logger.debug("%s takes no part: %s", peer_id, reason)
 
     async def _start(self, peer_id: str, offer: Offer, asked_at: float) -> None:
         peer = self._peers.get(peer_id)
@@ -713,18 +725,27 @@ class Leader:
                 self._machine.joined(peer.seat, occupant, peer.name)
                 seat = self._machine.state.seat_of(peer_id)
                 self._progress.say(f"{_called(peer, peer_id)} takes part")
-                peer.num_failures = 0
+                peer.num_failures, peer.refusal = 0, ""
             if seat is not None:
                 peer.seat = seat.number
                 self._machine.measured(seat.number, report.batch_seconds)
         self._write()
         self._changed.set()
 
+    def _refusals(self) -> list[str]:
+        """Why those that are here take no part."""
+        return [
+            f"{_called(peer, peer_id)}: {peer.refusal}"
+            for peer_id, peer in self._peers.items()
+            if peer.refusal and self._host.is_connected(peer_id)
+        ]
+
     def _note_failure(self, peer_id: str, peer: _Peer, reason: str) -> None:
         peer.num_failures += 1
         peer.is_started = False
         peer.report = None
         end = "; it is not asked again" if peer.num_failures >= _MAX_FAILURES else ""
+        peer.refusal = reason
         self._progress.warn(f"{_called(peer, peer_id)} has failed: {reason}{end}")
         self._ended |= {member for member in self._members if member.peer == peer_id}
         seat = self._machine.state.seat_of(peer_id)

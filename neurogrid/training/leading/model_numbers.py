@@ -37,6 +37,7 @@ class ModelNumbers:
         num_parameters: that are trained, tied ones once.
         hidden_size, num_layers, vocab_size: of a language model; 0 where the config does not say.
         max_tokens: of a sequence; 0 where it does not say.
+        num_labels: classes of a classifier; 0 for a language model.
     """
 
     num_parameters: int
@@ -44,6 +45,7 @@ class ModelNumbers:
     num_layers: int = 0
     vocab_size: int = 0
     max_tokens: int = 0
+    num_labels: int = 0
 
 
 def read_config(place: Path) -> dict[str, Any]:
@@ -98,13 +100,11 @@ def model_numbers(place: Path, kind: str) -> ModelNumbers:
     text = config.get_text_config()
     return ModelNumbers(
         sum(each.numel() for each in model.parameters() if each.requires_grad),
-        *(
-            _number(text, name)
-            for name in (
-                *("hidden_size", "num_hidden_layers", "vocab_size"),
-                "max_position_embeddings",
-            )
-        ),
+        hidden_size=_number(text, "hidden_size"),
+        num_layers=_number(text, "num_hidden_layers"),
+        vocab_size=_number(text, "vocab_size"),
+        max_tokens=_number(text, "max_position_embeddings"),
+        num_labels=0 if kind == CAUSAL_LM else _number(config, "num_labels"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -17,10 +18,17 @@ __all__ = ["watch_members"]
 _PAUSE: Final = 1.0
 
 
-async def watch_members(machine: RunMachine, progress: NodeProgress, *, wait: float) -> None:
+async def watch_members(
+    machine: RunMachine,
+    progress: NodeProgress,
+    refusals: Callable[[], Sequence[str]] = tuple,
+    *,
+    wait: float,
+) -> None:
     """Say how many members the run waits for, whenever it has too few, until the run is about to end.
 
     Args:
+        refusals: gives why those that are here take no part, a line for each.
         wait: seconds, at most, that it waits each time.
 
     Raises:
@@ -33,9 +41,11 @@ async def watch_members(machine: RunMachine, progress: NodeProgress, *, wait: fl
         if count >= wanted:
             since, said = trio.current_time(), -1
         elif trio.current_time() - since >= wait:
+            here = refusals()
+            others = f". These are here and take no part: {'; '.join(here)}" if here else ""
             raise NoRouteError(
                 f"the run has {count} of {wanted} members after {wait:g} s: have more join with its ticket. --resume "
-                "goes on with it, --wait waits longer, and [members] min says how many there have to be"
+                f"goes on with it, --wait waits longer, and [members] min says how many there have to be{others}"
             )
         elif count != said:
             progress.say(f"waiting for members: {count} of {wanted} are here")

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from neurogrid import __version__
-from neurogrid.errors import NeuroGridError, TransportError
+from neurogrid.errors import NeuroGridError, RequestRefusedError, TransportError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -113,6 +113,7 @@ class MemberService:
         self._part: Participation | None = None
         self._scope: trio.CancelScope | None = None
         self._starting: tuple[str, Start] | None = None
+        self._refusal = ""  # the last that was said
         self._came = RenewedEvent()
         self._report_changed = RenewedEvent()
         for code, handler in (
@@ -173,7 +174,12 @@ class MemberService:
         ask = Ask.decode(message.data)
         need = Need(ask.memory, ask.storage, ask.cores, ask.gpu, ask.price)
         now = trio.current_time()
-        lease = self._leases.offer(sender_of(message), ask.run, need, now)
+        try:
+            lease = self._leases.offer(sender_of(message), ask.run, need, now)
+        except RequestRefusedError as exc:
+            self._note_refusal(f"{sender_of(message)} is offered nothing: {exc}")
+            raise
+        self._refusal = ""
         has = self._leases.resources
         offer = Offer(
             lease=lease.number,
@@ -223,6 +229,12 @@ class MemberService:
             part.dismiss()
             if self._scope is not None:
                 self._scope.deadline = trio.current_time() + _FAREWELL
+
+    def _note_refusal(self, text: str) -> None:
+        """Say why nothing is offered: once, as leaders ask again and again."""
+        if text != self._refusal:
+            self._refusal = text
+            logger.warning(text)
 
     async def _answer(self, message: TensorMessage, code: MessageCode, data: bytes) -> None:
         await self.exchange.send(

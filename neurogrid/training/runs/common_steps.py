@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.groups import Outcome, State
 from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.runs.outer_state import digest_of
 from neurogrid.training.runs.run_file import InnerSection
-from neurogrid.training.trainer.inner_optimizer import make_optimizer, rates_of
 
 __all__ = ["CommonSteps"]
 

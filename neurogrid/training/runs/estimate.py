@@ -10,9 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.run_file import InnerSection, RunFile
 
-__all__ = ["Estimate", "activation_bytes", "codec_bytes", "estimate"]
+__all__ = [
+    "Estimate",
+    "activation_bytes",
+    "codec_bytes",
+    "estimate",
+    "leader_bytes",
+    "member_bytes",
+]
 
 BASE_BYTES: Final = 800 * 1024**2
 """Python, torch, transformers and the network, in the two processes of a member, as measured on the CPU."""
@@ -91,9 +98,8 @@ def estimate(
     outer, inner = run.outer, run.inner
     even_samples = outer.round_steps * run.num_batch_samples
     round_samples = num_members * even_samples
-    states = 2 if inner.optimizer == "adamw" else 1 if inner.momentum else 0
-    # Weights and gradients, what the optimiser keeps, and the weights that are shared with the process of the network.
-    trainer_bytes = _WIDTH * num_parameters * (3 + states)
+    # And the weights that are shared with the process of the network.
+    trainer_bytes = member_bytes(inner, num_parameters) + _WIDTH * num_parameters
     if inner.precision == "bfloat16":
         trainer_bytes += 2 * num_parameters  # autocast keeps them for a pass
     num_elements = -(-num_parameters // outer.fragments)
@@ -122,6 +128,19 @@ def estimate(
         compute_seconds=compute,
         exchange_seconds=exchange,
     )
+
+
+def member_bytes(inner: InnerSection, num_parameters: int) -> int:
+    """What the trainer of a member needs before any sample: weights, gradients, and what the optimiser keeps. Exact; a
+    member that has no more than that is too small all the same."""
+    states = 2 if inner.optimizer == "adamw" else 1 if inner.momentum else 0
+    return _WIDTH * num_parameters * (2 + states)
+
+
+def leader_bytes(run: RunFile, num_parameters: int) -> int:
+    """What the leader needs at least: weights in its trainer, and shared with it; the common weights and the outer
+    momentum; and an aggregate on its way."""
+    return _WIDTH * num_parameters * (4 + (run.outer.momentum > 0))
 
 
 def activation_bytes(run: RunFile, *, hidden_size: int, num_layers: int, vocab_size: int) -> int:

@@ -8,7 +8,7 @@ from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.outer_state import OuterState, RunWeights
 from neurogrid.training.runs.run_file import RunFile
-from neurogrid.training.trainer import TrainerSettings
+from neurogrid.training.runs.trainer_settings import TrainerSettings
 
 __all__ = ["weights_by"]
 

@@ -91,7 +91,8 @@ def lacking(bid: Bid, need: Need) -> str:
     has = bid.resources
     if has.memory < need.memory:
         return (
-            f"{need.memory / _GIB:.2f} GiB of memory are needed, {has.memory / _GIB:.2f} are free"
+            f"{need.memory:,} bytes of memory ({need.memory / _GIB:.2f} GiB) are needed, and {has.memory:,} "
+            f"({has.memory / _GIB:.2f} GiB) are lent (--memory-limit)"
         )
     if has.storage < need.storage:
         return f"{need.storage / _GIB:.2f} GiB of storage are needed, {has.storage / _GIB:.2f} are free"
@@ -205,7 +206,7 @@ class LeaseTable:
         if running is not None and (running.leader, running.run) != (leader, run):
             raise self._busy("another run trains here", LEASE_SECONDS)
         if reason := lacking(Bid(self.resources, self.price), need):
-            raise RequestRefusedError(reason, code=ErrorCode.NOT_SUPPORTED)
+            raise RequestRefusedError(reason, code=ErrorCode.NOT_SUPPORTED, is_expected=True)
         others = [lease for lease in self._live(now) if (lease.leader, lease.run) != (leader, run)]
         if reason := lacking(Bid(self._free([each.need for each in others]), self.price), need):
             raise self._busy(f"{reason}: others were offered the rest", OFFER_SECONDS)

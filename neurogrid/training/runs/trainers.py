@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from neurogrid.training.runs.run_file import RunFile
-from neurogrid.training.trainer import FileRange, TrainerSettings
+from neurogrid.training.runs.trainer_settings import FileRange, TrainerSettings
 
 __all__ = ["cut_batches", "trainer_settings", "work_seed"]
 

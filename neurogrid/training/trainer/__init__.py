@@ -4,20 +4,19 @@
         trained = await trainer.train(batches, step=0, seed=seed)
         difference = trainer.weights - common
 
-settings        what it is told
 handle          the process as its owner has it
 program         the process
 learner         model, optimiser and steps
-inner_optimizer torch's own, by a run file's [inner]
 batches         slices become batches
 memory          how much a step takes, and so how many samples are computed at once
 models, optimizer_files
 """
 
+from neurogrid.training.runs.trainer_settings import FileRange, TrainerSettings
 from neurogrid.training.trainer.errors import BatchError, TrainerDiedError, TrainerError
 from neurogrid.training.trainer.handle import Trainer, open_trainer
+from neurogrid.training.trainer.memory import free_memory
 from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
-from neurogrid.training.trainer.settings import FileRange, TrainerSettings
 
 __all__ = [
     "BatchDone",
@@ -30,5 +29,6 @@ __all__ = [
     "TrainerDiedError",
     "TrainerError",
     "TrainerSettings",
+    "free_memory",
     "open_trainer",
 ]

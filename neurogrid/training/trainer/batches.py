@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from neurogrid.training.optimizers.gradients import IGNORED_LABEL
+from neurogrid.training.runs.trainer_settings import FileRange
 from neurogrid.training.trainer.errors import BatchError
-from neurogrid.training.trainer.settings import FileRange
 
 __all__ = ["Batch", "BatchReader"]
 

@@ -23,11 +23,11 @@ import trio
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.training.averaging.parts import Layout
+from neurogrid.training.runs.trainer_settings import FileRange, TrainerSettings, as_fields
 from neurogrid.training.trainer.control import Control
 from neurogrid.training.trainer.errors import BatchError, TrainerDiedError, TrainerError
 from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
 from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
-from neurogrid.training.trainer.settings import FileRange, TrainerSettings, as_fields
 from neurogrid.training.trainer.shared import make_shared, map_shared, shared_directory
 
 __all__ = ["Trainer", "open_trainer"]
@@ -183,7 +183,7 @@ class Trainer:
 
         Raises:
             BatchError: a slice cannot be learned from. The inner optimiser has made the steps before it all the same.
-            TrainerError: one sample does not fit into memory.
+            ConfigurationError: one sample does not fit into memory.
             TrainerDiedError: the process ended.
         """
         order = {

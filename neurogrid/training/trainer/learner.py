@@ -18,15 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from neurogrid.errors import ConfigurationError
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.optimizers import token_weighted_loss
+from neurogrid.training.runs.estimate import member_bytes
+from neurogrid.training.runs.inner_optimizer import make_optimizer, rates_of
+from neurogrid.training.runs.trainer_settings import TrainerSettings
 from neurogrid.training.trainer.batches import Batch, BatchReader
-from neurogrid.training.trainer.errors import TrainerError
-from neurogrid.training.trainer.inner_optimizer import make_optimizer, rates_of
 from neurogrid.training.trainer.memory import Memory, is_out_of_memory, memory_of
 from neurogrid.training.trainer.models import make_model, save_model, trained_parameters
 from neurogrid.training.trainer.optimizer_files import read_optimizer, write_optimizer
-from neurogrid.training.trainer.settings import TrainerSettings
 
 __all__ = ["Learner", "Step"]
 
@@ -118,7 +119,12 @@ class Learner:
         loss = self.compute_gradients(batch, number=number, seed=seed)
         step = Step(loss, self._clip())
         if not step.fault:
-            self._apply(number)
+            try:
+                self._apply(number)  # the first one makes the optimiser's vectors
+            except (RuntimeError, MemoryError) as exc:
+                if not is_out_of_memory(exc):
+                    raise
+                raise self._too_large() from exc
         self._optimizer.zero_grad(set_to_none=True)
         return step
 
@@ -126,7 +132,7 @@ class Learner:
         """Find how many samples of a batch fit into memory at once, if it is not known; learns nothing.
 
         Raises:
-            TrainerError: not even one does.
+            ConfigurationError: not even one does.
         """
         if not self.micro_batch:
             self._model.train()
@@ -136,7 +142,7 @@ class Learner:
         """The gradients of a batch's mean loss, which is returned.
 
         Raises:
-            TrainerError: not even one sample at once fits into memory.
+            ConfigurationError: not even one sample at once fits into memory.
         """
         self.fit(batch)
         self._model.train()
@@ -148,7 +154,7 @@ class Learner:
                     raise
                 at_once = min(self.micro_batch, batch.num_samples)
                 if at_once == 1:
-                    raise TrainerError(self._too_large()) from exc
+                    raise self._too_large() from exc
             # Not within the handler, which keeps what was computed.
             self.micro_batch = at_once // 2
             self._optimizer.zero_grad(set_to_none=True)
@@ -275,6 +281,7 @@ class Learner:
         usable = _USABLE * self.memory.limit - self._num_optimizer_bytes()
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         fits, needs = 0, self.memory.used()
+        needed: float | None = None
         trial = 1
         while trial > fits:
             needed = self._try(batch, trial)
@@ -290,7 +297,7 @@ class Learner:
         for name, buffer in self._model.named_buffers():
             buffer.copy_(buffers[name])
         if not fits:
-            raise TrainerError(self._too_large())
+            raise self._too_large(needed)
         return fits
 
     def _try(self, batch: Batch, num_samples: int) -> float | None:
@@ -313,14 +320,25 @@ class Learner:
         """What the optimiser will have and does not have yet."""
         if self._optimizer.state:
             return 0
-        inner = self._settings.inner
-        num_vectors = 2 if inner.optimizer == "adamw" else int(inner.momentum > 0)
-        return 4 * self.layout.num_elements * num_vectors
-
-    def _too_large(self) -> str:
+        # There are weights and gradients.
         return (
-            f"not even one sample at once fits into {self.memory.limit} bytes of memory with "
-            f"{self.layout.num_elements} parameters: give the member more, or take a smaller model or shorter samples"
+            member_bytes(self._settings.inner, self.layout.num_elements)
+            - 8 * self.layout.num_elements
+        )
+
+    def _too_large(self, needed: float | None = None) -> ConfigurationError:
+        """The error of a member that has too little memory.
+
+        Args:
+            needed: bytes that the process had with one sample at once; None where it did not get them.
+        """
+        takes = "more"
+        if needed is not None:
+            takes = f"about {int((needed + self._num_optimizer_bytes()) / _USABLE):,}"
+        return ConfigurationError(
+            f"not even one sample at once fits into {self.memory.limit:,} bytes of memory: with "
+            f"{self.layout.num_elements:,} parameters it takes {takes}. Give the member more (--memory-limit), or take "
+            "a smaller model or shorter samples"
         )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from neurogrid.errors import ConfigurationError
+from neurogrid.model.stages.device import device_memory
 
-__all__ = ["Memory", "is_out_of_memory", "limit_memory", "memory_of"]
+__all__ = ["Memory", "free_memory", "is_out_of_memory", "lift_limit", "limit_memory", "memory_of"]
 
 _SELF = Path("/proc/self")
 # What torch says, and what others make of it.
@@ -51,7 +52,7 @@ class _OfProcess(Memory):
     """Memory of this process, as Linux counts it: all that is resident, what is shared among it."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit or _status("VmRSS") + _available()
+        self.limit = limit or _status("VmRSS") + free_memory()
         # Not what getrusage says: that begins with the memory of the process that started this one.
         self._most_before = 0
 
@@ -124,16 +125,14 @@ def is_out_of_memory(exc: BaseException) -> bool:
 
 def _status(key: str) -> int:
     """Bytes of a line of this process's status."""
-    return _field((_SELF / "status").read_text(), key)
-
-
-def _available() -> int:
-    return _field(Path("/proc/meminfo").read_text(), "MemAvailable")
-
-
-def _field(text: str, key: str) -> int:
-    line = next(line for line in text.splitlines() if line.startswith(f"{key}:"))
+    lines = (_SELF / "status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(f"{key}:"))
     return int(line.split()[1]) * 1024
+
+
+def free_memory() -> int:
+    """Bytes of this machine's memory that are free, or of what this process may have of it."""
+    return device_memory(torch.device("cpu")).free_bytes
 
 
 def limit_memory(num_bytes: int) -> None:
@@ -150,3 +149,12 @@ def limit_memory(num_bytes: int) -> None:
     _, hard = getrlimit(RLIMIT_DATA)
     bound = max(bound if hard == RLIM_INFINITY else min(bound, hard), 0)
     setrlimit(RLIMIT_DATA, (bound, hard))
+
+
+def lift_limit() -> None:
+    """Take back what `limit_memory` did."""
+    # Here, not above: it exists on Unix alone.
+    from resource import RLIMIT_DATA, getrlimit, setrlimit
+
+    _, hard = getrlimit(RLIMIT_DATA)
+    setrlimit(RLIMIT_DATA, (hard, hard))

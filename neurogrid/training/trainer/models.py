@@ -15,6 +15,7 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.checkpoint_files import read_model_config, weight_files
 from neurogrid.model.files.config import build_config, build_image_config
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
+from neurogrid.training.trainer.memory import is_out_of_memory
 
 __all__ = ["make_model", "save_model", "trained_parameters"]
 
@@ -28,7 +29,7 @@ def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) ->
     """The model, on the CPU, in float32.
 
     Args:
-        kind: of `KINDS`.
+        kind: as of [model].
         config: JSON of transformers' config.
         seed: of random weights.
         checkpoint: a directory with safetensors; None for random weights.
@@ -62,6 +63,8 @@ def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) ->
                 output_loading_info=True,
             )
     except (OSError, *MODEL_CODE_ERRORS) as exc:
+        if is_out_of_memory(exc):
+            raise
         if checkpoint is None:
             raise UnsupportedModelError(
                 f"transformers makes no model of this config: {one_line(exc)}"

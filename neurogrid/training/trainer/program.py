@@ -19,15 +19,17 @@ from typing import Any, BinaryIO, Final
 import torch
 from safetensors import SafetensorError
 
-from neurogrid.errors import NeuroGridError
+from neurogrid.errors import ConfigurationError, NeuroGridError
+from neurogrid.training.runs.estimate import member_bytes
+from neurogrid.training.runs.trainer_settings import FileRange, TrainerSettings, from_fields
 from neurogrid.training.trainer.batches import Batch
 from neurogrid.training.trainer.control import Control
 from neurogrid.training.trainer.errors import TrainerError
 from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
 from neurogrid.training.trainer.learner import Learner
-from neurogrid.training.trainer.memory import limit_memory
+from neurogrid.training.trainer.memory import is_out_of_memory, lift_limit, limit_memory
+from neurogrid.training.trainer.models import make_model, trained_parameters
 from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
-from neurogrid.training.trainer.settings import FileRange, TrainerSettings, from_fields
 from neurogrid.training.trainer.shared import make_shared, map_shared
 
 __all__ = ["main"]
@@ -57,6 +59,11 @@ def main() -> None:
                 answer = program.carry_out(order)
         except NeuroGridError as exc:
             answer = {"error": type(exc).__name__, "text": str(exc)}
+        except (RuntimeError, MemoryError) as exc:
+            if program is None or not is_out_of_memory(exc):
+                raise
+            text = f"there is no memory left to {order['order'].replace('_', ' ')}: {exc}"
+            answer = {"error": TrainerError.__name__, "text": text}
         _write(answers, answer)
     # Nothing here is worth the time that torch takes to end.
     os._exit(0)
@@ -72,7 +79,13 @@ class _Program:
         self._control = Control.open(self._folder)
         self._limit_memory(settings)
         checkpoint = order["checkpoint"]
-        self._learner = Learner(settings, None if checkpoint is None else Path(checkpoint))
+        try:
+            self._learner = Learner(settings, None if checkpoint is None else Path(checkpoint))
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
+            lift_limit()  # to say so takes some, too
+            raise ConfigurationError(_too_large(settings)) from exc
         self._is_text = settings.kind == "causal-lm"
         num_elements = self._learner.layout.num_elements
         file = self._folder / "weights"
@@ -232,6 +245,19 @@ class _Program:
             num_elements = self._learner.layout.num_elements
             self._gradients = map_shared(self._folder / "gradients", num_elements)
         return self._gradients
+
+
+def _too_large(settings: TrainerSettings) -> str:
+    with torch.device("meta"):
+        model = make_model(settings.kind, settings.config, seed=0, checkpoint=None)
+    num_parameters = sum(each.numel() for each in trained_parameters(model).values())
+    needed = member_bytes(settings.inner, num_parameters)
+    had = f"{settings.memory_limit:,} bytes of" if settings.memory_limit else "what is free of"
+    return (
+        f"the model does not fit into {had} memory: weights, gradients and optimiser of its {num_parameters:,} "
+        f"parameters take {needed:,} bytes, and Python and torch theirs. Give the member more (--memory-limit), or "
+        "take a smaller model"
+    )
 
 
 @contextlib.contextmanager

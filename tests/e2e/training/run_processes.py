@@ -85,14 +85,14 @@ class RunProcesses:
             cwd=self.directory,
         )
 
-    def join(self, name: str, *options: str) -> None:
+    def join(self, name: str, *options: str, program: Sequence[str] = WORKER) -> None:
         """Start a worker, the same as before if it was there."""
         self.wait(lambda: (self.run / "cluster" / "ticket").exists(), "there was no ticket")
         log = (self.directory / f"{name}.log").open("a")
         self._logs.append(log)
         self.workers[name] = Popen(
             [
-                *(*WORKER, "--train", "--join", "@run/cluster/ticket", "--cluster", name),
+                *(*program, "--train", "--join", "@run/cluster/ticket", "--cluster", name),
                 *("--listen", "/ip4/127.0.0.1/tcp/0", "--no-cache", "--disable-mdns"),
                 *("--threads", "1", "--name", name, *options),
             ],

@@ -16,7 +16,7 @@ import trio
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 
-from neurogrid.errors import CheckpointError
+from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.training.trainer import (
     BatchDone,
     BatchError,
@@ -267,6 +267,18 @@ async def test_the_largest_micro_batch_that_fits_is_found(tmp_path: Path) -> Non
         assert 2 <= trained.micro_batch < 48
         assert trained.memory_bytes < settings.memory_limit
         assert told[-1].loss < told[0].loss
+
+
+async def test_a_model_that_does_not_fit_is_refused_in_bytes() -> None:
+    config = text_config(vocab_size=65_536)
+    num_parameters = len(vector_of(plain_model(config)))
+    with trio.fail_after(NOT_FOREVER), pytest.raises(ConfigurationError) as told:
+        async with open_trainer(settings_of(config, memory_limit=32 * 1024**2)):
+            pytest.fail("it was opened")
+    assert str(told.value).startswith(
+        "the model does not fit into 33,554,432 bytes of memory: weights, gradients and optimiser of its "
+        f"{num_parameters:,} parameters take {16 * num_parameters:,} bytes"
+    )
 
 
 async def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogrid.training.averaging.codecs import parse_codec
-from neurogrid.training.runs.estimate import BASE_BYTES, activation_bytes, codec_bytes, estimate
+from neurogrid.training.runs.estimate import (
+    BASE_BYTES,
+    activation_bytes,
+    codec_bytes,
+    estimate,
+    leader_bytes,
+    member_bytes,
+)
 from neurogrid.training.runs.run_file import OuterSection, RunFile, StopSection, parse_run_file
 
 MILLION = 1_000_000
@@ -47,6 +54,15 @@ def test_the_memory_of_a_member_is_counted_by_vectors() -> None:
     assert estimate(momentum, MILLION).trainer_bytes == (4 * 4 + 2) * MILLION
     average = replace(RUN, outer=OuterSection.of("averaging", codec="f32"))
     assert estimate(average, MILLION).outer_bytes == 5 * 4 * MILLION
+
+
+def test_what_is_needed_at_least_is_less_than_what_it_takes() -> None:
+    told = estimate(RUN, MILLION)
+    assert member_bytes(RUN.inner, MILLION) == 4 * 4 * MILLION < told.trainer_bytes
+    assert member_bytes(replace(RUN.inner, optimizer="sgd"), MILLION) == 2 * 4 * MILLION
+    assert leader_bytes(RUN, MILLION) == 5 * 4 * MILLION
+    average = replace(RUN, outer=OuterSection.of("averaging"))
+    assert leader_bytes(average, MILLION) == 4 * 4 * MILLION
 
 
 @pytest.mark.parametrize(

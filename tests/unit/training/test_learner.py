@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import LlamaConfig, ViTConfig
 
 from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
 from neurogrid.training.runs.run_file import InnerSection
-from neurogrid.training.trainer import FileRange, TrainerError, TrainerSettings
+from neurogrid.training.trainer import FileRange, TrainerSettings
 from neurogrid.training.trainer.batches import Batch
 from neurogrid.training.trainer.learner import Learner
 from neurogrid.training.trainer.models import make_model
@@ -126,8 +127,17 @@ def test_rates_are_those_of_the_steps_numbers(batch: list[FileRange]) -> None:
 def test_memory_that_is_too_small_for_one_sample(batch: list[FileRange]) -> None:
     inner = replace(SETTINGS.inner, micro_batch=0)
     learner = Learner(replace(SETTINGS, inner=inner, memory_limit=1024**2), None)
-    with pytest.raises(TrainerError, match="not even one sample at once fits into 1048576 bytes"):
+    with pytest.raises(ConfigurationError) as told:
         learner.step(learner.reader.read(batch), number=0, seed=0)
+    said = re.match(
+        r"not even one sample at once fits into 1,048,576 bytes of memory: with ([0-9,]+) parameters it takes about "
+        r"([0-9,]+)\. Give the member more \(--memory-limit\)",
+        str(told.value),
+    )
+    assert said is not None, told.value
+    num_parameters, needed = (int(each.replace(",", "")) for each in said.groups())
+    assert num_parameters == learner.layout.num_elements
+    assert needed > learner.memory.used()
 
 
 def test_a_step_that_runs_out_of_memory_is_made_of_smaller_ones(

@@ -49,6 +49,7 @@ def test_a_classifier_of_images(tmp_path: Path) -> None:
     told = model_numbers(written(tmp_path, resnet), "image-classification")
     assert told.num_parameters > 1000
     assert told.hidden_size == told.vocab_size == 0
+    assert told.num_labels == 3
 
 
 @pytest.mark.parametrize(

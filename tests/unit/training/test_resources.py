@@ -52,6 +52,13 @@ def test_what_is_lacking_is_named(need: Need, word: str) -> None:
     assert code_of(lambda: table(price=2.0).offer("a", RUN, need, 0.0)) is ErrorCode.NOT_SUPPORTED
 
 
+def test_memory_that_is_lacking_is_told_in_bytes() -> None:
+    told = lacking(Bid(Resources(memory=1024**3)), Need(memory=5 * 10**9))
+    assert told == (
+        "5,000,000,000 bytes of memory (4.66 GiB) are needed, and 1,073,741,824 (1.00 GiB) are lent (--memory-limit)"
+    )
+
+
 def test_a_gpu_is_lacking() -> None:
     assert "GPU" in lacking(Bid(Resources()), Need(gpu=True))
     assert lacking(Bid(ALL), Need(100, 50, 8, gpu=True, price=0.0)) == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import trio
@@ -28,7 +28,9 @@ class Said:
         self.lines.append(text)
 
 
-def watched(events: dict[float, Callable[[RunMachine], None]]) -> tuple[list[str], float, str]:
+def watched(
+    events: dict[float, Callable[[RunMachine], None]], refusals: Sequence[str] = ()
+) -> tuple[list[str], float, str]:
     """What is said while these happen, for how long it waits, and with what it ends."""
     machine = RunMachine(
         Rules(min_members=2, max_members=4, batch_samples=1, steps=1), RunState((8, 8), seed=0)
@@ -47,7 +49,7 @@ def watched(events: dict[float, Callable[[RunMachine], None]]) -> tuple[list[str
             nursery.start_soon(happen)
             with trio.fail_after(10 * WAIT):
                 try:
-                    await watch_members(machine, said, wait=WAIT)
+                    await watch_members(machine, said, lambda: refusals, wait=WAIT)
                 except NoRouteError as exc:
                     return trio.current_time() - began, str(exc)
                 return trio.current_time() - began, ""
@@ -75,6 +77,12 @@ def test_it_ends_where_too_few_come() -> None:
     _, seconds, error = watched({5.5: joins("a")})
     assert seconds == pytest.approx(WAIT, abs=2)
     assert error.startswith("the run has 1 of 2 members after 60 s")
+    assert error.endswith("how many there have to be")
+
+
+def test_it_ends_with_why_those_that_are_here_take_no_part() -> None:
+    _, _, error = watched({5.5: joins("a")}, ["b: too small", "c: has failed"])
+    assert error.endswith(". These are here and take no part: b: too small; c: has failed")
 
 
 def test_each_time_counts_by_itself() -> None:

@@ -1,0 +1,51 @@
+"""Workers that a run cannot use, or that are not like the others: what its leader says, and how it goes on."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from neurogrid.training.checkpoints import export
+from tests.e2e.training.odd_worker import OLD_TORCH
+from tests.e2e.training.run_processes import RUN_FILE, open_run, rounds_of
+from tests.ports import free_port
+
+ODD = (sys.executable, str(Path(__file__).with_name("odd_worker.py")))
+
+
+def test_one_is_too_small_and_one_is_odd(tmp_path: Path) -> None:
+    """And the checkpoints are where the run file says; and a run that has ended is not prolonged."""
+    run_file = (
+        RUN_FILE
+        + "[stop]\nrounds = 6\n[outer]\nevery = 4\nfragments = 2\n[members]\nmin = 2\n"
+        + '[checkpoints]\ndir = "kept/here"\n'
+    )
+    with open_run(tmp_path, free_port(), run_file) as run:
+        run.lead()
+        run.join("small", "--memory-limit", "512KiB")
+        run.wait(lambda: "small takes no part yet" in run.log, "nobody said that it is too small")
+        run.join("fine")
+        run.join("odd", program=ODD)
+        checkpoint = run.end()
+        run.lead("--resume")
+        assert run.end() == checkpoint
+        odd = (tmp_path / "odd.log").read_text()
+    assert re.search(
+        r"small takes no part yet: 9[0-9]{2},[0-9]{3} bytes of memory \(0\.00 GiB\) are needed, and 524,288 "
+        r"\(0\.00 GiB\) are lent \(--memory-limit\)",
+        run.log,
+    )
+    assert f"odd has torch {OLD_TORCH} where most have {version('torch')}" in run.log
+    assert "the weights are not finite any more" in odd
+    assert "small takes part" not in run.log
+    assert rounds_of(run.run)[-1].round >= 6
+    assert checkpoint.resolve().parent == tmp_path / "kept" / "here"
+    assert (tmp_path / "kept" / "here" / "latest").resolve() == checkpoint.resolve()
+    assert export(run.run, tmp_path / "model").samefile(checkpoint)
+    assert re.search(
+        r"the run has ended: .*\. To train further or otherwise, begin another run \(--dir\) with \[model\] config = "
+        r'"run/checkpoints/latest"',
+        run.log,
+    )

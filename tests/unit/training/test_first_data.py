@@ -1,0 +1,97 @@
+"""What is wrong with a run before it begins: said in one line, in time, and with nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.training.data.manifest import Manifest, SliceInfo
+from neurogrid.training.leading import model_data
+from neurogrid.training.leading.model_data import check_model
+from neurogrid.training.leading.model_numbers import ModelNumbers
+from neurogrid.training.leading.progress import QuietProgress
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from tests.unit.training.test_model_numbers import LLAMA
+
+TEXTS, PICTURES = SliceInfo(bytes(32), 8, 1100), SliceInfo(bytes(32), 8, 1700)
+
+
+def run_of(**data: Any) -> RunFile:
+    told = "\n".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
+    return parse_run_file(
+        f'[model]\nconfig = "config.json"\n[data]\n{told}\n[stop]\nrounds = 2\n[inner]\nbatch_tokens = 4096\n'
+    )
+
+
+def refused(run: RunFile, place: Path, config: dict[str, Any] | None = None) -> str:
+    """What is said of a run with this model, in `place`."""
+    model = place / "config.json"
+    model.write_text(json.dumps(config or {**LLAMA, "max_position_embeddings": 64}))
+    directory = RunDirectory(place / "run")
+    directory.path.mkdir(exist_ok=True)
+    with pytest.raises(ConfigurationError) as told:
+        trio.run(model_data.first_data, run, directory, model, QuietProgress())
+    assert not directory.data.exists()
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_a_model_is_judged_before_data_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(path="nowhere.txt")
+    told = refused(run, tmp_path, {**LLAMA, "num_attention_heads": 5})
+    assert "config.json cannot be opened as causal-lm" in told
+    monkeypatch.setattr(model_data, "free_memory", lambda: 50_000)
+    told = refused(run, tmp_path)
+    assert told.startswith("the leader of a model with ")
+    assert "bytes of memory, and 50,000 are free on this machine: lead the run on another" in told
+
+
+def test_data_that_do_not_go_with_the_model_are_not_left_behind(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(str(number) for number in range(9000)))
+    run = run_of(path=str(text), sequence_length=32, vocab_size=512)
+    assert "token ids up to 511" in refused(run, tmp_path)
+    run = run_of(path=str(text), sequence_length=128, vocab_size=258)
+    told = refused(run, tmp_path, {**LLAMA, "vocab_size": 512, "max_position_embeddings": 64})
+    assert told == (
+        "[data] sequence_length is 128, and the model's sequences have at most 64 tokens"
+    )
+    text.write_text("")
+    assert refused(run_of(path=str(text)), tmp_path) == f"{text} is empty: there is no text in it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "manifest", "told"),
+    [
+        (
+            "image-classification",
+            Manifest("text", (TEXTS,), sequence_length=32, vocab_size=100),
+            "the data are text, and [model] kind 'image-classification' learns from images",
+        ),
+        (
+            "causal-lm",
+            Manifest("images", (PICTURES,), shape=(3, 8, 8), num_classes=2),
+            "the data are images, and [model] kind 'causal-lm' learns from text",
+        ),
+        (
+            "image-classification",
+            Manifest("images", (PICTURES,), shape=(3, 8, 8), num_classes=7),
+            "the data have 7 classes, and the model in config.json knows 3: give its config num_labels = 7",
+        ),
+    ],
+)
+def test_data_of_another_kind_are_refused(kind: str, manifest: Manifest, told: str) -> None:
+    run = parse_run_file(
+        f'[model]\nconfig = "c"\nkind = "{kind}"\n[data]\npath = "d"\n[stop]\nrounds = 2\n'
+    )
+    with pytest.raises(ConfigurationError) as refused_:
+        check_model(run, Path("config.json"), ModelNumbers(1000, num_labels=3), manifest)
+    assert str(refused_.value) == told
