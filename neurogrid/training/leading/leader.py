@@ -99,8 +99,9 @@ _RETRY: Final = 3.0
 _MOMENT: Final = 2.0
 _SEARCH: Final = 20.0  # for members that go on without the leader
 _GOODBYE: Final = 5.0
-# Of the grace: so long members that the group cannot do without are waited for.
+# Members that the group cannot do without are waited for: so many times the grace, and so many seconds at least.
 _GRACES_UNTIL_LOST: Final = 3
+_UNTIL_LOST: Final = 30.0
 # Seconds that the members of a group that was lost have to take their seats again.
 _RETURN: Final = 30.0
 # Times that a member may fail before it is not asked again.
@@ -442,7 +443,7 @@ class Leader:
 
     async def _watch_group(self, group: Group) -> None:
         """Give the group up when so many of it are lost at once that it decides nothing any more."""
-        watch = GroupWatch(_GRACES_UNTIL_LOST * group.settings.grace)
+        watch = GroupWatch(max(_UNTIL_LOST, _GRACES_UNTIL_LOST * group.settings.grace))
         while True:
             members = group.history[-1].members
             ended = [m for m in members if Occupant(m.peer, m.incarnation) in self._ended]
@@ -703,7 +704,10 @@ class Leader:
         if report.run != self._facts.run_id:
             return
         peer = self._peers.setdefault(peer_id, _Peer())
-        if self._is_anew and report.incarnation and not peer.is_started:
+        occupant = Occupant(peer_id, report.incarnation)
+        is_of_before = self._is_anew and report.incarnation and occupant not in self._members
+        # One whose lease has ended is of this group all the same.
+        if is_of_before and not peer.is_started:
             self._start_soon_dismissal(peer_id, "the run goes on with another group")
             return
         before = peer.report.incarnation if peer.report is not None else 0
@@ -714,7 +718,6 @@ class Leader:
             self._note_failure(peer_id, peer, report.reason)
             return
         seat = self._machine.state.seat_of(peer_id)
-        occupant = Occupant(peer_id, report.incarnation)
         if occupant in self._members:
             if report.digest and self._digests.told(occupant, report.round, report.digest):
                 self._warn_of_digest(peer_id, report.round)
