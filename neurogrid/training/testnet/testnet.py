@@ -75,6 +75,7 @@ class _Testnet:
 
     Attributes:
         starts: when processes that are away are started, by name, in trio's time.
+        figures_before: bytes of the figures when the leader was killed last.
     """
 
     settings: ProcessSettings
@@ -87,6 +88,7 @@ class _Testnet:
     plan: deque[PlannedKill] = field(default_factory=deque)
     next_kill: float | None = None
     starts: dict[str, float] = field(default_factory=dict)
+    figures_before: int = 0
     killed: list[tuple[str, float]] = field(default_factory=list)
     failed: list[Ended] = field(default_factory=list)
 
@@ -188,10 +190,14 @@ class _Testnet:
         return ""
 
     async def _kill(self) -> None:
-        """The next kill of the plan, unless its process is away: then it waits."""
+        """The next kill of the plan; it waits where its process is away, or is the leader and has yet to lead again."""
         planned = self.plan[0]
         if not self.processes.is_running(planned.name):
             return
+        if planned.name == LEADER:
+            if self._metrics_bytes() == self.figures_before:
+                return
+            self.figures_before = self._metrics_bytes()
         self.plan.popleft()
         figures = self.directory.figures()
         number = next((each["round"] for each in reversed(figures) if "round" in each), 0)
