@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from neurogrid.errors import LocalProtocolError, PeerRefusedError
+from neurogrid.errors import LocalProtocolError, PeerRefusedError, TransportError
 from neurogrid.node.roles import authorise
 from neurogrid.p2p import Bounds, Identity, MessageType, Protocol, TensorMessage, new_request_id
 from neurogrid.p2p.exchange.exchange import Exchange
@@ -123,6 +123,21 @@ async def test_a_request_is_answered() -> None:
             await ours.toy.send(theirs.peer_id, TensorMessage(Toy.ASK))
         with pytest.raises(LocalProtocolError, match="without a type"):
             await ours.toy.send(theirs.peer_id, TensorMessage(None))
+
+
+async def test_a_stream_that_comes_after_the_end_of_an_exchange_is_for_nobody() -> None:
+    """It was on its way: by the handler that it was given, it comes to the one that has ended."""
+    async with both_protocols() as (ours, theirs):
+        host, ended = theirs.toy.host, theirs.toy
+        await ended.aclose()
+        host.set_stream_handler(TOY, ended._serve_stream)
+        with pytest.raises(TransportError):
+            await ours.toy.open(theirs.peer_id)
+        await trio.testing.wait_all_tasks_blocked()
+        host.remove_stream_handler(TOY)
+        theirs.toy = Exchange(host, toy_table())
+        serve_answers(theirs)
+        assert bytes((await ask(ours, theirs)).data) == b"!"
 
 
 async def test_credit_holds_a_flood_back() -> None:

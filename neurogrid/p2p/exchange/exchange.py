@@ -127,6 +127,7 @@ class Exchange:
         self._streams: dict[str, MessageStream] = {}
         self._running: dict[str, list[MessageStream]] = {}  # in the order in which they were opened
         self._opening: dict[str, trio.Lock] = {}
+        self._is_closed = False
         self._dispatcher = Dispatcher(host.start_soon, bounds)
         self._budget = ByteBudget(per_peer=bounds.max_bytes_per_peer, total=bounds.max_bytes)
         self._opened_handlers: list[PeerOpenedHandler] = []
@@ -203,6 +204,7 @@ class Exchange:
 
     async def aclose(self) -> None:
         """End all streams, and serve no more of them; connections stay. The host may have another exchange after it."""
+        self._is_closed = True
         if self._table.protocol_id in self._versions:
             self.host.remove_stream_handler(self._table.protocol_id)
         streams = [stream for running in self._running.values() for stream in running]
@@ -379,6 +381,10 @@ class Exchange:
 
     async def _run_stream(self, stream: MessageStream) -> None:
         peer_id = stream.peer_id
+        if self._is_closed:
+            # It was on its way when this exchange ended; what goes by it would be lost to the one after this.
+            await stream.close()
+            return
         running = self._running.setdefault(peer_id, [])
         running.append(stream)
         try:
