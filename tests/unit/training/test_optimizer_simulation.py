@@ -13,6 +13,8 @@ from neurogrid.training.averaging.parts import Fragments, Layout, gather, scatte
 from neurogrid.training.optimizers import OuterOptimizer, StreamingOuter, StreamingSchedule
 
 NUM_MEMBERS, NUM_STEPS = 4, 33
+# The fragment of each tensor, of 48, 8, 24 and 3 elements, by how many there are.
+DEALT = {1: (0, 0, 0, 0), 2: (0, 1, 1, 1), 3: (0, 2, 1, 2), 4: (0, 2, 1, 3)}
 # What a member's vector is after the wire.
 Codec = Callable[[Tensor], Tensor]
 
@@ -117,7 +119,7 @@ def run_written_out(setting: Setting) -> list[Tensor]:
             [
                 sum(numels[:number]) + offset
                 for number, numel in enumerate(numels)
-                if number % setting.num_fragments == fragment
+                if DEALT[setting.num_fragments][number] == fragment
                 for offset in range(numel)
             ]
         )

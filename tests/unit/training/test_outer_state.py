@@ -9,7 +9,7 @@ from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.runs.outer_state import OuterState
 from neurogrid.training.wire.runs import SYNC_SHARE
 
-LAYOUT = Layout(("a", "b", "c"), ((2,), (3,), (2,)))
+LAYOUT = Layout(("a", "b", "c"), ((3,), (2,), (2,)))
 
 
 def state(*, num_parts: int = 1) -> OuterState:
