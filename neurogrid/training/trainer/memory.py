@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from mmap import PAGESIZE
 from pathlib import Path
 
 import torch
@@ -147,7 +148,8 @@ def limit_memory(num_bytes: int) -> None:
     # Address space that is set aside and not used yet does not count for us, and does for the kernel.
     bound = num_bytes - (_status("VmRSS") - anonymous) + max(_status("VmData") - anonymous, 0)
     _, hard = getrlimit(RLIMIT_DATA)
-    bound = max(bound if hard == RLIM_INFINITY else min(bound, hard), 0)
+    # Not 0: below a hard limit that is higher, Linux takes that for no bound.
+    bound = max(bound if hard == RLIM_INFINITY else min(bound, hard), PAGESIZE)
     setrlimit(RLIMIT_DATA, (bound, hard))
 
 
