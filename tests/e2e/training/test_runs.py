@@ -182,7 +182,7 @@ def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> No
     come to: no round is taken back."""
     run_file = (
         RUN_FILE
-        + '[stop]\nepochs = 3\n[outer]\nmethod = "diloco"\nway = "server"\nevery = 4\ngrace = 2.0\n'
+        + '[stop]\nepochs = 2\n[outer]\nmethod = "diloco"\nway = "server"\nevery = 4\ngrace = 2.0\n'
         + "[members]\nmin = 2\n[checkpoints]\nevery = 10_000\n"
     )
     names = ("a", "b", "c")
@@ -220,4 +220,4 @@ def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> No
     rounds = [line["round"] for line in run.figures()]
     assert rounds == list(range(1, len(rounds) + 1))
     assert rounds == [entry.round for entry in rounds_of(run.run)]
-    assert set(used_samples(run.run).values()) == {3}
+    assert set(used_samples(run.run).values()) == {2}
