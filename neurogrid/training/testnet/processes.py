@@ -108,6 +108,10 @@ class Processes:
         process = self._running.get(name)
         return process is not None and process.poll() is None
 
+    def pid(self, name: str) -> int:
+        """The number of a process that was started, and whose end nobody was told of."""
+        return self._running[name].pid
+
     def ended(self, name: str) -> int | None:
         """The status of a process that has ended by itself, once; None if it runs, or does not."""
         process = self._running.get(name)
