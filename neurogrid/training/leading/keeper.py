@@ -37,7 +37,7 @@ from neurogrid.training.runs.round_trace import after_round
 from neurogrid.training.runs.run_directory import RunDirectory
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Phase, RunState
-from neurogrid.training.trainer import FileRange, Trainer, TrainerError
+from neurogrid.training.trainer import FileRange, Trainer, TrainerDiedError, TrainerError
 
 __all__ = ["Keeper"]
 
@@ -219,6 +219,7 @@ class Keeper:
 
     async def _keep(self, job: _Job) -> None:
         if job.weights is not None:
+            await self._revive_trainer()
             self._trainer.weights.copy_(job.weights)
             await self._gather_statistics()
             if job.is_evaluated:
@@ -245,6 +246,11 @@ class Keeper:
                 f"no checkpoint after round {job.figures['round']}: {exc}. The one before is whole"
             )
 
+    async def _revive_trainer(self) -> None:
+        """Start the trainer again, where its process has ended in a call before."""
+        if self._trainer.pid is None:
+            await self._trainer.restart()
+
     def _traced(self, job: _Job, name: str) -> AbstractContextManager[None]:
         return after_round(self._run_id, int(job.figures["round"]), name)
 
@@ -269,9 +275,9 @@ class Keeper:
             return
         try:
             evaluation = await self._trainer.evaluate(ranges)
-        except TrainerError as exc:
+        except (TrainerError, TrainerDiedError) as exc:
             self._progress.warn(f"round {job.figures['round']} was not evaluated: {exc}")
-            await self._trainer.restart()
+            await self._revive_trainer()
             self._trainer.weights.copy_(weights)
             return
         job.figures["eval_loss"] = round(evaluation.loss, 6)

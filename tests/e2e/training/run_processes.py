@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import time
 from collections import Counter
@@ -110,6 +112,18 @@ class RunProcesses:
         process.wait(DEADLINE)
         if process.stdout is not None:
             process.stdout.close()
+
+    def kill_trainer_of_leader(self) -> None:
+        """kill -9 the process in which the leader evaluates and writes checkpoints."""
+        assert self.leader is not None
+        of_leader = Path(f"/proc/{self.leader.pid}/task").glob("*/children")
+        children = [int(pid) for path in of_leader for pid in path.read_text().split()]
+        (trainer,) = [
+            pid
+            for pid in children
+            if b"neurogrid.training.trainer.program" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.kill(trainer, signal.SIGKILL)
 
     def rounds(self) -> int:
         """The last round in the figures."""

@@ -99,7 +99,10 @@ def test_a_run_survives_its_members_and_its_leader(tmp_path: Path) -> None:
         run.wait_round(run.rounds() + 3)
         run.kill()
         run.lead("--resume")
+        run.wait_round(run.rounds() + 1)
+        run.kill_trainer_of_leader()
         checkpoint = run.end()
+        assert "the trainer's process was ended by signal 9" in run.log
     rounds = [entry.round for entry in rounds_of(run.run)]
     assert rounds == list(range(1, len(rounds) + 1))
     manifest = Manifest.decode((run.run / "data" / "manifest.json").read_bytes())
