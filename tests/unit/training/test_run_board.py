@@ -18,7 +18,9 @@ from neurogrid.training.wire.runs import Report
 
 RUN_ID = bytes(range(16))
 RUN = parse_run_file('[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\nrounds = 10\n')
-RULES = Rules(min_members=2, max_members=8, batch_samples=2, steps=4, max_rounds=10)
+RULES = Rules(
+    min_members=2, max_members=8, batch_samples=2, steps=4, max_rounds=10, projected=False
+)
 TOKENS = 32
 
 
