@@ -249,7 +249,7 @@ class OuterSection(Section):
         method: "streaming": fragments in turn (Streaming DiLoCo); "diloco": all at once; "averaging": of weights;
             "data_parallel": of gradients, in each step.
         every: inner steps between two syncs of the same tensors, of a member that takes as many as the run file says.
-        lr, momentum: of the outer step, SGD with Nesterov momentum.
+        lr, momentum: of the outer step, SGD with Nesterov momentum; 0.7 and 0.9 are published for DiLoCo.
         codec: the form of what is sent, and of the aggregate (`protocol_spec/training/forms.md`); of that it is "f16"
             with "sign" and "topk", which have no room for it.
         fragments: into which "streaming" deals the tensors; each round is about one of them.
@@ -263,8 +263,8 @@ class OuterSection(Section):
 
     method: str = "streaming"
     every: int = 20
-    lr: float = 0.7
-    momentum: float = 0.9
+    lr: float = 0.9
+    momentum: float = 0.7
     codec: str = "f16"
     fragments: int = 4
     projected: bool = True
