@@ -159,15 +159,20 @@ def test_whoever_survives_a_lost_member_names_it(num_bytes: int, way: Way) -> No
 
 
 @pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("silent", [0, 1, 2])
+@pytest.mark.parametrize("chunk_elements", [256, 8])
 async def test_a_silent_member_is_named_at_the_deadline(
-    way: Way, autojump_clock: MockClock
+    chunk_elements: int, silent: int, way: Way, autojump_clock: MockClock
 ) -> None:
+    """And nobody else, although the others' rows wait for its own, or were not sent since answers are owed."""
     async with open_group(3) as group:
-        plan = plan_of(group.ids, NUM, way=way)
+        plan = plan_of(group.ids, NUM, way=way, chunk_elements=chunk_elements)
         values = vectors(3, NUM)
-        outcomes = await reduce_all(group.peers[:2], plan, values[:2], timeout=8)
+        others = [peer for index, peer in enumerate(group.peers) if index != silent]
+        own = [vector for index, vector in enumerate(values) if index != silent]
+        outcomes = await reduce_all(others, plan, own, timeout=8)
         for outcome in outcomes:
-            assert outcome.lost == {group.ids[2]}
+            assert outcome.lost == {group.ids[silent]}
             assert outcome.error is not None
             # Before those that only wait for an aggregate would name who aggregates.
             assert "it has not sent its part within 6 s" in str(outcome.error)

@@ -196,6 +196,27 @@ class Gathering:
             self.unanswered[peer_id] += 1
         return rows
 
+    def missing(self, own: str) -> frozenset[str]:
+        """The members that the first chunk which lacks rows waits for.
+
+        Not those whose rows of later chunks have not come: they may wait for the aggregate of this one.
+
+        Args:
+            own: this peer, which is not among them.
+        """
+        for chunk in self.chunks:
+            if chunk in self._finished:
+                continue
+            rows = self._open.get(chunk)
+            absent = {
+                peer_id
+                for peer_id, index in self._members.items()
+                if peer_id != own and (rows is None or not rows.has(index))
+            }
+            if absent:
+                return frozenset(absent)
+        return frozenset()
+
     def close(self, chunk: int) -> None:
         """A chunk is aggregated."""
         del self._open[chunk]

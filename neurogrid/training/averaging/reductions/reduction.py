@@ -182,7 +182,9 @@ class Reduction:
         Those whose rows are missing here, if any are: another peer that owes an answer may be waiting for the same.
         Else those that owe answers, and then those that have not taken theirs.
         """
-        for counter in (self._rows, self._owed, self._untaken):
+        if missing := self._gathering.missing(self._own):
+            return missing
+        for counter in (self._owed, self._untaken):
             if peers := counter.keys() - {self._own}:
                 return frozenset(peers)
         return frozenset()
@@ -315,7 +317,7 @@ class Reduction:
     async def _watch_rows(self, timeout: float) -> None:
         """Give up those that have not sent their rows in time."""
         await trio.sleep(timeout)
-        for peer_id in self._rows.keys() - {self._own}:
+        for peer_id in self._gathering.missing(self._own):
             self._fail(peer_id, f"it has not sent its part within {timeout:g} s")
 
     @property
