@@ -192,7 +192,7 @@ def test_the_averaging_server_is_lost_and_then_all_members(tmp_path: Path) -> No
     with open_run(tmp_path, free_port(), run_file) as run:
 
         def servers() -> list[str]:
-            said = "this member leads the group"
+            said = "averaging is led by this member"
             return [name for name in names if said in (tmp_path / f"{name}.log").read_text()]
 
         run.lead()

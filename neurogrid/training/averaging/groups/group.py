@@ -536,7 +536,7 @@ class Group:
         if leader is not None and leader != self._led_by:
             self._led_by = leader
             is_own = leader == self.peer_id
-            logger.info("%s leads the group", "this member" if is_own else leader)
+            logger.info("averaging is led by %s", "this member" if is_own else leader)
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Send):
