@@ -4,7 +4,8 @@
 
 What it is told comes in orders, what it tells goes into reports; both are states, so that one that is lost or comes
 twice does no harm. What a member has learned and no round has yet stays on top of the common weights, and counts in the
-next.
+next. More than 600 lines, since the way of a work from its order to the common weights is one sequence over the same
+state.
 """
 
 from __future__ import annotations
