@@ -17,7 +17,8 @@ Shape legend: V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from neurogrid.model.proof.miniature_split import Split, saved_tensors
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
 from neurogrid.model.stages.weight_loading import Pristine
 
-__all__ = ["SEED", "SplitTraits", "check_splittable", "small_model"]
+__all__ = ["SEED", "SplitTraits", "check_splittable", "proving", "small_model"]
 
 # Relative to the largest logit. Stages do what `forward` does, in the same shapes, so they must give
 # the same bits; `generate` passes a mask of ones, which may choose another kernel.
@@ -88,11 +89,25 @@ def check_splittable(config: PreTrainedConfig) -> SplitTraits:
     what = f"model type {config.model_type!r} cannot be split"
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{what}: it has an encoder and a decoder")
+    with proving(what):
+        limits, model = small_model(config)
+        return _Check(limits, model).run()
+
+
+@contextmanager
+def proving(what: str) -> Iterator[None]:
+    """Try a miniature in the block: random numbers are the same each time, and of nobody else.
+
+    Args:
+        what: is refused where it fails.
+
+    Raises:
+        UnsupportedModelError: it failed; says why, in one line.
+    """
     with quiet_transformers(), torch.random.fork_rng(devices=()):
         torch.manual_seed(SEED)
         try:
-            limits, model = small_model(config)
-            return _Check(limits, model).run()
+            yield
         except UnsupportedModelError as exc:
             raise UnsupportedModelError(f"{what}: {exc}") from exc
         except Exception as exc:  # whatever a model's code may raise is a refusal here

@@ -22,8 +22,7 @@ from torch.nn import functional
 from transformers import PreTrainedConfig
 
 from neurogrid.errors import UnsupportedModelError
-from neurogrid.model.files.foreign import one_line, quiet_transformers
-from neurogrid.model.proof.miniature import SEED, small_model
+from neurogrid.model.proof.miniature import proving, small_model
 from neurogrid.model.proof.miniature_split import saved_tensors
 from neurogrid.model.stages.skeleton import num_decoder_layers
 from neurogrid.model.stages.training_stage import TrainingStage
@@ -60,18 +59,10 @@ def check_trainable(config: PreTrainedConfig) -> TrainingTraits:
         UnsupportedModelError: with the reason, in one line.
     """
     what = f"model type {config.model_type!r} cannot be trained in stages"
-    with quiet_transformers(), torch.random.fork_rng(devices=()):
-        torch.manual_seed(SEED)
-        try:
-            limits, model = small_model(_without_dropout(config))
-            length = max((limit.small for limit in limits), default=8) + _PAST_LAST_LIMIT
-            return _check(model, length)
-        except UnsupportedModelError as exc:
-            raise UnsupportedModelError(f"{what}: {exc}") from exc
-        except Exception as exc:  # whatever a model's code may raise is a refusal here
-            raise UnsupportedModelError(
-                f"{what}: its miniature failed with {type(exc).__name__}: {one_line(exc)}"
-            ) from exc
+    with proving(what):
+        limits, model = small_model(_without_dropout(config))
+        length = max((limit.small for limit in limits), default=8) + _PAST_LAST_LIMIT
+        return _check(model, length)
 
 
 def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
