@@ -42,7 +42,12 @@ from neurogrid.inference.generation.loaded_model import LoadedModel
 from neurogrid.inference.pipeline.chain import AskedAlone
 from neurogrid.inference.pipeline.remote_v11 import RemoteWorkerV11
 from neurogrid.inference.sessions.service import SessionService
-from neurogrid.model.stages.device import device_memory, device_name, select_device
+from neurogrid.model.stages.device import (
+    avoid_planned_attention,
+    device_memory,
+    device_name,
+    select_device,
+)
 from neurogrid.node.roles import WORKER_TAKES, authorise
 from neurogrid.node.torch_thread import TorchThread
 from neurogrid.p2p.hosts.identity import Identity
@@ -113,6 +118,7 @@ async def open_local_worker(
         max_sessions: sessions at once that it may be asked to set memory aside for.
     """
     device = select_device(None)
+    avoid_planned_attention(device)
     memory = device_memory(device)
     settings = WorkerSettings(
         memory_limit=int(memory.free_bytes * MEMORY_FRACTION),

@@ -27,7 +27,12 @@ from neurogrid.model.confined import start_fork_server
 from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config, model_config_message, resolve_dtype
 from neurogrid.model.kernels import library
-from neurogrid.model.stages.device import DeviceMemory, device_name, select_device
+from neurogrid.model.stages.device import (
+    DeviceMemory,
+    avoid_planned_attention,
+    device_name,
+    select_device,
+)
 from neurogrid.model.stages.skeleton import Skeleton
 from neurogrid.node.discovery import open_discovery
 from neurogrid.node.kept_connections import keep_coordinators
@@ -217,6 +222,7 @@ async def open_worker(settings: WorkerSettings) -> AsyncIterator[Worker]:
     start_fork_server()  # before a GPU, other threads and the identity's key
     machine = machine_name(settings.name)
     device = select_device(settings.device)
+    avoid_planned_attention(device)
     library()  # for its errors, here and not when a layer has come
     for address in settings.bootstrap:
         parse_peer_address(address)

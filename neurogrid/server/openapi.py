@@ -7,13 +7,13 @@ refused is refused alike everywhere, so that part is added here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
+from neurogrid import __version__
 from neurogrid.server.schema_check import Schema
 
 __all__ = ["Paths", "json_answer", "openapi_routes", "operation"]
@@ -118,7 +118,7 @@ def openapi_routes(
         "openapi": "3.1.0",
         "info": {
             "title": "NeuroGrid",
-            "version": version("neurogrid"),
+            "version": __version__,
             "description": description,
         },
         "paths": {path: methods for group in (*groups, own) for path, methods in group.items()},

@@ -30,6 +30,7 @@ from neurogrid.model.stages.device import (
 from neurogrid.model.stages.device_copies import DeviceCopies
 from neurogrid.model.stages.device_speed import measure_speed
 from neurogrid.model.stages.stage import Row, Stage
+from neurogrid.model.stages.training_stage import TrainingStage
 from neurogrid.model.stages.weight_loading import place_module
 from neurogrid.p2p.streams.buffers import tensor_buffer
 from neurogrid.p2p.wire import ErrorCode
@@ -113,6 +114,18 @@ def test_nothing_names_one_kind_of_accelerator() -> None:
 def test_a_device_has_a_name() -> None:
     assert device_name(SECOND) == "simulated device"
     assert device_name(CPU).startswith("CPU (")
+
+
+def test_attention_that_is_planned_for_each_length_is_avoided_where_there_is_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
+    for name in ("cpu", "xpu", "mps", "sim"):
+        devices.avoid_planned_attention(SimpleNamespace(type=name))
+    assert told == []
+    devices.avoid_planned_attention(torch.device("cuda", 0))
+    assert told == [False]
 
 
 # Memory
@@ -326,6 +339,17 @@ def test_codes_lie_on_the_device_and_are_made_dense_there(bits: int) -> None:
     expected = nn.functional.linear(given, codes.dense(torch.float32), bias)
     assert torch.equal(linear(given.to(FIRST)).cpu(), expected)
     assert torch.equal(linear.weight.cpu(), codes.dense(torch.float32))
+
+
+@on_devices
+def test_tied_embeddings_are_one_parameter_on_a_device() -> None:
+    """Else it would take its memory twice, and each of two copies learn from half of its gradient."""
+    checkpoint = shared("llama-tied")
+    stage = TrainingStage(checkpoint.config, 0, 4, checkpoint.tensors, device=FIRST)
+    assert "model.embed_tokens.weight" in stage.parameters
+    assert "lm_head.weight" not in stage.parameters
+    alone = TrainingStage(checkpoint.config, 0, 4, checkpoint.tensors)
+    assert stage.parameters.keys() == alone.parameters.keys()
 
 
 # A worker's model

@@ -27,7 +27,7 @@ from neurogrid.model.proof.miniature_split import saved_tensors
 from neurogrid.model.stages.skeleton import num_decoder_layers
 from neurogrid.model.stages.training_stage import TrainingStage
 
-__all__ = ["TrainingTraits", "check_trainable"]
+__all__ = ["TrainingTraits", "check_trainable", "without_dropout"]
 
 # Of a gradient's norm, where bits are not equal: sums in another order.
 _TOLERANCE = 1e-5
@@ -60,12 +60,12 @@ def check_trainable(config: PreTrainedConfig) -> TrainingTraits:
     """
     what = f"model type {config.model_type!r} cannot be trained in stages"
     with proving(what):
-        limits, model = small_model(_without_dropout(config))
+        limits, model = small_model(without_dropout(config))
         length = max((limit.small for limit in limits), default=8) + _PAST_LAST_LIMIT
         return _check(model, length)
 
 
-def _without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
     """The config with all that it calls a dropout at 0."""
     config = copy.deepcopy(config)
     for part in {

@@ -14,6 +14,7 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ __all__ = [
     "CPU",
     "DeviceMemory",
     "allocated_bytes",
+    "avoid_planned_attention",
     "device_memory",
     "device_name",
     "select_device",
@@ -84,6 +86,18 @@ def _accelerators() -> list[torch.device]:
     if kind is None:
         return []
     return [torch.device(kind.type, i) for i in range(torch.accelerator.device_count())]
+
+
+def avoid_planned_attention(device: torch.device) -> None:
+    """Have this process compute attention on `device` without kernels that are planned for each length of a sequence.
+
+    cuDNN's are, for each of them in each thread anew, and torch takes them first on NVIDIA's newer GPUs. While tokens
+    are decoded every step has another length: on an H100 with torch 2.11 a token took 48 ms through 16 layers and 10 at
+    one length (benchmarks/results/2026-11-26-gpu-cuda-intel-xeon.md). The other kernels stay.
+    """
+    backend: Any = getattr(torch.backends, device.type, None)
+    if hasattr(backend, "enable_cudnn_sdp"):
+        backend.enable_cudnn_sdp(False)
 
 
 def device_name(device: torch.device) -> str:

@@ -105,15 +105,23 @@ def load_tensors(
 
 
 def move_to(device: torch.device, modules: Iterable[nn.Module]) -> None:
-    """Move parameters and buffers of `modules` (not of their children); hollow ones stay hollow."""
+    """Move parameters and buffers of `modules` (not of their children); hollow ones stay hollow.
+
+    What two modules share they share afterwards, too: tied embeddings are one parameter, with one gradient.
+    """
+    # Each is kept, since its number would be another's once it is let go.
+    moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for module in modules:
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, buffer.to(device))
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.device != device:
+            if parameter.device == device:
+                continue
+            if id(parameter) not in moved:
                 is_hollow = parameter.numel() > 1 and not any(parameter.stride())
-                moved = hollow(parameter, device) if is_hollow else parameter.to(device)
-                setattr(module, name, nn.Parameter(moved))
+                there = hollow(parameter, device) if is_hollow else parameter.to(device)
+                moved[id(parameter)] = parameter, nn.Parameter(there)
+            setattr(module, name, moved[id(parameter)][1])
 
 
 def place_module(module: nn.Module, device: torch.device) -> nn.Module:
