@@ -7,8 +7,8 @@ that is said and the status is 77. `--device cpu --size 64x2` runs all of it on 
 figures and files none.
 
 Weights on their way to the device, one layer after another; a token through all layers, as a stage computes it and as
-transformers does, there also compiled, with and without CUDA graphs; products with codes; and answers written by
-transformers, by a worker, and by two workers on that one device.
+transformers does, there also compiled, with and without CUDA graphs; products with codes; answers written by
+transformers, by a worker, and by two on that one device; and batches that a trainer and a plain loop learn from.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import argparse
 import contextlib
+import json
 import sys
 import tempfile
 import time
@@ -30,15 +31,24 @@ import torch
 import trio
 from decode import Timing, make_model, time_ours, time_transformers, workers
 from report import spread, table, write_report
+from safetensors.torch import save_file
 from torch import nn
-from transformers import StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 
 from neurogrid import Coordinator, CoordinatorSettings, open_coordinator
 from neurogrid.errors import ConfigurationError
 from neurogrid.model.kernels import CodesLinear, quantize
-from neurogrid.model.stages.device import CPU, device_name, select_device, wait_for
+from neurogrid.model.stages.device import (
+    CPU,
+    avoid_planned_attention,
+    device_name,
+    select_device,
+    wait_for,
+)
 from neurogrid.model.stages.stage import Stage
 from neurogrid.model.stages.weight_loading import place_module
+from neurogrid.training.runs.run_file import InnerSection
+from neurogrid.training.trainer import FileRange, TrainerSettings, open_trainer
 
 NOTHING_TO_MEASURE = 77  # what test drivers take for "skipped"
 MAX_POSITIONS = 2048
@@ -52,6 +62,8 @@ Calls = Mapping[str, Callable[[], object]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    names = "transfers, products, answers, training, passes"
+    parser.add_argument("parts", nargs="*", help=f"{names} (default: all)")
     parser.add_argument(
         "--device", help="as torch calls it, such as cuda:1 (default: the first GPU)"
     )
@@ -77,21 +89,30 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         model = make_model(size, path, dtype=options.dtype)
-        parts = [
-            ("Weights to the device", transfers(model, device, options.rounds)),
-            ("Products", products(hidden_size, device, options)),
-            ("One token through all layers", passes(model, device, options)),
-            ("Answers", answers(model, path, device, options)),
-        ]
-    body = "\n\n".join(f"## {title}\n\n{text}" for title, text in parts)
-    question = (
-        f"{device_name(device)} ({device}): a Llama of hidden size {hidden_size} with {num_layers} layers in "
-        f"{options.dtype}; median (minimum to maximum) of {options.rounds} rounds, all variants in turn in each."
-    )
+        parts: dict[str, tuple[str, Callable[[], str]]] = {
+            "transfers": (
+                "Weights to the device",
+                lambda: transfers(model, device, options.rounds),
+            ),
+            "products": ("Products", lambda: products(hidden_size, device, options)),
+            "answers": ("Answers", lambda: answers(model, path, device, options)),
+            "training": ("Training", lambda: training(model, path, device, options)),
+            "passes": ("One token through all layers", lambda: passes(model, device, options)),
+        }
+        question = (
+            f"{device_name(device)} ({device}): a Llama of hidden size {hidden_size} with {num_layers} layers in "
+            f"{options.dtype}; median (minimum to maximum) of {options.rounds} rounds, all variants in turn in each."
+        )
+        sections: list[str] = []
+        for title, measure_part in (parts[name] for name in options.parts or parts):
+            started = time.perf_counter()
+            sections.append(f"## {title}\n\n{measure_part()}")
+            print(f"{title}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+            # After each: a machine that is lent for minutes may be gone before the last one.
+            if device != CPU:
+                write_report(f"gpu-{device.type}", question, "\n\n".join(sections))
     if device == CPU:
-        print(f"{question}\n\n{body}")
-    else:
-        write_report(f"gpu-{device.type}", question, body)
+        print(question, *sections, sep="\n\n")
     return 0
 
 
@@ -173,7 +194,8 @@ def _rate(num_bytes: int, taken: Sequence[float]) -> str:
 
 
 def passes(model: Any, device: torch.device, options: argparse.Namespace) -> str:
-    """A token that follows a prompt."""
+    """A token that follows a prompt: for the stage each at another length of the sequence, for transformers at one."""
+    avoid_planned_attention(device)  # as workers do
     position, dtype = options.prompt_tokens, getattr(torch, options.dtype)
     with stage_of(model, device, dtype) as stage:
         cache = stage.new_cache(max_length=MAX_POSITIONS)
@@ -287,6 +309,78 @@ async def compare(
                 if number:
                     timings[name].append(timing)
     return timings
+
+
+def training(model: Any, path: Path, device: torch.device, options: argparse.Namespace) -> str:
+    """Batches through a trainer, in a process of its own, and through the loop that everybody writes, in turn.
+
+    Masters are float32, products bfloat16.
+    """
+    model.to(CPU)
+    sequences, length, num_batches = (4, 64, 2) if device == CPU else (16, 1024, 4)
+    shape = (sequences * num_batches, length)
+    ids = torch.randint(0, 32_000, shape, generator=torch.Generator().manual_seed(2))
+    save_file({"input_ids": ids.to(torch.int32)}, path / "slice")
+    starts = range(0, len(ids), sequences)
+    batches = [[FileRange(path / "slice", start, start + sequences)] for start in starts]
+    inner = InnerSection(
+        lr=1e-4, schedule="constant", warmup=0, precision="bfloat16", micro_batch=4
+    )
+    config = json.dumps(model.config.to_dict())
+    settings = TrainerSettings("causal-lm", config, inner=inner, device=str(device))
+    rates: dict[str, list[float]] = {"a trainer": [], "a plain loop": []}
+
+    async def in_turn() -> int:
+        async with open_trainer(settings) as trainer:
+            await trainer.train(batches, step=0, seed=0)  # finds the micro-batch
+            plain = PlainLoop(config, inner, device)
+            for number in range(options.rounds + 1):
+                started = time.perf_counter()
+                trained = await trainer.train(batches, step=number * num_batches, seed=0)
+                between = time.perf_counter()
+                plain.train(ids, sequences, trained.micro_batch)
+                ended = time.perf_counter()
+                if number:
+                    rates["a trainer"].append(ids.numel() / (between - started))
+                    rates["a plain loop"].append(ids.numel() / (ended - between))
+        return trained.micro_batch
+
+    micro_batch = trio.run(in_turn)
+    rows = [[name, spread(taken).show(0)] for name, taken in rates.items()]
+    text = table([f"batches of {sequences} x {length}", "tokens/s"], rows)
+    return f"{text}\n\n{micro_batch} sequences at once in both."
+
+
+class PlainLoop:
+    """AdamW on a model, in plain torch."""
+
+    def __init__(self, config: str, inner: InnerSection, device: torch.device) -> None:
+        torch.manual_seed(0)
+        raw = json.loads(config)
+        built = AutoConfig.for_model(raw.pop("model_type"), **raw)
+        self._model = AutoModelForCausalLM.from_config(built, dtype=torch.float32).to(device)
+        self._model.train()
+        self._inner, self._device = inner, device
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(),
+            lr=inner.lr,
+            betas=inner.betas,
+            weight_decay=inner.weight_decay,
+        )
+
+    def train(self, ids: torch.Tensor, batch: int, at_once: int) -> None:
+        """A step for each batch, and the device has done it."""
+        for start in range(0, len(ids), batch):
+            pieces = ids[start : start + batch].split(at_once)
+            for piece in pieces:
+                given = piece.to(self._device)
+                with torch.autocast(self._device.type, torch.bfloat16):
+                    loss = self._model(input_ids=given, labels=given, use_cache=False).loss
+                (loss * len(piece) / batch).backward()
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._inner.clip)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        wait_for(self._device)
 
 
 if __name__ == "__main__":
