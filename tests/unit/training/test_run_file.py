@@ -230,7 +230,7 @@ def test_every_key_is_checked_and_told_by_its_line(title: str, key: str, wrong: 
     [
         (f"{LEAST}[inner]\nlrr = 1", 'run.toml:11: [inner] has no key "lrr": there are lr, '),
         (f"{LEAST}[iner]\nlr = 1", 'run.toml:10: a run file has no "iner": there are inner, '),
-        (f"layout = 1\n{LEAST}", 'run.toml:1: a run file has no "layout": there are '),
+        (f"shape = 1\n{LEAST}", 'run.toml:1: a run file has no "shape": there are '),
         (f'inner = "x"\n{LEAST}', 'run.toml:1: inner is a section, [inner], not "x"'),
         ("", 'run.toml:1: [model] config is needed: "embedded", '),
         ("\n\n[model]\n", "run.toml:3: [model] config is needed: "),

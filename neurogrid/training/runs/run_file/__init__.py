@@ -5,6 +5,7 @@ Text in, frozen sections out, and back. No file is opened here, and nothing that
     values      the kinds of values, each with the words that say what is allowed
     section     what all sections have in common: a value is checked where it is put in
     sections    the sections, with the defaults
+    stage_sections  those about a model in stages
     run_file    all of them, what only fits together, and the text with every default
     presets     names for several values at once
     places      the line of each key
@@ -25,12 +26,20 @@ from neurogrid.training.runs.run_file.sections import (
     StopSection,
     TrackSection,
 )
+from neurogrid.training.runs.run_file.stage_sections import (
+    MAX_STAGES,
+    AdapterSection,
+    LayoutSection,
+)
 
 __all__ = [
+    "MAX_STAGES",
+    "AdapterSection",
     "CheckpointsSection",
     "DataSection",
     "EvalSection",
     "InnerSection",
+    "LayoutSection",
     "MembersSection",
     "ModelSection",
     "OuterSection",

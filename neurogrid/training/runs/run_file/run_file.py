@@ -19,6 +19,7 @@ from neurogrid.training.runs.run_file.sections import (
     StopSection,
     TrackSection,
 )
+from neurogrid.training.runs.run_file.stage_sections import AdapterSection, LayoutSection
 from neurogrid.training.runs.run_file.values import Kind, pattern, text, whole, written
 
 __all__ = ["SECTIONS", "RunFile"]
@@ -26,8 +27,8 @@ __all__ = ["SECTIONS", "RunFile"]
 SECTIONS: Final[Mapping[str, type[Section]]] = {
     each.title: each
     for each in (
-        *(ModelSection, DataSection, StopSection, InnerSection, OuterSection, MembersSection),
-        *(CheckpointsSection, EvalSection, TrackSection),
+        *(ModelSection, LayoutSection, AdapterSection, DataSection, StopSection, InnerSection),
+        *(OuterSection, MembersSection, CheckpointsSection, EvalSection, TrackSection),
     )
 }
 """All sections by their titles, in the order in which they are written."""
@@ -49,6 +50,8 @@ class RunFile(Section):
     stop: StopSection
     preset: str = ""
     seed: int = 0
+    layout: LayoutSection = field(default_factory=LayoutSection)
+    adapter: AdapterSection = field(default_factory=AdapterSection)
     inner: InnerSection = field(default_factory=InnerSection)
     outer: OuterSection = field(default_factory=OuterSection)
     members: MembersSection = field(default_factory=MembersSection)
@@ -67,6 +70,11 @@ class RunFile(Section):
     }
 
     @property
+    def is_chain(self) -> bool:
+        """Whether members hold a stage each, or learn an adapter: one copy of what learns, in one chain."""
+        return self.layout.stages > 1 or self.adapter.r > 0
+
+    @property
     def num_batch_samples(self) -> int:
         """Samples of an inner step of each member."""
         if self.model.kind == CAUSAL_LM:
@@ -83,6 +91,10 @@ class RunFile(Section):
             yield from ("", f"[{title}]", *_lines_of(getattr(self, title)))
 
     def _check(self) -> None:
+        if self.is_chain and self.model.kind != CAUSAL_LM:
+            raise LayoutSection.fault(
+                "stages", "and [adapter] are of language models", ModelSection.place_of("kind")
+            )
         if self.model.kind == CAUSAL_LM:
             if not self.num_batch_samples:
                 raise InnerSection.fault(

@@ -1,0 +1,94 @@
+"""The sections of a run file that are about a model in stages: how it is cut, and what of it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from neurogrid.training.runs.run_file.section import Section
+from neurogrid.training.runs.run_file.values import (
+    BOOLEAN,
+    Kind,
+    array,
+    number,
+    one_of,
+    text,
+    whole,
+)
+
+__all__ = ["MAX_STAGES", "AdapterSection", "LayoutSection"]
+
+MAX_STAGES: Final = 64
+"""Stages of a chain."""
+
+# Micro-batches of a step, for each stage, where nobody says how many: a fifth of the time is the bubble's then.
+_MICRO_BATCHES_A_STAGE: Final = 4
+# Steps until a state is kept again, of weights; adapters are small, and are kept after each.
+_STEPS_OF_WEIGHTS: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSection(Section):
+    """How the model is cut: one stage is a whole model on each member, more are a chain of members with a part each.
+
+    Attributes:
+        stages: of the chain.
+        micro_batches: that a batch of a chain is cut into; 0 for four a stage, or one a sample where those are fewer.
+        activations: what hidden states and their gradients travel in.
+        recompute: whether stages compute forward passes again in the backward pass, for less memory.
+        state_every: steps after which the leader keeps the state of all stages; 0 for 1 with an adapter, else 25.
+    """
+
+    stages: int = 1
+    micro_batches: int = 0
+    activations: str = "bfloat16"
+    recompute: bool = False
+    state_every: int = 0
+
+    title: ClassVar[str] = "layout"
+    keys: ClassVar[Mapping[str, Kind]] = {
+        "stages": whole(1, MAX_STAGES),
+        "micro_batches": whole(0, 1024),
+        "activations": one_of("bfloat16", "float32"),
+        "recompute": BOOLEAN,
+        "state_every": whole(0, 10**9),
+    }
+
+    def num_micro_batches(self, num_samples: int) -> int:
+        """Micro-batches of a batch of so many samples."""
+        wanted = self.micro_batches or _MICRO_BATCHES_A_STAGE * self.stages
+        return max(1, min(wanted, num_samples))
+
+    def steps_between_states(self, *, has_adapter: bool) -> int:
+        """Steps after which the state is kept."""
+        return self.state_every or (1 if has_adapter else _STEPS_OF_WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSection(Section):
+    """A LoRA adapter: the model stays as it is, and small matrices beside its linear layers learn. Names are PEFT's.
+
+    Attributes:
+        r: the rank of the matrices; 0 for no adapter: all weights learn.
+        alpha: what comes of them counts alpha / r.
+        targets: names of linear layers, as "q_proj"; empty for all that lie in the layers of the model.
+        dropout: of what goes into them.
+    """
+
+    r: int = 0
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ()
+    dropout: float = 0.0
+
+    title: ClassVar[str] = "adapter"
+    keys: ClassVar[Mapping[str, Kind]] = {
+        "r": whole(0, 1024),
+        "alpha": number("above 0 and at most 10^6", lambda value: 0 < value <= 1e6),
+        "targets": array(
+            text("the name of a linear layer", is_needed=True),
+            "an array of names of linear layers, each once at most",
+            fits=lambda values: len(set(values)) == len(values) <= 256,
+        ),
+        "dropout": number("from 0 and below 1", lambda value: 0 <= value < 1),
+    }
