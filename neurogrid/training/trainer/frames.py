@@ -13,8 +13,8 @@ import msgpack
 
 __all__ = ["LENGTH_BYTES", "MAX_FRAME_BYTES", "pack", "parse_length", "unpack"]
 
-MAX_FRAME_BYTES: Final = 64 * 1024**2
-"""A round's batches, or a layout: 100 bytes for each range, or each tensor."""
+MAX_FRAME_BYTES: Final = 320 * 1024**2
+"""A hidden state, as large as it may be on the network; a round's batches, or a layout, are far less."""
 
 _LENGTH = struct.Struct("!I")
 LENGTH_BYTES: Final = _LENGTH.size

@@ -7,11 +7,6 @@ middle costs the process, and `restart` makes another.
 
 from __future__ import annotations
 
-import logging
-import os
-import subprocess
-import sys
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,32 +19,22 @@ from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedMod
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.training.averaging.parts import Layout
 from neurogrid.training.runs.trainer_settings import FileRange, TrainerSettings, as_fields
+from neurogrid.training.trainer.child import Child, ChildEnded
 from neurogrid.training.trainer.control import Control
 from neurogrid.training.trainer.errors import BatchError, TrainerDiedError, TrainerError
-from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
 from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
 from neurogrid.training.trainer.shared import make_shared, map_shared, shared_directory
 
 __all__ = ["Trainer", "open_trainer"]
 
-logger = logging.getLogger(__name__)
-
-STOP_TIMEOUT: Final = 5.0  # seconds
-MAX_LINE_BYTES: Final = 64 * 1024
-# Lines of what a process said that an error repeats, and characters of each.
-_NUM_LAST_WORDS: Final = 3
-_MAX_WORD_CHARS: Final = 300
-
-_ERRORS: Final = {
-    cls.__name__: cls
-    for cls in (
-        BatchError,
-        CheckpointError,
-        ConfigurationError,
-        TrainerError,
-        UnsupportedModelError,
-    )
-}
+_PROGRAM: Final = "neurogrid.training.trainer.program"
+_ERRORS: Final = (
+    BatchError,
+    CheckpointError,
+    ConfigurationError,
+    TrainerError,
+    UnsupportedModelError,
+)
 
 
 @asynccontextmanager
@@ -72,7 +57,7 @@ async def open_trainer(
                 await trainer.restart()
                 yield trainer
             finally:
-                await trainer._end()
+                await trainer._child.end()
 
 
 class Trainer:
@@ -98,23 +83,20 @@ class Trainer:
         self.settings = settings
         self._checkpoint = checkpoint
         self._folder = folder
-        self._nursery = nursery
         self._control = Control.open(folder)
-        self._process: trio.Process | None = None
+        self._child = Child("trainer", _PROGRAM, _ERRORS, nursery)
         self._gradients: torch.Tensor | None = None
-        self._words: deque[str] = deque(maxlen=_NUM_LAST_WORDS)
-        self._said = trio.Event()  # all that the process had to say
         self._lock = trio.Lock()
 
     @property
     def pid(self) -> int | None:
         """The process's number; None where it has ended."""
-        return None if self._process is None else self._process.pid
+        return self._child.pid
 
     @property
     def are_weights_torn(self) -> bool:
         """Whether a process died while it wrote `weights`: they are to be written anew then, before `restart`."""
-        return self._process is None and self._control.is_writing
+        return self._child.pid is None and self._control.is_writing
 
     @property
     def gradients(self) -> torch.Tensor:
@@ -136,20 +118,9 @@ class Trainer:
             TrainerDiedError: it ended before it was ready.
         """
         async with self._lock:
-            await self._end()
-            self._words.clear()
-            self._said = trio.Event()
+            await self._child.end()
             self._control.is_writing = False
-            self._process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "neurogrid.training.trainer.program"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=self._environment(),
-                # Ctrl-C is for its owner, which ends it.
-                start_new_session=True,
-            )
-            self._nursery.start_soon(self._log_words, self._process, self._said)
+            await self._child.start(threads=self.settings.threads)
             told = await self._exchange(
                 {
                     "settings": self.settings.text(),
@@ -251,102 +222,18 @@ class Trainer:
         self, order: dict[str, Any], on_batch: Callable[[BatchDone], None] | None
     ) -> dict[str, Any]:
         """The answer to an order. The lock is held."""
-        process = self._process
-        if process is None:
+        if self._child.pid is None:
             raise TrainerDiedError(
                 "the trainer's process has ended: restart it first",
                 are_weights_torn=self.are_weights_torn,
             )
-        assert process.stdin is not None
+
+        def tell(progress: list[dict[str, Any]]) -> None:
+            for done in progress:
+                if on_batch is not None:
+                    on_batch(BatchDone(**done))
+
         try:
-            await process.stdin.send_all(pack(order))
-            while True:
-                told = unpack(await _receive(process))
-                if "progress" not in told:
-                    break
-                for done in told["progress"]:
-                    if on_batch is not None:
-                        on_batch(BatchDone(**done))
-        except (trio.BrokenResourceError, EOFError) as exc:
-            raise await self._died(process) from exc
-        except BaseException:  # half an answer is left behind
-            await self._end()
-            raise
-        if "error" in told:
-            raise _ERRORS.get(told["error"], TrainerError)(told["text"])
-        return told
-
-    async def _died(self, process: trio.Process) -> TrainerDiedError:
-        await self._end()
-        with trio.move_on_after(STOP_TIMEOUT):
-            await self._said.wait()
-        status = process.returncode or 0
-        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        words = " | ".join(self._words)
-        said = f"; its last words: {words}" if words else ""
-        return TrainerDiedError(
-            f"the trainer's process {how}{said}", are_weights_torn=self.are_weights_torn
-        )
-
-    async def _end(self) -> None:
-        """End the process, if it runs, and close its pipes."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with trio.CancelScope(shield=True):
-            await process.stdin.aclose()
-            with trio.move_on_after(STOP_TIMEOUT):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            await process.stdout.aclose()
-
-    def _environment(self) -> dict[str, str]:
-        # What this process imports, that one has to find.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        if self.settings.threads:
-            environment["OMP_NUM_THREADS"] = str(self.settings.threads)
-        environment["HF_HUB_OFFLINE"] = "1"
-        return environment
-
-    async def _log_words(self, process: trio.Process, said: trio.Event) -> None:
-        """Log what the process says, each line as it comes, until it ends."""
-        assert process.stderr is not None
-        buffer = b""
-        async with process.stderr as stderr:
-            async for data in stderr:
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    self._log_line(line)
-                if len(buffer) > MAX_LINE_BYTES:
-                    self._log_line(buffer)
-                    buffer = b""
-        if buffer:
-            self._log_line(buffer)
-        said.set()
-
-    def _log_line(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
-        if text.strip("^ "):
-            self._words.append(text[:_MAX_WORD_CHARS])
-            logger.warning("trainer: %s", text)
-
-
-async def _receive(process: trio.Process) -> bytes:
-    """The bytes of the next frame."""
-    length = parse_length(await _receive_bytes(process, LENGTH_BYTES))
-    return await _receive_bytes(process, length)
-
-
-async def _receive_bytes(process: trio.Process, length: int) -> bytes:
-    assert process.stdout is not None
-    received = bytearray()
-    while len(received) < length:
-        data = await process.stdout.receive_some(min(length - len(received), 1024**2))
-        if not data:
-            raise EOFError
-        received += data
-    return bytes(received)
+            return await self._child.exchange(order, tell)
+        except ChildEnded as exc:
+            raise TrainerDiedError(str(exc), are_weights_torn=self.are_weights_torn) from exc

@@ -1,15 +1,11 @@
 """The trainer's own process: `python -m neurogrid.training.trainer.program`, which `open_trainer` starts.
 
-It reads orders from stdin and answers on stdout, in frames, one after the other. It ends with its standard input, also
-in the middle of a batch: when its owner dies, so does it. What it has to say to people goes to stderr.
+What it is ordered, and how it answers, is the matter of `orders`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import select
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -19,16 +15,16 @@ from typing import Any, BinaryIO, Final
 import torch
 from safetensors import SafetensorError
 
-from neurogrid.errors import ConfigurationError, NeuroGridError
+from neurogrid.errors import ConfigurationError
 from neurogrid.training.runs.estimate import member_bytes
 from neurogrid.training.runs.trainer_settings import FileRange, TrainerSettings, from_fields
 from neurogrid.training.trainer.batches import Batch
 from neurogrid.training.trainer.control import Control
 from neurogrid.training.trainer.errors import TrainerError
-from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
 from neurogrid.training.trainer.learner import Learner
 from neurogrid.training.trainer.memory import is_out_of_memory, lift_limit, limit_memory
 from neurogrid.training.trainer.models import make_model, trained_parameters
+from neurogrid.training.trainer.orders import serve_orders, write_frame
 from neurogrid.training.trainer.results import BatchDone, Evaluation, Gradient, Trained
 from neurogrid.training.trainer.shared import make_shared, map_shared
 
@@ -43,30 +39,7 @@ _HINT: Final = "lower the learning rate, clip, or compute in float32; where it i
 
 def main() -> None:
     """Carry out orders until standard input ends."""
-    orders = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    # Whatever prints, it is no frame.
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    _be_the_first_to_go()
-    program: _Program | None = None
-    while (order := _read(orders)) is not None:
-        try:
-            if program is None:
-                program = _Program(order, answers)
-                answer = program.opened()
-            else:
-                answer = program.carry_out(order)
-        except NeuroGridError as exc:
-            answer = {"error": type(exc).__name__, "text": str(exc)}
-        except (RuntimeError, MemoryError) as exc:
-            if program is None or not is_out_of_memory(exc):
-                raise
-            text = f"there is no memory left to {order['order'].replace('_', ' ')}: {exc}"
-            answer = {"error": TrainerError.__name__, "text": text}
-        _write(answers, answer)
-    # Nothing here is worth the time that torch takes to end.
-    os._exit(0)
+    serve_orders(_Program)
 
 
 class _Program:
@@ -77,6 +50,11 @@ class _Program:
         self._folder = Path(order["folder"])
         self._answers = answers
         self._control = Control.open(self._folder)
+        if settings.device == "cpu" and settings.memory_limit:
+            # Before there is a limit: where memory runs out while modules are imported, Python fails in odd ways.
+            num_parameters = _num_parameters(settings)
+            if num_parameters * torch.float32.itemsize > settings.memory_limit:
+                raise ConfigurationError(_too_large(settings, num_parameters))
         self._limit_memory(settings)
         checkpoint = order["checkpoint"]
         try:
@@ -85,7 +63,7 @@ class _Program:
             if not is_out_of_memory(exc):
                 raise
             lift_limit()  # to say so takes some, too
-            raise ConfigurationError(_too_large(settings)) from exc
+            raise ConfigurationError(_too_large(settings, _num_parameters(settings))) from exc
         self._is_text = settings.kind == "causal-lm"
         num_elements = self._learner.layout.num_elements
         file = self._folder / "weights"
@@ -150,10 +128,10 @@ class _Program:
             seconds = time.perf_counter() - batch_began
             told.append(asdict(BatchDone(batches, step.loss, batch.num_tokens, seconds)))
             if time.perf_counter() - told_at >= _TOLD_EVERY:
-                _write(self._answers, {"progress": told})
+                write_frame(self._answers, {"progress": told})
                 told, told_at = [], time.perf_counter()
         self._write_weights()
-        _write(self._answers, {"progress": told})
+        write_frame(self._answers, {"progress": told})
         return asdict(
             Trained(
                 batches,
@@ -247,10 +225,14 @@ class _Program:
         return self._gradients
 
 
-def _too_large(settings: TrainerSettings) -> str:
+def _num_parameters(settings: TrainerSettings) -> int:
+    """Parameters that are trained."""
     with torch.device("meta"):
         model = make_model(settings.kind, settings.config, seed=0, checkpoint=None)
-    num_parameters = sum(each.numel() for each in trained_parameters(model).values())
+    return sum(each.numel() for each in trained_parameters(model).values())
+
+
+def _too_large(settings: TrainerSettings, num_parameters: int) -> str:
     needed = member_bytes(settings.inner, num_parameters)
     had = f"{settings.memory_limit:,} bytes of" if settings.memory_limit else "what is free of"
     return (
@@ -274,35 +256,6 @@ def _ranges(fields: Sequence[list[Any]]) -> list[FileRange]:
 
 def _not_finite(where: str, fault: str) -> str:
     return f"{where}: {fault}, so no step was made of it; {_HINT}"
-
-
-def _read(orders: BinaryIO) -> dict[str, Any] | None:
-    """The next order; None where there is none any more."""
-    prefix = orders.read(LENGTH_BYTES)
-    if len(prefix) < LENGTH_BYTES:
-        return None
-    length = parse_length(prefix)
-    data = orders.read(length)
-    return unpack(data) if len(data) == length else None
-
-
-def _write(answers: BinaryIO, told: dict[str, Any]) -> None:
-    answers.write(pack(told))
-    answers.flush()
-
-
-def _end_with_stdin() -> None:
-    """End the process when nobody can order anything any more."""
-    poll = select.poll()
-    poll.register(0, 0)
-    poll.poll()
-    os._exit(0)
-
-
-def _be_the_first_to_go() -> None:
-    """Have the system end this process, not its owner, when the machine has no memory left."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,188 @@
+"""A child process that computes, as its owner has it: orders go in and answers come out, one after the other.
+
+What it computes is its program's. It ends with its owner, and what it says on stderr is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+from neurogrid.errors import NeuroGridError
+from neurogrid.training.trainer.errors import TrainerError
+from neurogrid.training.trainer.frames import LENGTH_BYTES, pack, parse_length, unpack
+
+__all__ = ["Child", "ChildEnded"]
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT: Final = 5.0  # seconds
+MAX_LINE_BYTES: Final = 64 * 1024
+# Lines of what a process said that an error repeats, and characters of each.
+_NUM_LAST_WORDS: Final = 3
+_MAX_WORD_CHARS: Final = 300
+
+
+class ChildEnded(NeuroGridError):
+    """The process has ended; the text says how, and its last words."""
+
+
+class Child:
+    """A process that runs a program of this package, or none.
+
+    Args:
+        what: it is, for people.
+        module: its program.
+        errors: that it may answer with; any other is a `TrainerError`.
+        nursery: its words are logged there.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        module: str,
+        errors: tuple[type[NeuroGridError], ...],
+        nursery: trio.Nursery,
+    ) -> None:
+        self._what, self._module, self._nursery = what, module, nursery
+        self._errors = {each.__name__: each for each in errors}
+        self._process: trio.Process | None = None
+        self._words: deque[str] = deque(maxlen=_NUM_LAST_WORDS)
+        self._said = trio.Event()  # all that the process had to say
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self, *, threads: int) -> None:
+        """Start the process. There is none.
+
+        Args:
+            threads: of torch; 0 for its own choice.
+        """
+        self._words.clear()
+        self._said = trio.Event()
+        self._process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(threads),
+            # Ctrl-C is for its owner, which ends it.
+            start_new_session=True,
+        )
+        self._nursery.start_soon(self._log_words, self._process, self._said)
+
+    async def exchange(
+        self, order: dict[str, Any], on_progress: Callable[[list[dict[str, Any]]], None]
+    ) -> dict[str, Any]:
+        """The answer to an order. One at a time.
+
+        Args:
+            on_progress: is given what the process tells before the answer.
+
+        Raises:
+            ChildEnded: there is no process, or it ended.
+            NeuroGridError: what it answered with.
+        """
+        process = self._process
+        if process is None:
+            raise ChildEnded(f"the {self._what}'s process has ended")
+        assert process.stdin is not None
+        try:
+            await process.stdin.send_all(pack(order))
+            while True:
+                told = unpack(await _receive(process))
+                if "progress" not in told:
+                    break
+                on_progress(told["progress"])
+        except (trio.BrokenResourceError, EOFError) as exc:
+            raise await self._ended(process) from exc
+        except BaseException:  # half an answer is left behind
+            await self.end()
+            raise
+        if "error" in told:
+            raise self._errors.get(told["error"], TrainerError)(told["text"])
+        return told
+
+    async def end(self) -> None:
+        """End the process, if it runs, and close its pipes."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with trio.CancelScope(shield=True):
+            await process.stdin.aclose()
+            with trio.move_on_after(STOP_TIMEOUT):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await process.stdout.aclose()
+
+    async def _ended(self, process: trio.Process) -> ChildEnded:
+        await self.end()
+        with trio.move_on_after(STOP_TIMEOUT):
+            await self._said.wait()
+        status = process.returncode or 0
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        words = " | ".join(self._words)
+        said = f"; its last words: {words}" if words else ""
+        return ChildEnded(f"the {self._what}'s process {how}{said}")
+
+    async def _log_words(self, process: trio.Process, said: trio.Event) -> None:
+        """Log what the process says, each line as it comes, until it ends."""
+        assert process.stderr is not None
+        buffer = b""
+        async with process.stderr as stderr:
+            async for data in stderr:
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    self._log_line(line)
+                if len(buffer) > MAX_LINE_BYTES:
+                    self._log_line(buffer)
+                    buffer = b""
+        if buffer:
+            self._log_line(buffer)
+        said.set()
+
+    def _log_line(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text.strip("^ "):
+            self._words.append(text[:_MAX_WORD_CHARS])
+            logger.warning("%s: %s", self._what, text)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    # What this process imports, that one has to find.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    environment["HF_HUB_OFFLINE"] = "1"
+    return environment
+
+
+async def _receive(process: trio.Process) -> bytes:
+    """The bytes of the next frame."""
+    length = parse_length(await _receive_bytes(process, LENGTH_BYTES))
+    return await _receive_bytes(process, length)
+
+
+async def _receive_bytes(process: trio.Process, length: int) -> bytes:
+    assert process.stdout is not None
+    received = bytearray()
+    while len(received) < length:
+        data = await process.stdout.receive_some(min(length - len(received), 1024**2))
+        if not data:
+            raise EOFError
+        received += data
+    return bytes(received)
