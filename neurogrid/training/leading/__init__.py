@@ -6,6 +6,7 @@ lead             opens all that a leader needs
 data             the data, where the leader has them
 sources          nodes that have them, too
 data_node        one of those
+hiring           workers that are asked, started, and kept
 leader           members, orders, the group
 group_watch      whether that can still decide
 digests          of weights: whether all members have the same

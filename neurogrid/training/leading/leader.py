@@ -14,22 +14,22 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import trio
 
-from neurogrid.errors import NeuroGridError, PeerRefusedError, TransportError
+from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.node.roles import Table, authorise
 from neurogrid.p2p.exchange.counters import Direction, TrafficCounters
-from neurogrid.p2p.exchange.exchange import Exchange, new_request_id
+from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.host import Host
 from neurogrid.p2p.streams.message_forms import sender_of
 from neurogrid.p2p.trust import WORKER
-from neurogrid.p2p.wire import Hello, MessageCode, MessageType, TensorMessage
+from neurogrid.p2p.wire import Hello, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.training.averaging.groups import (
     Group,
@@ -41,6 +41,7 @@ from neurogrid.training.averaging.groups import (
 )
 from neurogrid.training.leading.digests import WeightDigests
 from neurogrid.training.leading.group_watch import GroupWatch
+from neurogrid.training.leading.hiring import HEARTBEAT, Hiring, LackingError, bid_of
 from neurogrid.training.leading.keeper import Keeper
 from neurogrid.training.leading.look import LeaderLook, PeerLook
 from neurogrid.training.leading.settings import LeaderProgress
@@ -50,28 +51,19 @@ from neurogrid.training.runs.machine import Outcome as Decision
 from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.outer_state import RunWeights
 from neurogrid.training.runs.resources import (
-    Bid,
-    LeaseBook,
     Need,
-    Resources,
     choose_offers,
-    lacking,
 )
 from neurogrid.training.runs.round_trace import Timeline
 from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase, Seat
 from neurogrid.training.wire import GroupSettings, Member
 from neurogrid.training.wire.runs import (
-    Ask,
-    Dismiss,
     Offer,
     Order,
-    Renew,
-    Renewed,
     Report,
     RunMessage,
     Start,
-    Started,
     Work,
 )
 
@@ -90,8 +82,6 @@ LEADER_TAKES: Final[Table] = {
 }
 """The roles that a leader takes each message from."""
 
-_HEARTBEAT: Final = 1.0
-_ASK_TIMEOUT: Final = 10.0
 # Seconds in which offers are compared, where there are more workers than room: they are kept for half a second.
 _GATHERING: Final = 0.4
 _JOIN_TIMEOUT: Final = 15.0
@@ -199,7 +189,7 @@ class Leader:
         if is_anew:
             self._return = min(wait, _RETURN) if self._saved else 0.0
         self._peers: dict[str, _Peer] = {}
-        self._book = LeaseBook()
+        self._hiring = Hiring(exchange, facts.run_id)
         self._group: Group | None = None
         # After the last decision that was looked at.
         self._members: frozenset[Occupant] = frozenset()
@@ -250,7 +240,7 @@ class Leader:
                     is_connected=self._host.is_connected(peer_id),
                     report=peer.report,
                     versions=peer.versions,
-                    lease_seconds=self._book.left(peer_id, now),
+                    lease_seconds=self._hiring.book.left(peer_id, now),
                 )
                 for peer_id, peer in self._peers.items()
             ],
@@ -360,7 +350,7 @@ class Leader:
             nursery.start_soon(self._follow_outcomes, group)
             nursery.start_soon(self._watch_group, group)
             nursery.start_soon(self._enlist_all)
-            nursery.start_soon(self._renew)
+            nursery.start_soon(self._hiring.renew, self._lease_lost)
             nursery.start_soon(self._tell_orders)
             nursery.start_soon(self._give_up_vacant)
             nursery.start_soon(self._watch_hours)
@@ -451,7 +441,7 @@ class Leader:
             now = trio.current_time()
             if why := watch.look(members, leader=group.leader, lost=lost, ended=ended, now=now):
                 raise GroupLostError(f"the members that are left cannot go on by themselves: {why}")
-            await trio.sleep(_HEARTBEAT)
+            await trio.sleep(HEARTBEAT)
 
     def _is_connected(self, member: Member) -> bool:
         return member.peer == self._host.peer_id or self._host.is_connected(member.peer)
@@ -515,7 +505,7 @@ class Leader:
             # It saves before the next round: what it trained for this one came too late for it.
             if report is not None and max(report.saved_round, report.round) > round_number:
                 return None
-            with trio.move_on_after(_HEARTBEAT):
+            with trio.move_on_after(HEARTBEAT):
                 await self._changed.wait()
 
     # Members
@@ -533,7 +523,7 @@ class Leader:
             return
         logger.debug("lost %s: %s", peer_id, reason)
         # Whether it is lost to the others is the group's to decide; one that has not begun is asked again.
-        self._book.drop(peer_id)
+        self._hiring.book.drop(peer_id)
         if self._machine.state.seat_of(peer_id) is None:
             self._machine.release(peer_id)
             del self._peers[peer_id]
@@ -583,7 +573,7 @@ class Leader:
                 for peer_id in peers:
                     nursery.start_soon(ask, peer_id)
         for peer_id in choose_offers(
-            {peer: _bid(offer) for peer, (offer, _) in offers.items()}, need
+            {peer: bid_of(offer) for peer, (offer, _) in offers.items()}, need
         ):
             if self._machine.state.seat_of(peer_id) is not None or self._machine.num_free:
                 await self._start(peer_id, *offers[peer_id])
@@ -594,28 +584,13 @@ class Leader:
 
     async def _ask(self, peer_id: str, need: Need) -> tuple[Offer, float] | None:
         """What a worker offers, and when it was asked; None where it offers nothing that will do."""
-        ask = Ask(
-            run=self._facts.run_id,
-            memory=need.memory,
-            storage=need.storage,
-            cores=need.cores,
-            gpu=need.gpu,
-            price=need.price,
-        )
-        asked_at = trio.current_time()
         try:
-            answer = await self._request(peer_id, RunMessage.ASK, ask.encode(), RunMessage.OFFER)
-            offer = Offer.decode(answer.data)
-        except PeerRefusedError as exc:
-            self._note_refusal(peer_id, exc.text)
-            return None
+            return await self._hiring.ask(peer_id, need)
+        except LackingError as exc:
+            self._note_refusal(peer_id, str(exc))
         except NeuroGridError as exc:
             logger.info("%s was asked, and does not answer: %s", peer_id, exc)
-            return None
-        if reason := lacking(_bid(offer), need):
-            self._note_refusal(peer_id, reason)
-            return None
-        return offer, asked_at
+        return None
 
     def _note_refusal(self, peer_id: str, reason: str) -> None:
         peer = self._peers.get(peer_id)
@@ -646,58 +621,19 @@ class Leader:
             state=self._saved.pop(seat, b"") if held is None else b"",
         )
         try:
-            answer = await self._request(
-                peer_id, RunMessage.START, start.encode(), RunMessage.STARTED
-            )
-            started = Started.decode(answer.data)
+            await self._hiring.start(peer_id, start, asked_at=asked_at)
         except NeuroGridError as exc:
             logger.info("%s was not started: %s", peer_id, exc)
             if held is None:
                 self._machine.release(peer_id)
             return
-        self._book.granted(peer_id, offer.lease, started.until, asked_at=asked_at)
         peer.seat, peer.is_started, peer.versions = seat, True, dict(offer.versions)
         peer.name = offer.name or peer.name
 
-    async def _request(
-        self, peer_id: str, code: MessageCode, data: bytes, answer: MessageCode
-    ) -> TensorMessage:
-        return await self._exchange.request(
-            peer_id,
-            TensorMessage(code, request_id=new_request_id(), data=data),
-            answer,
-            timeout=_ASK_TIMEOUT,
-        )
-
-    async def _renew(self) -> None:
-        while True:
-            now = trio.current_time()
-            async with trio.open_nursery() as nursery:
-                for peer_id, lease in self._book.due(now):
-                    nursery.start_soon(self._renew_one, peer_id, lease)
-            for peer_id in self._book.expire(trio.current_time()):
-                if (peer := self._peers.get(peer_id)) is not None:
-                    peer.is_started = False  # it is asked anew
-                    self._changed.set()
-            await trio.sleep(_HEARTBEAT / 2)
-
-    async def _renew_one(self, peer_id: str, lease: int) -> None:
-        asked_at = trio.current_time()
-        renew = Renew(self._facts.run_id, lease)
-        try:
-            answer = await self._request(
-                peer_id, RunMessage.RENEW, renew.encode(), RunMessage.RENEWED
-            )
-            until = Renewed.decode(answer.data).until
-            self._book.renewed(peer_id, lease, until, asked_at=asked_at)
-        except PeerRefusedError as exc:
-            logger.info("%s knows nothing of its lease: %s", peer_id, exc)
-            self._book.drop(peer_id)
-            if (peer := self._peers.get(peer_id)) is not None:
-                peer.is_started = False
-                self._changed.set()
-        except NeuroGridError as exc:
-            logger.info("the lease of %s was not renewed: %s", peer_id, exc)
+    def _lease_lost(self, peer_id: str) -> None:
+        if (peer := self._peers.get(peer_id)) is not None:
+            peer.is_started = False  # it is asked anew
+            self._changed.set()
 
     def _on_report(self, message: TensorMessage) -> None:
         peer_id, report = sender_of(message), Report.decode(message.data)
@@ -756,24 +692,19 @@ class Leader:
         if seat is not None and seat.occupant not in self._members:
             self._machine.left(seat.number, reason)
         self._machine.release(peer_id)
-        self._book.drop(peer_id)
+        self._hiring.book.drop(peer_id)
         self._write()
         self._changed.set()
 
     def _dismiss(self, peer_id: str, reason: str) -> None:
-        self._book.drop(peer_id)
+        self._hiring.book.drop(peer_id)
         if (peer := self._peers.get(peer_id)) is not None:
             peer.num_failures = _MAX_FAILURES
         self._start_soon_dismissal(peer_id, reason)
 
     def _start_soon_dismissal(self, peer_id: str, reason: str) -> None:
         if self._nursery is not None:
-            self._nursery.start_soon(
-                self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
-            )
-
-    def _farewell(self, reason: str) -> bytes:
-        return Dismiss(self._facts.run_id, reason).encode()
+            self._nursery.start_soon(self._hiring.dismiss, peer_id, reason)
 
     async def _give_up_vacant(self) -> None:
         """Wait for those who are to take the seats of a run that goes on, but not for ever."""
@@ -807,9 +738,9 @@ class Leader:
                         continue
                     order = self._order(peer, seat.occupant, seat.number)
                     nursery.start_soon(
-                        self._send, seat.occupant.peer, RunMessage.ORDER, order.encode()
+                        self._hiring.tell, seat.occupant.peer, RunMessage.ORDER, order.encode()
                     )
-            with trio.move_on_after(_HEARTBEAT):
+            with trio.move_on_after(HEARTBEAT):
                 await changed.wait()
 
     def _order(self, peer: _Peer, occupant: Occupant, seat: int) -> Order:
@@ -836,10 +767,6 @@ class Leader:
             ends=self._is_over,
         )
 
-    async def _send(self, peer_id: str, code: MessageCode, data: bytes) -> None:
-        with trio.move_on_after(10 * _HEARTBEAT), suppress(TransportError):
-            await self._exchange.send(peer_id, TensorMessage(code, data=data))
-
     async def _say_goodbye(self) -> None:
         self._sources.end()
         reason = self._machine.state.reason or "the run is over"
@@ -847,13 +774,7 @@ class Leader:
             async with trio.open_nursery() as nursery:
                 for peer_id, peer in self._peers.items():
                     if peer.is_started and self._host.is_connected(peer_id):
-                        nursery.start_soon(
-                            self._send, peer_id, RunMessage.DISMISS, self._farewell(reason)
-                        )
-
-
-def _bid(offer: Offer) -> Bid:
-    return Bid(Resources(offer.memory, offer.storage, offer.cores, offer.gpu), offer.price)
+                        nursery.start_soon(self._hiring.dismiss, peer_id, reason)
 
 
 def _called(peer: _Peer, peer_id: str) -> str:
