@@ -67,6 +67,10 @@ class LayerBlob:
         tensors: for each name the entry it has in its file (dtype and shape are used) and the bytes
             of the tensor, usually a slice of a memory-mapped file.
         let_go: lets the pages of the files go.
+
+    Attributes:
+        num_bytes: of the blob.
+        num_elements: of all tensors.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class LayerBlob:
         self._starts = (0, *starts)
         self._digests: bytes | None = None
         self.num_bytes = self._header.nbytes + offset
+        self.num_elements = sum(prod(entry.shape) for entry in tensors.values())
 
     def _tensors(self) -> tuple[memoryview, ...]:
         """The bytes of each tensor, in the order of their names."""

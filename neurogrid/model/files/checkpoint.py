@@ -216,7 +216,7 @@ class Checkpoint:
                 f"{self.path} is quantised already ({quantised_as}): leave out --quantize"
             )
         if method is not None:
-            shapes = map(self._layer_shapes, range(self.num_layers))
+            shapes = map(self.layer_shapes, range(self.num_layers))
             return choose_quantization(method, shapes, model)
         if not self.has_codes:
             return None
@@ -232,7 +232,7 @@ class Checkpoint:
             )
         return record_of_stored(layers, model, self.num_layers)
 
-    def _layer_shapes(self, layer_id: int) -> dict[str, tuple[int, ...]]:
+    def layer_shapes(self, layer_id: int) -> dict[str, tuple[int, ...]]:
         """The shapes of one layer's tensors, by name."""
         parts = self._files.layer(layer_id)
         shapes = {name: entry.shape for name, (entry, _) in parts.tensors.items()}

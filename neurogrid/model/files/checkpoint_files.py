@@ -28,6 +28,7 @@ __all__ = [
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _ADAPTER = "adapter_model.safetensors"
+_ADAPTER_CONFIG = "adapter_config.json"
 # Mistral ships its weights twice, this file in a layout of its own.
 _OTHER_LAYOUT = "consolidated"
 _SHARD_OF = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
@@ -72,7 +73,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: there is no such directory.
-        CheckpointError: it has no config.json, or one that is no JSON object.
+        CheckpointError: it has no config.json, or one that is no JSON object; or it has an adapter alone.
     """
     try:
         is_folder, exists = folder.is_dir(), folder.exists()
@@ -88,6 +89,8 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"the model directory {folder} {fault}; give the directory that has config.json, or a file NAME.gguf{hint}"
         )
+    if (folder / _ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
+        raise _without_model(folder)
     return read_json(folder / "config.json", "it describes the model")
 
 
@@ -108,10 +111,7 @@ def weight_files(folder: Path) -> list[Path]:
         _refuse_incomplete_shards(folder, weights)
         return weights
     if files:
-        raise CheckpointError(
-            f"{files[0]}: an adapter without its model; merge it into its base model first "
-            "(merge_and_unload of peft) and save that"
-        )
+        raise _without_model(folder)
     for pattern in _OTHER_WEIGHTS:
         for file in sorted(folder.glob(pattern)):
             raise CheckpointError(
@@ -120,6 +120,13 @@ def weight_files(folder: Path) -> list[Path]:
             )
     raise CheckpointError(
         f"{folder}: no weights; {SINGLE_FILE} (or {INDEX_FILE} and its shards) must be there"
+    )
+
+
+def _without_model(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} has an adapter without its model: merge them into a model first, with neurogrid train export "
+        f"{folder} OUT"
     )
 
 

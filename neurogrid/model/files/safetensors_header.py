@@ -137,12 +137,18 @@ def parse_header(
     return ordered
 
 
-def encode_header(entries: Mapping[str, TensorEntry]) -> bytes:
+def encode_header(
+    entries: Mapping[str, TensorEntry], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """The length and the header of a file with `entries`, byte for byte the same for the same
-    entries: sorted keys, no spaces, no metadata, padded with spaces so that the tensors begin at a multiple of
+    entries: sorted keys, no spaces, padded with spaces so that the tensors begin at a multiple of
     64 bytes. There they can be computed with where they lie, if the file does.
+
+    Args:
+        metadata: free text by name, for other programs; a blob has none.
     """
-    table = {
+    table: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    table |= {
         name: {
             "dtype": entry.dtype,
             "shape": list(entry.shape),

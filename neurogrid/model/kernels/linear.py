@@ -47,12 +47,37 @@ class _HeldLinear(nn.Linear):
         return self._held.dense(self.dtype) if name == "weight" else super().__getattr__(name)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if input.requires_grad and torch.is_grad_enabled():
+            product: torch.Tensor = _ProductToLearnThrough.apply(input, self)  # type: ignore[no-untyped-call]
+            return product
+        return self.multiply(input)
+
+    def multiply(self, input: torch.Tensor) -> torch.Tensor:
+        """[..., I] to [..., O], without a gradient."""
         if isinstance(self._held, Matrix):
             return self._held.multiply(input)
         if isinstance(self._held, Int4Matrix):
             result = self._held.multiply(input)
             return result if self.bias is None else result + self.bias
         return functional.linear(input, self._held.dense(self.dtype), self.bias)
+
+
+class _ProductToLearnThrough(torch.autograd.Function):
+    """A product that what goes in has a gradient of: by the dense weight, which is made for that moment alone.
+
+    The weight itself does not learn. Where activations are rounded to 8 bits, the gradient is as if they were not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, module: _HeldLinear) -> torch.Tensor:
+        ctx.module = module
+        ctx.dtype = input.dtype
+        return module.multiply(input)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        return (gradient @ ctx.module._held.dense(gradient.dtype)).to(ctx.dtype), None
 
 
 class _WideLinear(_HeldLinear):

@@ -25,13 +25,14 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Cache, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from neurogrid.errors import UnsupportedModelError
 from neurogrid.model.caches.cache import StageCache
 from neurogrid.model.caches.prepared import LayerCall, Recorder, same_values
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
-from neurogrid.model.files.quantization import CodesForm
-from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.files.quantization import CodesForm, Quantization, gather_codes
+from neurogrid.model.files.tensor_names import is_end_tensor, layer_of, numbers_hidden
 from neurogrid.model.kernels import Codes
 from neurogrid.model.stages.layer_loading import LayerLoader, module_list
 from neurogrid.model.stages.weight_loading import Pristine, load_tensors, move_to
@@ -213,6 +214,24 @@ class Skeleton:
             layer_id, tensors, codes, coded=coded, by_int8=by_int8
         )
 
+    def load_quantized_layer(
+        self, layer_id: int, tensors: Mapping[str, torch.Tensor], quantization: Quantization
+    ) -> None:
+        """Load one layer whose matrices are codes, in `tensors` as their parts; errors as of `load_layer`."""
+        plain, codes = gather_codes(tensors, quantization)
+        coded = self.coded_forms(layer_id, quantization)
+        # Of codes others are made. A norm that lies beside them would keep them all.
+        plain = {name: tensor.clone() for name, tensor in plain.items()}
+        self.load_layer(layer_id, plain, codes, coded=coded, by_int8=quantization.by_int8)
+
+    def coded_forms(self, layer_id: int, quantization: Quantization) -> dict[str, CodesForm]:
+        """Which matrices of a layer are codes, by their paths."""
+        forms = {
+            path: quantization.form(layer_id, numbers_hidden(path), shape)
+            for path, shape in self.loader.linear_shapes(layer_id).items()
+        }
+        return {path: form for path, form in forms.items() if form is not None}
+
     def layer_name(self, layer_id: int) -> str:
         """What the module of a layer is called in the whole model."""
         return f"{self._layers_name}.{layer_id}"
@@ -253,6 +272,11 @@ class Skeleton:
         self._pristine = Pristine(list(model.modules()))
         self.model = _with_layers(model, self._layers_name, self._slots)
         self._base = model.get_submodule(self._layers_name.rpartition(".")[0])
+
+    def in_checkpoint(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Parameters by their names in the model as transformers writes them into a checkpoint."""
+        # The blank model was not loaded, so that it knows the names of its family alone.
+        return dict(revert_weight_conversion(self._blank, dict(tensors)))
 
     def restore(self) -> None:
         """Put the state that modules keep beside their weights back as it was loaded."""

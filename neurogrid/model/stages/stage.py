@@ -29,8 +29,7 @@ from neurogrid.model.caches.prepared import PreparedPass, markers, same_calls
 from neurogrid.model.caches.row_groups import group_rows
 from neurogrid.model.caches.row_masks import rows_masked
 from neurogrid.model.caches.rows import RowPool
-from neurogrid.model.files.quantization import Quantization, gather_codes
-from neurogrid.model.files.tensor_names import numbers_hidden
+from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.stages.end_passes import EndPasses
 from neurogrid.model.stages.few_rows import speed_up_few_rows
 from neurogrid.model.stages.fused_layers import fuse_layer, has_same_bits, is_fused
@@ -148,18 +147,7 @@ class Stage:
         if self._quantization is None:
             self._skeleton.load_layer(layer_id, tensors)
         else:
-            plain, codes = gather_codes(tensors, self._quantization)
-            if not owns_memory:
-                # Of codes others are made. A norm that lies beside them would keep them all.
-                plain = {name: tensor.clone() for name, tensor in plain.items()}
-            forms = {
-                path: self._quantization.form(layer_id, numbers_hidden(path), shape)
-                for path, shape in self._skeleton.loader.linear_shapes(layer_id).items()
-            }
-            coded = {path: form for path, form in forms.items() if form is not None}
-            self._skeleton.load_layer(
-                layer_id, plain, codes, coded=coded, by_int8=self._quantization.by_int8
-            )
+            self._skeleton.load_quantized_layer(layer_id, tensors, self._quantization)
         self._held.add(layer_id)
         self._weight_bytes.clear()
 

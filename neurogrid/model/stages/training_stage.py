@@ -12,21 +12,31 @@ Shape legend: B sequences, T tokens, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig
 
+from neurogrid.errors import UnsupportedModelError
+from neurogrid.model.files.quantization import Quantization
 from neurogrid.model.files.tensor_names import is_end_tensor, layer_of
+from neurogrid.model.stages.experts import expert_weights
 from neurogrid.model.stages.skeleton import Skeleton
 
-__all__ = ["LossOf", "TrainingStage"]
+__all__ = ["Adapt", "LossOf", "TrainingStage"]
 
 LossOf = Callable[[Tensor], Tensor]
 """Makes the loss of a micro-batch, a scalar, from its logits [B, T, V]."""
+
+Adapt = Callable[[int, str, nn.Module], Mapping[str, nn.Parameter]]
+"""Puts what learns into a layer, given its number, its name in the whole model and its module; what that is, by name.
+"""
+
+# Tokens of a pass that shows which parameters have a part in it.
+_NUM_PROBED = 2
 
 
 class _UnderWay(NamedTuple):
@@ -53,13 +63,17 @@ class TrainingStage:
         device: where all is.
         keeps_graphs: whether what a forward pass computed is kept for the backward pass. Else its input is, and it is
             computed again, with the same random numbers.
+        adapt: puts what learns into each layer, whose weights do not learn then, nor what stands outside the layers.
+            None for all weights.
+        quantization: what of the layers comes as codes, and stays so; with `adapt` alone. None for nothing.
 
     Attributes:
         parameters: what learns, by its name in the whole model. At the first and the last stage everything outside the
             layers is among it: what gets no gradient here is another stage's.
 
     Raises:
-        UnsupportedModelError: the config names no causal language model whose layers can be told.
+        UnsupportedModelError: the config names no causal language model whose layers can be told; or experts are codes,
+            through which no gradients go.
         CheckpointError: a tensor is missing, unknown, or of a wrong shape.
         ValueError: there are no such layers.
     """
@@ -74,7 +88,11 @@ class TrainingStage:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         keeps_graphs: bool = True,
+        adapt: Adapt | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
+        if quantization is not None and adapt is None:
+            raise ValueError("codes do not learn")
         self._device, self._dtype = torch.device(device), dtype
         self._keeps_graphs = keeps_graphs
         skeleton = self._skeleton = Skeleton(config, dtype=dtype, device=self._device)
@@ -84,24 +102,45 @@ class TrainingStage:
             )
         self.start, self.stop = start, stop
         self.parameters: dict[str, nn.Parameter] = {}
+        self._ends: dict[int, str] = {}
         self._under_way: dict[int, _UnderWay] = {}
         if self.is_first or self.is_last:
             skeleton.load_ends({n: t.clone() for n, t in tensors.items() if is_end_tensor(n)})
-            skeleton.model.train()
-            self._let_learn("", skeleton.model)
         else:
             skeleton.shape_ends()
-            skeleton.model.train()
-        for layer_id in range(start, stop):
+        if adapt is not None:
+            skeleton.model.requires_grad_(False)
+        elif self.is_first or self.is_last:
+            self._let_learn("", skeleton.model)
+            self._ends = {id(parameter): name for name, parameter in self.parameters.items()}
+        for layer_id in self._layer_ids:
             own = {
                 name: tensor.clone()
                 for name, tensor in tensors.items()
                 if layer_of(name, skeleton.num_layers) == layer_id
             }
-            skeleton.load_layer(layer_id, own)
-            layer = skeleton.layer(layer_id)
-            layer.train()
-            self._let_learn(f"{skeleton.layer_name(layer_id)}.", layer)
+            if quantization is None:
+                skeleton.load_layer(layer_id, own)
+            else:
+                self._require_gradients(layer_id, quantization)
+                skeleton.load_quantized_layer(layer_id, own, quantization)
+            layer, name = skeleton.layer(layer_id), skeleton.layer_name(layer_id)
+            if adapt is None:
+                self._let_learn(f"{name}.", layer)
+            else:
+                layer.requires_grad_(False)
+                self.parameters |= adapt(layer_id, name, layer)
+        self._train(True)
+
+    @property
+    def num_layers(self) -> int:
+        """Of the whole model."""
+        return self._skeleton.num_layers
+
+    @property
+    def templates(self) -> Sequence[nn.Module]:
+        """All layers of the model in shape only, as they are before anything is put into them."""
+        return self._skeleton.templates
 
     @property
     def is_first(self) -> bool:
@@ -175,12 +214,58 @@ class TrainingStage:
         else:
             gradient = gradient.to(self._device, result.dtype)
         del self._under_way[number]
-        result.backward(gradient)
+        if result.requires_grad:  # else nothing learns here, nor in a stage before
+            result.backward(gradient)
         return None if given is None else given.grad
 
     def forget(self, number: int) -> None:
         """Let go of a micro-batch without its backward pass; of one that is not under way nothing."""
         self._under_way.pop(number, None)
+
+    @torch.no_grad()
+    def infer(self, given: Tensor) -> Tensor:
+        """What the next stage is given, [B, T, D], or at the last stage logits [B, T, V]; nothing is dropped or kept.
+
+        Args:
+            given: as for `forward`.
+        """
+        given = given.to(self._device)
+        self._train(False)
+        try:
+            hidden_BTD = self._run(given if self.is_first else given.to(self._dtype))
+            return self._skeleton.run_head(hidden_BTD, 0, None) if self.is_last else hidden_BTD
+        finally:
+            self._train(True)
+
+    def ends_that_learn(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Which parameters outside the layers have a part in the embedding, and which in the head, of those that learn.
+
+        Both are known at the first and at the last stage; elsewhere there are none.
+        """
+        if not self._ends:
+            return frozenset(), frozenset()
+        skeleton = self._skeleton
+        ids_BT = torch.zeros(1, _NUM_PROBED, dtype=torch.int64, device=self._device)
+        shape = (1, _NUM_PROBED, skeleton.hidden_size)
+        hidden_BTD = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        with torch.enable_grad():
+            results = (
+                skeleton.run_embedding(ids_BT, 0, None),
+                skeleton.run_head(hidden_BTD, 0, None),
+            )
+        first, last = (
+            frozenset(self._ends[leaf] for leaf in _leaves(result) if leaf in self._ends)
+            for result in results
+        )
+        return first, last
+
+    def in_checkpoint(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors that have names of `parameters` as transformers writes them into a checkpoint.
+
+        Args:
+            tensors: all of a layer, or of what stands outside the layers, or none of it: some are put together.
+        """
+        return self._skeleton.in_checkpoint(tensors)
 
     def is_of_layer(self, name: str) -> bool:
         """Whether a parameter is one of a layer."""
@@ -194,9 +279,7 @@ class TrainingStage:
             given = given.detach().to(self._dtype).requires_grad_(True)
 
         def run(entering: Tensor) -> Tensor:
-            if self.is_first:
-                entering = self._skeleton.run_embedding(entering, 0, None)
-            return ending(self._skeleton.run_layers(entering, self.start, self.stop, 0, None))
+            return ending(self._run(entering))
 
         result: Tensor = (
             run(given) if self._keeps_graphs else checkpoint(run, given, use_reentrant=False)
@@ -204,9 +287,47 @@ class TrainingStage:
         self._under_way[number] = _UnderWay(None if self.is_first else given, result)
         return result.detach()
 
+    def _require_gradients(self, layer_id: int, quantization: Quantization) -> None:
+        coded = self._skeleton.coded_forms(layer_id, quantization)
+        for weight in expert_weights(self.templates[layer_id]):
+            if weight.path(0) in coded:
+                raise UnsupportedModelError(
+                    f"{weight.module} of layer {layer_id} are experts in codes, through which no gradients go; train a "
+                    "checkpoint that is not quantised"
+                )
+
+    def _run(self, entering: Tensor) -> Tensor:
+        if self.is_first:
+            entering = self._skeleton.run_embedding(entering, 0, None)
+        return self._skeleton.run_layers(entering, self.start, self.stop, 0, None)
+
+    def _train(self, is_training: bool) -> None:
+        for module in (self._skeleton.model, *map(self._skeleton.layer, self._layer_ids)):
+            module.train(is_training)
+
+    @property
+    def _layer_ids(self) -> range:
+        return range(self.start, self.stop)
+
     def _let_learn(self, prefix: str, module: nn.Module) -> None:
         """Have the parameters of `module` learn, those of layers that are not here left out."""
         for name, parameter in module.named_parameters():
             if parameter.device.type != "meta" and parameter.is_floating_point():
                 parameter.requires_grad_(True)
                 self.parameters[prefix + name] = parameter
+
+
+def _leaves(result: Tensor) -> set[int]:
+    """The ids of the tensors that `result` was computed from and that learn."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [result.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [each for each, _ in node.next_functions]
+    return found
