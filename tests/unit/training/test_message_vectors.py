@@ -1,5 +1,5 @@
-"""The vectors of protocol_spec/training/messages.md and runs.md, written from their tables: read, refused, and written
-again.
+"""The vectors of protocol_spec/training/messages.md, runs.md and stages.md, written from their tables: read, refused,
+and written again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from neurogrid.training import wire
 from neurogrid.training.wire import runs
 from tests.unit.vectors import in_turn, subject
 
-FILES = ("training_messages", "run_messages")
+FILES = ("training_messages", "run_messages", "stage_messages")
 KINDS = {
     name: kind
     for room in (wire, runs)

@@ -3,7 +3,7 @@
 Headers, Hello, Error and credit are those of `/neurogrid/tensor/1.1.0`, and so are the messages by which blobs travel:
 slices, manifests and checkpoints are blobs.
 
-Source: protocol_spec/training/runs.md.
+Source: protocol_spec/training/runs.md, protocol_spec/training/stages.md.
 """
 
 from __future__ import annotations
@@ -38,14 +38,19 @@ _OF_TRANSFERS: Final = frozenset(
 )
 
 
+_TENSOR: Final = Traits("activation", is_credited=True, is_tensor=True)
+
+
 @dataclass(frozen=True, slots=True)
 class RunLimits:
     """The largest Data accepted, in bytes, for each kind of message of a run's own."""
 
     # A config of 1 MiB and a run file of 64 KiB.
     start: int = 2 * MIB
-    # Four works of 4,096 ranges each, or 65,536 slices, take a third of it.
+    # Four works of 4,096 ranges each, 65,536 slices, or 4,096 pieces of state take a third to a half of it.
     control: int = MIB
+    # A tensor between stages, with its envelope: 8,192 tokens of hidden size 8,192 in float32.
+    activation: int = 256 * MIB
 
 
 DEFAULT_RUN_LIMITS: Final = RunLimits()
@@ -69,6 +74,19 @@ class RunMessage(MessageCode, limits=DEFAULT_RUN_LIMITS):
     # A node that has the data.
     HOLD = 0x69, Traits(is_request=True)
     HELD = 0x6A, Traits(answers=Answers.REQUEST)
+    # A chain of stages: who is one, and how it stands.
+    STAGE = 0x70, Traits()
+    STAGE_REPORT = 0x71, Traits()
+    # A step through the chain: its batch, what stages send each other, and what becomes of the gradients.
+    STEP = 0x72, Traits()
+    TOKENS = 0x73, _TENSOR
+    LABELS = 0x74, _TENSOR
+    HIDDEN = 0x75, _TENSOR
+    GRADIENT = 0x76, _TENSOR
+    TIED = 0x77, _TENSOR
+    STEP_DONE = 0x78, Traits()
+    APPLY = 0x79, Traits()
+    APPLIED = 0x7A, Traits()
 
 
 def run_table(limits: RunLimits = DEFAULT_RUN_LIMITS) -> MessageTable:
