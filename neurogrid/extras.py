@@ -35,7 +35,7 @@ EXTRAS: Final[dict[str, frozenset[str]]] = {
             "shtab",
         }
     ),
-    "training": frozenset({"accelerate", "PIL", "pyarrow"}),
+    "training": frozenset({"accelerate", "peft", "PIL", "pyarrow"}),
     "otel": frozenset({"opentelemetry.sdk", "opentelemetry.exporter"}),
 }
 

@@ -6,12 +6,26 @@ import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import trio
 
-from neurogrid.p2p.transfer import BlobInfo, BlobSource, BytesSource, DirectoryStore, Transfers
+from neurogrid.p2p.transfer import (
+    BlobInfo,
+    BlobSource,
+    BytesSource,
+    DirectoryStore,
+    TransferLimits,
+    Transfers,
+)
 
-__all__ = ["OfferedFiles", "fetch_file"]
+__all__ = ["PIECE_LIMITS", "OfferedFiles", "fetch_file"]
+
+_GIB: Final = 1024**3
+
+PIECE_LIMITS: Final = TransferLimits(max_bytes_per_peer=64 * _GIB, max_bytes=256 * _GIB)
+"""Of files that go to disk: weights of a layer with their optimiser's state, and embeddings of a large vocabulary in
+float32, are many times what serving sends at once."""
 
 
 class OfferedFiles:

@@ -13,12 +13,15 @@ from typing import Final
 from neurogrid.training.runs.run_file import InnerSection, RunFile
 
 __all__ = [
+    "BASE_BYTES",
     "Estimate",
     "activation_bytes",
     "codec_bytes",
     "estimate",
     "leader_bytes",
     "member_bytes",
+    "num_rounds",
+    "optimizer_vectors",
 ]
 
 BASE_BYTES: Final = 800 * 1024**2
@@ -124,7 +127,7 @@ def estimate(
         sent_bytes=sent,
         received_bytes=received,
         checkpoint_bytes=_WIDTH * num_parameters,
-        num_rounds=_num_rounds(run, round_samples, num_samples, seconds),
+        num_rounds=num_rounds(run, round_samples, num_samples, seconds),
         compute_seconds=compute,
         exchange_seconds=exchange,
     )
@@ -133,8 +136,12 @@ def estimate(
 def member_bytes(inner: InnerSection, num_parameters: int) -> int:
     """What the trainer of a member needs before any sample: weights, gradients, and what the optimiser keeps. Exact; a
     member that has no more than that is too small all the same."""
-    states = 2 if inner.optimizer == "adamw" else 1 if inner.momentum else 0
-    return _WIDTH * num_parameters * (2 + states)
+    return _WIDTH * num_parameters * (2 + optimizer_vectors(inner))
+
+
+def optimizer_vectors(inner: InnerSection) -> int:
+    """Values that the optimiser keeps of each parameter that learns."""
+    return 2 if inner.optimizer == "adamw" else 1 if inner.momentum else 0
 
 
 def leader_bytes(run: RunFile, num_parameters: int) -> int:
@@ -202,10 +209,16 @@ def _compute_seconds(
     return even_samples / min(each)
 
 
-def _num_rounds(
+def num_rounds(
     run: RunFile, round_samples: int, num_samples: int | None, seconds: float | None
 ) -> int | None:
-    """At the first of what the run stops at, of those that can be told."""
+    """Rounds until the first of what the run stops at, of those that can be told; None where none can be.
+
+    Args:
+        round_samples: of all members.
+        num_samples: of the data; None where it is not known.
+        seconds: of a round; None where they are not known.
+    """
     stop, found = run.stop, []
     if stop.tokens is not None:
         found.append(stop.tokens / (round_samples * run.data.sequence_length))

@@ -17,12 +17,27 @@ from neurogrid.model.files.config import build_config, build_image_config
 from neurogrid.model.files.foreign import MODEL_CODE_ERRORS, one_line, quiet_transformers
 from neurogrid.training.trainer.memory import is_out_of_memory
 
-__all__ = ["make_model", "save_model", "trained_parameters"]
+__all__ = ["make_model", "parse_config", "save_model", "trained_parameters"]
 
 _CLASSES: dict[str, Any] = {
     "causal-lm": AutoModelForCausalLM,
     "image-classification": AutoModelForImageClassification,
 }
+
+
+def parse_config(config: str) -> dict[str, Any]:
+    """A config.json as it was written.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    try:
+        raw = json.loads(config)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigurationError("the config of the model is not valid JSON") from exc
+    if not isinstance(raw, dict):
+        raise ConfigurationError("the config of the model is not a JSON object")
+    return raw
 
 
 def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) -> torch.nn.Module:
@@ -39,12 +54,7 @@ def make_model(kind: str, config: str, *, seed: int, checkpoint: Path | None) ->
         CheckpointError: the checkpoint is damaged, or is of another model.
         ConfigurationError: the config is no JSON, or there is no such directory.
     """
-    try:
-        raw = json.loads(config)
-    except (ValueError, RecursionError) as exc:
-        raise ConfigurationError("the config of the model is not valid JSON") from exc
-    if not isinstance(raw, dict):
-        raise ConfigurationError("the config of the model is not a JSON object")
+    raw = parse_config(config)
     built = build_config(raw) if kind == "causal-lm" else build_image_config(raw)
     if checkpoint is not None:
         _check_checkpoint(kind, checkpoint)

@@ -74,12 +74,15 @@ class AdapterSection(Section):
         alpha: what comes of them counts alpha / r.
         targets: names of linear layers, as "q_proj"; empty for all that lie in the layers of the model.
         dropout: of what goes into them.
+        quantize: what the matrices of the model become, which stay as they are: "int8", "int4", or "none" for what they
+            are in the checkpoint.
     """
 
     r: int = 0
     alpha: float = 16.0
     targets: tuple[str, ...] = ()
     dropout: float = 0.0
+    quantize: str = "none"
 
     title: ClassVar[str] = "adapter"
     keys: ClassVar[Mapping[str, Kind]] = {
@@ -91,4 +94,11 @@ class AdapterSection(Section):
             fits=lambda values: len(set(values)) == len(values) <= 256,
         ),
         "dropout": number("from 0 and below 1", lambda value: 0 <= value < 1),
+        "quantize": one_of("none", "int8", "int4"),
     }
+
+    def _check(self) -> None:
+        if self.quantize != "none" and not self.r:
+            raise self.fault(
+                "quantize", "is for a model that stays as it is: give r, too", self.place_of("r")
+            )

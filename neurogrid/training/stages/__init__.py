@@ -1,0 +1,13 @@
+"""Training through a chain of stages: a model that no machine holds alone, forward and backward.
+
+schedule        which micro-batch a stage computes when
+inbox           tensors that wait until their turn
+pace            whether a stage has become slow
+cutting         where a model is cut into stages
+stage_settings  what the learner of a stage is told
+stage_learner   layers, their optimiser, and the steps that they take
+lora            adapters beside linear layers, by PEFT
+stage_process   a learner in a process of its own, as its owner has it
+stage_program   the process
+tensor_frames   tensors on their way between the two
+"""

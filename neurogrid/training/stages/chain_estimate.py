@@ -1,0 +1,275 @@
+"""What a chain of stages takes, before it begins: memory of each stage, bytes between them, and how long they wait.
+
+Arithmetic on numbers alone, by the functions that the leader cuts by. Weights, gradients and the optimiser are exact;
+what a step leaves for its backward passes is about that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from neurogrid.training.runs.estimate import (
+    BASE_BYTES,
+    activation_bytes,
+    num_rounds,
+    optimizer_vectors,
+)
+from neurogrid.training.runs.run_file import OuterSection, RunFile
+from neurogrid.training.stages.cutting import StageSizes, cut_layers
+from neurogrid.training.stages.schedule import bubble, most_under_way
+
+__all__ = [
+    "ChainEstimate",
+    "ChainNumbers",
+    "StageEstimate",
+    "estimate_chain",
+    "rooms_of",
+    "stage_sizes",
+]
+
+# Python and torch in the process of a stage.
+_BASE_BYTES: Final = BASE_BYTES // 2
+# Bytes of a value.
+_FLOAT: Final = 4
+_NARROW: Final = 2
+_TOKEN_ID: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChainNumbers:
+    """A model and its adapter in numbers of parameters, as it is cut.
+
+    Attributes:
+        layers: of each layer.
+        adapters: of what an adapter adds to each; zeros where there is none.
+        ends: outside the layers, tied ones once.
+        first, last: of those, what learns at the first stage, and at the last; tied ones at both.
+        hidden_size, vocab_size: of the model.
+        coded: bytes of each layer where matrices of the model are codes; empty where none are.
+    """
+
+    layers: tuple[int, ...]
+    adapters: tuple[int, ...]
+    ends: int
+    first: int
+    last: int
+    hidden_size: int
+    vocab_size: int
+    coded: tuple[int, ...] = ()
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the model, without the adapter."""
+        return sum(self.layers) + self.ends
+
+    @property
+    def num_tied(self) -> int:
+        """That both ends have."""
+        return self.first + self.last - self.ends
+
+
+@dataclass(frozen=True, slots=True)
+class StageEstimate:
+    """What one stage takes, in bytes of memory.
+
+    Attributes:
+        start, stop: its layers.
+        weights: of the model and of the adapter.
+        gradients, optimizer: of what learns.
+        copies: of weights that are multiplied in another dtype than they are held in.
+        activations: what micro-batches leave for their backward passes.
+        under_way: how many of them there are at most.
+    """
+
+    start: int
+    stop: int
+    weights: int
+    gradients: int
+    optimizer: int
+    copies: int
+    activations: int
+    under_way: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the stage's process: all of it, with what Python and torch take."""
+        return _BASE_BYTES + self.weights + self.gradients + self.optimizer + self.step_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """What is there in a step alone."""
+        return self.copies + self.activations
+
+
+@dataclass(frozen=True, slots=True)
+class ChainEstimate:
+    """What a chain takes.
+
+    Attributes:
+        num_learning: parameters that learn.
+        micro_batches: of a step.
+        samples: of a step.
+        boundary_bytes: that a stage sends the next in a step, and as many come back.
+        tied_bytes: that the first and the last stage send each other in a step.
+        state_bytes: that the leader fetches to keep the state once.
+        bubble: the share of a step in which a stage waits for others.
+        num_steps: until the run stops; None where that is not known.
+        compute_seconds, send_seconds, tied_seconds: of a step: of computing, of sending over a boundary, which goes on
+            beside it, and of sending what is tied behind both. None where speed, or bandwidth, is not known.
+    """
+
+    stages: tuple[StageEstimate, ...]
+    num_learning: int
+    micro_batches: int
+    samples: int
+    boundary_bytes: int
+    tied_bytes: int
+    state_bytes: int
+    bubble: float
+    num_steps: int | None
+    compute_seconds: float | None
+    send_seconds: float | None
+    tied_seconds: float | None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of a step, at least; None where something is not known."""
+        return _step_seconds(self.compute_seconds, self.send_seconds, self.tied_seconds)
+
+
+def rooms_of(lent: Sequence[int]) -> list[int]:
+    """Bytes for stages, of what members lend: Python and torch have their part of it. 0 is for whatever there is."""
+    return [max(each - _BASE_BYTES, 1) if each else 0 for each in lent]
+
+
+def stage_sizes(run: RunFile, numbers: ChainNumbers) -> StageSizes:
+    """What layers and ends take where they lie: what a chain is cut by."""
+    held, learning = _held_width(run), _FLOAT * (2 + optimizer_vectors(run.inner))
+    if run.adapter.r:
+        bases = numbers.coded or [held * layer for layer in numbers.layers]
+        layers = tuple(
+            base + learning * adapter for base, adapter in zip(bases, numbers.adapters, strict=True)
+        )
+        ends = held * numbers.ends
+        return StageSizes(layers, ends, ends, ends)
+    # An end has all that stands outside the layers, and learns its own part of it.
+    more = learning - _FLOAT
+    return StageSizes(
+        tuple(learning * layer for layer in numbers.layers),
+        _FLOAT * numbers.ends + more * numbers.first,
+        _FLOAT * numbers.ends + more * numbers.last,
+        learning * numbers.ends,
+    )
+
+
+def estimate_chain(
+    run: RunFile,
+    numbers: ChainNumbers,
+    *,
+    lent: Sequence[int] = (),
+    num_samples: int | None = None,
+    speeds: Sequence[float] = (),
+    bytes_per_second: float | None = None,
+) -> ChainEstimate:
+    """Estimate what a chain takes.
+
+    Args:
+        run: with all defaults.
+        numbers: of its model.
+        lent: bytes that the member of each stage lends; empty for any.
+        num_samples: of the data, for `epochs`; None where it is not known.
+        speeds: samples a second that the member of each stage would train of the whole model; one stands for all.
+        bytes_per_second: that a member sends while it receives as many.
+
+    Raises:
+        ConfigurationError: it cannot be cut so; says why.
+    """
+    num_stages, samples = run.layout.stages, run.num_batch_samples
+    bounds = cut_layers(stage_sizes(run, numbers), rooms_of(lent or [0] * num_stages))
+    wanted = run.layout.num_micro_batches(samples)
+    # As the leader cuts a batch: into pieces that are as large, but for the last.
+    micro_batch = -(-samples // wanted)
+    micro_batches = -(-samples // micro_batch)
+    learning = sum(numbers.adapters) if run.adapter.r else numbers.num_parameters
+    idle = bubble(num_stages, micro_batches)
+    width = _FLOAT if run.layout.activations == "float32" else _NARROW
+    boundary = width * samples * run.data.sequence_length * numbers.hidden_size
+    has_boundary = num_stages > 1
+    tied = _FLOAT * numbers.num_tied if has_boundary and not run.adapter.r else 0
+    compute = samples / (min(speeds) * num_stages) / (1 - idle) if speeds else None
+    send = boundary * has_boundary / bytes_per_second if bytes_per_second else None
+    tied_seconds = tied / bytes_per_second if bytes_per_second else None
+    as_steps = replace(run, outer=OuterSection.of("data_parallel"))
+    seconds = _step_seconds(compute, send, tied_seconds)
+    return ChainEstimate(
+        stages=tuple(
+            _stage(run, numbers, bounds, index, micro_batch, micro_batches)
+            for index in range(num_stages)
+        ),
+        num_learning=learning,
+        micro_batches=micro_batches,
+        samples=samples,
+        boundary_bytes=boundary * has_boundary,
+        tied_bytes=tied,
+        state_bytes=_FLOAT * (1 + optimizer_vectors(run.inner)) * learning,
+        bubble=idle,
+        num_steps=num_rounds(as_steps, samples, num_samples, seconds),
+        compute_seconds=compute,
+        send_seconds=send,
+        tied_seconds=tied_seconds,
+    )
+
+
+def _step_seconds(compute: float | None, send: float | None, tied: float | None) -> float | None:
+    return None if compute is None or send is None or tied is None else max(compute, send) + tied
+
+
+def _stage(
+    run: RunFile,
+    numbers: ChainNumbers,
+    bounds: Sequence[int],
+    index: int,
+    micro_batch: int,
+    micro_batches: int,
+) -> StageEstimate:
+    start, stop = bounds[index], bounds[index + 1]
+    is_first, is_last = start == 0, stop == len(numbers.layers)
+    width = _held_width(run)
+    held = sum(numbers.coded[start:stop]) or width * sum(numbers.layers[start:stop])
+    held += width * numbers.ends if is_first or is_last else 0
+    adapter = sum(numbers.adapters[start:stop])
+    if run.adapter.r:
+        learning = adapter
+    else:
+        own = numbers.ends if is_first and is_last else numbers.first if is_first else 0
+        own += numbers.last if is_last and not is_first else 0
+        learning = sum(numbers.layers[start:stop]) + own
+    under_way = most_under_way(index, len(bounds) - 1, micro_batches)
+    a_sample = activation_bytes(
+        run,
+        hidden_size=numbers.hidden_size,
+        num_layers=stop - start,
+        vocab_size=numbers.vocab_size if is_last else 0,
+    )
+    # With `recompute` inputs wait, and one micro-batch at a time is there as a whole.
+    a_token = _TOKEN_ID if is_first else width * numbers.hidden_size
+    whole, inputs = (1, under_way) if run.layout.recompute else (under_way, 0)
+    # Autocast makes a copy of what it multiplies, for each pass.
+    copied = 0 if run.adapter.r or run.inner.precision == "float32" else learning
+    return StageEstimate(
+        start=start,
+        stop=stop,
+        weights=held + _FLOAT * adapter,
+        gradients=_FLOAT * learning,
+        optimizer=_FLOAT * optimizer_vectors(run.inner) * learning,
+        copies=_NARROW * copied * whole,
+        activations=micro_batch * (whole * a_sample + inputs * run.data.sequence_length * a_token),
+        under_way=under_way,
+    )
+
+
+def _held_width(run: RunFile) -> int:
+    """Bytes of a weight of the model: what does not learn is held in what is multiplied."""
+    return _NARROW if run.adapter.r and run.inner.precision == "bfloat16" else _FLOAT

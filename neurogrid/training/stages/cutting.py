@@ -1,0 +1,83 @@
+"""Where a model is cut into stages: by what layers take, and what members have. Pure.
+
+A stage computes in proportion to its parameters, so the cut that is wanted has the largest stage as small as can be;
+the ends, which one machine has besides its layers, count with theirs. Of cuts that are as good, the one is taken that
+leaves the least to the stages before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neurogrid.errors import ConfigurationError
+
+__all__ = ["StageSizes", "cut_layers"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSizes:
+    """What stages of a model take: bytes of weights, and of what learns its gradients and the optimiser's state.
+
+    Attributes:
+        layers: of each layer.
+        first, last: of what stands outside the layers, at the first and the last stage.
+        alone: of that, at a stage which is both.
+    """
+
+    layers: tuple[int, ...]
+    first: int
+    last: int
+    alone: int
+
+    def needed(self, start: int, stop: int) -> int:
+        """Bytes of memory of the stage with layers [start, stop), without what a step takes."""
+        is_first, is_last = start == 0, stop == len(self.layers)
+        ends = self.alone if is_first and is_last else self.first if is_first else 0
+        ends += self.last if is_last and not is_first else 0
+        return sum(self.layers[start:stop]) + ends
+
+
+def cut_layers(sizes: StageSizes, room: Sequence[int]) -> tuple[int, ...]:
+    """The bounds of stages: stage i has layers [bounds[i], bounds[i + 1]).
+
+    Args:
+        room: bytes that the member of each stage offers, in their order; 0 for any.
+
+    Raises:
+        ConfigurationError: there are more stages than layers, or they fit in no cut; says what is missing.
+    """
+    num_layers, num_stages = len(sizes.layers), len(room)
+    if num_stages > num_layers:
+        raise ConfigurationError(
+            f"{num_layers} layers cannot be cut into {num_stages} stages: lower [layout] stages"
+        )
+    # By stages and layers so far: the largest stage, and where the last one begins.
+    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for stage, offered in enumerate(room):
+        found: dict[int, tuple[int, int]] = {}
+        left = num_stages - stage - 1
+        for start, (largest, _) in best[-1].items():
+            for stop in range(start + 1, num_layers - left + 1):
+                if (stop == num_layers) != (left == 0):
+                    continue
+                needed = sizes.needed(start, stop)
+                if offered and needed > offered:
+                    break
+                candidate = max(largest, needed), start
+                if stop not in found or candidate < found[stop]:
+                    found[stop] = candidate
+        best.append(found)
+    if num_layers not in best[-1]:
+        total, offered = sizes.needed(0, num_layers), sum(room)
+        raise ConfigurationError(
+            f"the model does not fit into {num_stages} stages: weights, gradients and optimiser take {total:,} bytes, "
+            f"and its members have room for {offered:,}, none of which may be too small for a layer of "
+            f"{max(sizes.layers):,}. Cut it into more stages ([layout] stages), learn an adapter "
+            "([adapter] r), or lend more (--memory-limit)"
+        )
+    bounds, stop = [num_layers], num_layers
+    for stage in range(num_stages, 0, -1):
+        stop = best[stage][stop][1]
+        bounds.append(stop)
+    return tuple(reversed(bounds))

@@ -1,0 +1,96 @@
+"""Tensors that wait at a stage until their operation's turn: what is taken, from whom, and what is refused. Pure.
+
+A tensor of an arrangement or a step that is over is dropped without a word: who sent it did not know. Any other that
+is not due is an error of its sender.
+
+Source: protocol_spec/training/stages.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from neurogrid.errors import RemoteProtocolError
+from neurogrid.p2p.wire import ErrorCode
+from neurogrid.training.wire.runs import MAX_MICRO_BATCHES, RunMessage, StageTensor
+
+__all__ = ["StageInbox", "sources_of"]
+
+# Pieces of the gradient of what is tied, of 8 million numbers each.
+_MAX_TIED_PIECES: Final = 1024
+
+
+def sources_of(index: int, peers: tuple[str, ...], leader: str) -> dict[RunMessage, str]:
+    """Who may send a stage each kind of tensor; kinds that nobody may send it are not among them."""
+    last = len(peers) - 1
+    found: dict[RunMessage, str] = {}
+    if index == 0:
+        found[RunMessage.TOKENS] = leader
+    else:
+        found[RunMessage.HIDDEN] = peers[index - 1]
+    if index == last:
+        found[RunMessage.LABELS] = leader
+    else:
+        found[RunMessage.GRADIENT] = peers[index + 1]
+    if index in (0, last) and last:
+        found[RunMessage.TIED] = peers[last - index]
+    return found
+
+
+class StageInbox:
+    """What waits at a stage of one chain.
+
+    Args:
+        session, chain: of the tensors that are meant.
+        step: that is under way.
+        sources: who may send what, of `sources_of`.
+    """
+
+    def __init__(
+        self, session: int, chain: int, step: int, sources: Mapping[RunMessage, str]
+    ) -> None:
+        self._session, self._chain, self._sources = session, chain, sources
+        self._waiting: dict[tuple[RunMessage, int, int], StageTensor] = {}
+        self.step = step
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, sender: str, tensor: StageTensor) -> bool:
+        """A tensor has come; whether it is kept.
+
+        Raises:
+            RemoteProtocolError: its sender may not send it, or not now, or has sent it before.
+        """
+        if tensor.session != self._session or tensor.chain < self._chain:
+            return False
+        if tensor.chain == self._chain and tensor.step < self.step:
+            return False
+        what = f"{tensor.code.name.lower()} {tensor.number} of step {tensor.step}"
+        if tensor.chain > self._chain:
+            raise RemoteProtocolError(f"{what} is of a chain that has not begun here")
+        if sender != self._sources.get(tensor.code):
+            raise RemoteProtocolError(
+                f"{what} comes of none that may send it to this stage", code=ErrorCode.UNAUTHORIZED
+            )
+        # Who is ahead may have begun the next one.
+        if tensor.step > self.step + 1:
+            raise RemoteProtocolError(f"{what} is not due: step {self.step} is under way")
+        key = tensor.code, tensor.step, tensor.number
+        if key in self._waiting:
+            raise RemoteProtocolError(f"{what} has come twice")
+        most = _MAX_TIED_PIECES if tensor.code is RunMessage.TIED else MAX_MICRO_BATCHES
+        if sum(code is tensor.code for code, _, _ in self._waiting) >= 2 * most:
+            raise RemoteProtocolError(f"{what} comes while {2 * most} such tensors wait")
+        self._waiting[key] = tensor
+        return True
+
+    def take(self, code: RunMessage, number: int) -> StageTensor | None:
+        """A tensor of the step that is under way, which does not wait any more; None where it has not come."""
+        return self._waiting.pop((code, self.step, number), None)
+
+    def advance(self) -> None:
+        """The next step is under way. What was not taken of this one is dropped."""
+        self.step += 1
+        self._waiting = {key: each for key, each in self._waiting.items() if key[1] >= self.step}

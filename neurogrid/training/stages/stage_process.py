@@ -1,0 +1,236 @@
+"""A stage as its owner has it: a child process that computes, and that is given tensors as bytes.
+
+One process may be one stage after another: what takes seconds is to import torch, so it begins before it is needed, and
+goes on when stages are arranged anew. A call that nobody waits for any more runs to its end all the same, before the
+next; one that does not end in time costs the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from neurogrid.errors import CheckpointError, ConfigurationError, UnsupportedModelError
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.wire.messages import Data
+from neurogrid.training.stages.stage_settings import StageSettings
+from neurogrid.training.trainer.child import Child
+from neurogrid.training.trainer.errors import TrainerError
+
+__all__ = ["PlainTensor", "StageProcess", "open_stage_process"]
+
+_PROGRAM: Final = "neurogrid.training.stages.stage_program"
+_ERRORS: Final = (CheckpointError, ConfigurationError, TrainerError, UnsupportedModelError)
+# Seconds for a call of before to end.
+_PATIENCE: Final = 20.0
+
+
+class PlainTensor(NamedTuple):
+    """A tensor that nobody here computes with.
+
+    Attributes:
+        dtype: "F32", "BF16" or "I32".
+        shape: of it.
+        data: the elements in C order, little-endian.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Data
+
+
+@asynccontextmanager
+async def open_stage_process(*, threads: int) -> AsyncIterator[StageProcess]:
+    """A process for stages, which begins at once; it ends with the block.
+
+    Args:
+        threads: of torch; 0 for its own choice.
+    """
+    with unwrap_errors():
+        async with trio.open_nursery() as nursery:
+            process = StageProcess(nursery, threads)
+            nursery.start_soon(process.begin)
+            try:
+                yield process
+            finally:
+                nursery.cancel_scope.cancel()
+                await process.end()
+
+
+class StageProcess:
+    """Layers of a model that learn, in a process of its own. Made by `open_stage_process`.
+
+    Attributes:
+        is_tied: whether embedding and head are one, so that the first and the last stage each have a part of its
+            gradient.
+        memory_bytes: the most that the process has taken.
+    """
+
+    def __init__(self, nursery: trio.Nursery, threads: int) -> None:
+        self._child = Child("stage", _PROGRAM, _ERRORS, nursery)
+        self._nursery, self._threads = nursery, threads
+        self._lock = trio.Lock()
+        self.is_tied = False
+        self.memory_bytes = 0
+
+    async def begin(self) -> None:
+        """Start the process, if it does not run."""
+        async with self._lock:
+            await self._start()
+
+    async def _start(self) -> None:
+        if self._child.pid is None:
+            await self._child.start(threads=self._threads)
+            await self._child.exchange({"order": "begin"}, lambda _: None)
+
+    async def end(self) -> None:
+        """End the process, if it runs."""
+        await self._child.end()
+
+    async def open(
+        self,
+        settings: StageSettings,
+        *,
+        weights: Sequence[Path],
+        pieces: Mapping[str, Path],
+        activations: str,
+    ) -> None:
+        """Become a stage, in the place of what it was; with a new process where there is none.
+
+        Args:
+            weights: files of safetensors with the tensors that it begins with.
+            pieces: of the state that it goes on from, by name; none to begin.
+            activations: "F32" or "BF16", of what it gives.
+
+        Raises:
+            UnsupportedModelError, CheckpointError, ConfigurationError: there can be no such stage.
+            ChildEnded: the process ended.
+        """
+        with trio.move_on_after(_PATIENCE):
+            async with self._lock:
+                pass
+        if self._lock.locked():
+            await self._child.end()  # what it was at does not end
+        await self.begin()
+        opened = await self._call(
+            "open",
+            settings=settings.text(),
+            weights=[str(path) for path in weights],
+            pieces={name: str(path) for name, path in pieces.items()},
+            activations=activations,
+        )
+        self.is_tied, self.memory_bytes = opened["is_tied"], opened["memory"]
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None where it has ended."""
+        return self._child.pid
+
+    async def forward(self, number: int, step: int, given: PlainTensor) -> PlainTensor:
+        """What the next stage is given of a micro-batch.
+
+        Raises:
+            TrainerError: it is none for this stage, or there is no memory for it.
+            ChildEnded: the process ended.
+        """
+        return _tensor(
+            await self._call(
+                "forward", number=number, step=step, given=_frame(given), labels=None, num_labels=0
+            )
+        )
+
+    async def forward_loss(
+        self, number: int, step: int, given: PlainTensor, labels: PlainTensor, num_labels: int
+    ) -> float:
+        """A micro-batch's share of the batch's mean loss, at the last stage. Errors as of `forward`.
+
+        Args:
+            num_labels: label tokens of the whole batch.
+        """
+        told = await self._call(
+            "forward",
+            number=number,
+            step=step,
+            given=_frame(given),
+            labels=_frame(labels),
+            num_labels=num_labels,
+        )
+        return float(told["loss"])
+
+    async def backward(self, number: int, gradient: PlainTensor | None) -> PlainTensor | None:
+        """What the stage before is given of a micro-batch; None at the first stage. Errors as of `forward`."""
+        frame = None if gradient is None else _frame(gradient)
+        told = await self._call("backward", number=number, gradient=frame)
+        return _tensor(told) if told else None
+
+    async def evaluate(self, given: PlainTensor, labels: PlainTensor | None) -> PlainTensor | float:
+        """What the next stage is given, or the sum of the losses; nothing is learned. Errors as of `forward`."""
+        frame = None if labels is None else _frame(labels)
+        told = await self._call("evaluate", given=_frame(given), labels=frame)
+        return float(told["loss"]) if "loss" in told else _tensor(told)
+
+    async def tied_gradient(self, start: int, num: int) -> tuple[PlainTensor, int]:
+        """Some of the elements of this stage's part of the gradient of what is tied, float32 [num], and how many there
+        are in all."""
+        told = await self._call("tied_gradient", start=start, num=num)
+        return _tensor(told), told["num_elements"]
+
+    async def add_tied_gradient(self, gradient: PlainTensor) -> None:
+        """Take in the next elements of the other end's part, float32 [num]; with the last ones all is added."""
+        await self._call("add_tied_gradient", gradient=_frame(gradient))
+
+    async def squared_norm(self) -> float:
+        """Of the gradients of the parameters that count here."""
+        return float((await self._call("squared_norm"))["squared_norm"])
+
+    async def apply(self, step: int, norm: float, *, is_applied: bool) -> None:
+        """Make a step of the optimiser, or drop the gradients.
+
+        Args:
+            norm: of the gradients of all stages.
+        """
+        told = await self._call("apply", step=step, norm=norm, is_applied=is_applied)
+        self.memory_bytes = told["memory"]
+
+    async def save(self, directory: Path) -> dict[str, Path]:
+        """Write the state, and return its pieces' files by name.
+
+        Raises:
+            TrainerError: the disk is full, or the like.
+        """
+        told = await self._call("save", directory=str(directory))
+        return {name: Path(path) for name, path in told["files"].items()}
+
+    async def _call(self, order: str, **arguments: object) -> dict[str, Any]:
+        told: list[dict[str, Any]] = []
+        failed: list[Exception] = []
+        is_done = trio.Event()
+
+        async def run() -> None:
+            try:
+                async with self._lock:
+                    told.append(
+                        await self._child.exchange({"order": order, **arguments}, lambda _: None)
+                    )
+            except Exception as exc:  # noqa: BLE001 - raised again where the caller waits
+                failed.append(exc)
+            finally:
+                is_done.set()
+
+        self._nursery.start_soon(run)
+        await is_done.wait()
+        if failed:
+            raise failed[0]
+        return told[0]
+
+
+def _frame(tensor: PlainTensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "data": tensor.data}
+
+
+def _tensor(told: Mapping[str, Any]) -> PlainTensor:
+    return PlainTensor(told["dtype"], tuple(told["shape"]), told["data"])

@@ -1,0 +1,182 @@
+"""A stage's own process: `python -m neurogrid.training.stages.stage_program`, which `open_stage_process` starts.
+
+What it is ordered, and how it answers, is the matter of the trainer's `orders`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from neurogrid.errors import CheckpointError, ConfigurationError
+from neurogrid.training.stages.stage_learner import StageLearner
+from neurogrid.training.stages.stage_settings import StageSettings
+from neurogrid.training.stages.tensor_frames import DTYPES, as_frame, of_frame
+from neurogrid.training.trainer.errors import TrainerError
+from neurogrid.training.trainer.memory import (
+    Memory,
+    is_out_of_memory,
+    lift_limit,
+    limit_memory,
+    memory_of,
+)
+from neurogrid.training.trainer.orders import serve_orders
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Carry out orders until standard input ends."""
+    serve_orders(_Program)
+
+
+class _Program:
+    """A stage that learns."""
+
+    def __init__(self, order: dict[str, Any], answers: BinaryIO) -> None:
+        self._stage: StageLearner | None = None
+        self._activations = torch.float32
+        self._memory: Memory | None = None
+        # Of tied embeddings, while both ends exchange their parts of the gradient.
+        self._own_tied: torch.Tensor | None = None
+        self._their_tied: list[torch.Tensor] = []
+        self._calls: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "open": self._open,
+            "forward": self._forward,
+            "backward": self._backward,
+            "evaluate": self._evaluate,
+            "tied_gradient": self._tied_gradient,
+            "add_tied_gradient": self._add_tied_gradient,
+            "squared_norm": self._squared_norm,
+            "apply": self._apply,
+            "save": self._save,
+        }
+
+    def opened(self) -> dict[str, Any]:
+        """The answer to the first order, which asks for nothing: what is to be imported is there."""
+        return {}
+
+    @property
+    def _learner(self) -> StageLearner:
+        if self._stage is None:
+            raise TrainerError("this process is no stage yet")
+        return self._stage
+
+    def _open(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._stage = None  # two would take twice the memory
+        self._own_tied, self._their_tied = None, []
+        settings = StageSettings.parse(order["settings"])
+        self._activations = DTYPES[order["activations"]]
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        if settings.device == "cpu" and settings.memory_limit:
+            lift_limit()
+            limit_memory(settings.memory_limit)
+        try:
+            learner = _make(settings, order["weights"])
+            if order["pieces"]:
+                learner.load_pieces({name: _read(path) for name, path in order["pieces"].items()})
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
+            lift_limit()  # to say so takes some, too
+            raise ConfigurationError(
+                f"layers {settings.start} to {settings.stop - 1} do not fit into what is free of memory: cut the model "
+                "into more stages ([layout] stages), or give the member more (--memory-limit)"
+            ) from exc
+        self._stage = learner
+        self._memory = memory_of(torch.device(settings.device), settings.memory_limit)
+        return {"is_tied": learner.is_tied, "memory": self._memory.most()}
+
+    def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
+        """An order, and its answer."""
+        try:
+            return self._calls[order["order"]](order)
+        except (ValueError, KeyError) as exc:
+            raise TrainerError(f"a stage cannot {order['order']}: {exc}") from exc
+
+    def _forward(self, order: dict[str, Any]) -> dict[str, Any]:
+        given, number, step = of_frame(order["given"]), order["number"], order["step"]
+        if order["labels"] is None:
+            return as_frame(self._learner.forward(number, given, step=step).to(self._activations))
+        labels = of_frame(order["labels"])
+        loss = self._learner.forward_loss(number, given, labels, order["num_labels"], step=step)
+        return {"loss": loss}
+
+    def _backward(self, order: dict[str, Any]) -> dict[str, Any]:
+        gradient = None if order["gradient"] is None else of_frame(order["gradient"])
+        result = self._learner.backward(order["number"], gradient)
+        return {} if result is None else as_frame(result.to(self._activations))
+
+    def _evaluate(self, order: dict[str, Any]) -> dict[str, Any]:
+        labels = None if order["labels"] is None else of_frame(order["labels"])
+        result = self._learner.evaluate(of_frame(order["given"]), labels)
+        if isinstance(result, torch.Tensor):
+            return as_frame(result.to(self._activations))
+        return {"loss": result}
+
+    def _tied_gradient(self, order: dict[str, Any]) -> dict[str, Any]:
+        """A part of it: the whole may be more than a frame has room for."""
+        if self._own_tied is None:
+            self._own_tied = self._learner.tied_gradient()
+        start = order["start"]
+        part = self._own_tied[start : start + order["num"]]
+        return {"num_elements": len(self._own_tied), **as_frame(part)}
+
+    def _add_tied_gradient(self, order: dict[str, Any]) -> dict[str, Any]:
+        """The next part of the other end's; added when it is there as a whole."""
+        if self._own_tied is None:
+            raise TrainerError("nothing that is tied is exchanged now")
+        self._their_tied.append(of_frame(order["gradient"]))
+        if sum(map(len, self._their_tied)) >= len(self._own_tied):
+            self._learner.add_tied_gradient(torch.cat(self._their_tied))
+            self._own_tied, self._their_tied = None, []
+        return {}
+
+    def _squared_norm(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"squared_norm": self._learner.squared_norm()}
+
+    def _apply(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["is_applied"]:
+            self._learner.apply(order["step"], order["norm"])
+        else:
+            self._learner.drop()
+        assert self._memory is not None
+        return {"memory": self._memory.most()}
+
+    def _save(self, order: dict[str, Any]) -> dict[str, Any]:
+        directory = Path(order["directory"])
+        files = {}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, tensors in self._learner.pieces().items():
+                path = directory / f"{name}.safetensors"
+                save_file({key: each.cpu().contiguous() for key, each in tensors.items()}, path)
+                files[name] = str(path)
+        except (OSError, SafetensorError) as exc:
+            raise TrainerError(f"{directory}: cannot be written: {exc}; make room there") from exc
+        return {"files": files}
+
+
+def _make(settings: StageSettings, paths: list[str]) -> StageLearner:
+    tensors: dict[str, torch.Tensor] = {}
+    for path in paths:
+        tensors |= _read(path)
+    return StageLearner(settings, tensors)
+
+
+def _read(path: str) -> Mapping[str, torch.Tensor]:
+    try:
+        loaded: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, SafetensorError) as exc:
+        raise CheckpointError(f"{path}: is no file of weights: {exc}") from exc
+    return loaded
+
+
+if __name__ == "__main__":
+    main()
