@@ -33,7 +33,8 @@ from neurogrid.errors import (
 from neurogrid.exception_groups import unwrap_errors
 from neurogrid.p2p.exchange.counters import Direction
 from neurogrid.p2p.hosts.host import Host
-from neurogrid.p2p.transfer import BlobUnavailableError, Transfers
+from neurogrid.p2p.transfer import BlobUnavailableError
+from neurogrid.p2p.wire import MessageCode, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
 from neurogrid.temporary import temporary_directory
 from neurogrid.training.averaging.groups import (
@@ -43,9 +44,10 @@ from neurogrid.training.averaging.groups import (
     RoundTimeout,
     open_group,
 )
-from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
-from neurogrid.training.data.blobs import SliceCache, fetch_manifest
+from neurogrid.training.data.blob_files import fetch_file
+from neurogrid.training.data.blobs import fetch_manifest
 from neurogrid.training.data.manifest import Manifest, SliceInfo
+from neurogrid.training.members.member_blobs import MemberBlobs
 from neurogrid.training.members.saved_state import add_weights, take_weights
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.slices_ahead import fetch_ahead
@@ -64,9 +66,9 @@ from neurogrid.training.trainer import (
     TrainerError,
     open_trainer,
 )
-from neurogrid.training.wire.runs import Order, Report, Start, Work
+from neurogrid.training.wire.runs import Order, Report, RunMessage, Start, Work
 
-__all__ = ["KeepModel", "MemberBlobs", "Participation"]
+__all__ = ["KeepModel", "Participation"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,21 +88,6 @@ _LATEST: Final = 0.3
 _MAX_RESTARTS: Final = 3
 # Saved optimisers that the leader may still fetch.
 _NUM_SAVED: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class MemberBlobs:
-    """What comes from other peers, and what they may fetch here.
-
-    Attributes:
-        transfers: of the protocol of runs.
-        slices: on this machine's disk.
-        offered: files of this member's own.
-    """
-
-    transfers: Transfers
-    slices: SliceCache
-    offered: OfferedFiles
 
 
 @dataclass(slots=True)
@@ -159,10 +146,15 @@ class Participation:
         """Whether the leader has said that it needs this member no more."""
         return self._is_dismissed
 
-    @property
-    def report(self) -> Report:
-        """How the member stands."""
-        return self._report
+    def reports(self) -> list[tuple[MessageCode, bytes]]:
+        """What the leader is told, again and again."""
+        return [(RunMessage.REPORT, self._report.encode())]
+
+    def take_message(self, message: TensorMessage) -> None:
+        """Messages of a chain are for members that are stages: here nothing becomes of them."""
+        logger.debug(
+            "a message of a chain for a member that holds the whole model: %s", message.msg_type
+        )
 
     def status(self) -> PartStatus:
         """How the member stands, for people."""

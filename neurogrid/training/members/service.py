@@ -25,12 +25,15 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import COORDINATOR, WORKER
 from neurogrid.p2p.wire import MessageCode, MessageType, TensorMessage
 from neurogrid.renewed_event import RenewedEvent
-from neurogrid.training.data.blob_files import OfferedFiles
+from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceCache
-from neurogrid.training.members.participation import KeepModel, MemberBlobs, Participation
+from neurogrid.training.members.chain_part import ChainPart
+from neurogrid.training.members.member_blobs import MemberBlobs
+from neurogrid.training.members.participation import KeepModel, Participation
 from neurogrid.training.members.settings import MemberSettings
 from neurogrid.training.members.status import PartStatus
 from neurogrid.training.runs.resources import LEASE_SECONDS, LeaseTable, Need, Resources
+from neurogrid.training.runs.run_file import parse_run_file
 from neurogrid.training.wire.runs import (
     Ask,
     Dismiss,
@@ -49,7 +52,8 @@ __all__ = ["MEMBER_TAKES", "MemberService", "versions"]
 logger = logging.getLogger(__name__)
 
 _LEADERS: Final = frozenset({COORDINATOR})
-_ALL: Final = frozenset({COORDINATOR, WORKER})
+_WORKERS: Final = frozenset({WORKER})
+_ALL: Final = _LEADERS | _WORKERS
 
 MEMBER_TAKES: Final[Table] = {
     RunMessage.ASK: _LEADERS,
@@ -57,11 +61,33 @@ MEMBER_TAKES: Final[Table] = {
     RunMessage.RENEW: _LEADERS,
     RunMessage.ORDER: _LEADERS,
     RunMessage.DISMISS: _LEADERS,
+    RunMessage.STAGE: _LEADERS,
+    RunMessage.STEP: _LEADERS,
+    RunMessage.TOKENS: _LEADERS,
+    RunMessage.LABELS: _LEADERS,
+    RunMessage.APPLY: _LEADERS,
+    RunMessage.HIDDEN: _WORKERS,
+    RunMessage.GRADIENT: _WORKERS,
+    RunMessage.TIED: _WORKERS,
     MessageType.TRANSFER_REQUEST: _ALL,
     MessageType.TRANSFER_OFFER: _ALL,
     MessageType.WEIGHTS: _ALL,
 }
 """The roles that a member takes each message from."""
+
+_OF_CHAINS: Final = (
+    RunMessage.STAGE,
+    RunMessage.STEP,
+    RunMessage.TOKENS,
+    RunMessage.LABELS,
+    RunMessage.HIDDEN,
+    RunMessage.GRADIENT,
+    RunMessage.TIED,
+    RunMessage.APPLY,
+)
+
+Part = Participation | ChainPart
+"""This machine's part in a run: it holds the whole model, or a stage."""
 
 _HEARTBEAT: Final = 1.0
 # Seconds that a member has to end after it was dismissed, and to keep what was trained.
@@ -102,7 +128,7 @@ class MemberService:
         self.exchange = Exchange(host, run_table(), role="worker", name=settings.name)
         authorise(self.exchange, MEMBER_TAKES)
         providers = Providers()
-        transfers = Transfers(self.exchange, providers)
+        transfers = Transfers(self.exchange, providers, limits=PIECE_LIMITS)
         slices = SliceCache(transfers, directory, settings.storage)
         self._blobs = MemberBlobs(transfers, slices, OfferedFiles())
         providers.providers += [slices, self._blobs.offered]
@@ -110,7 +136,7 @@ class MemberService:
             Resources(settings.memory, settings.storage, settings.cores, settings.gpu),
             price=settings.price,
         )
-        self._part: Participation | None = None
+        self._part: Part | None = None
         self._scope: trio.CancelScope | None = None
         self._starting: tuple[str, Start] | None = None
         self._refusal = ""  # the last that was said
@@ -124,10 +150,12 @@ class MemberService:
             self.exchange.on_message(code, handler)
         self.exchange.on_message(RunMessage.ORDER, self._on_order)
         self.exchange.on_message(RunMessage.DISMISS, self._on_dismiss)
+        for code in _OF_CHAINS:
+            self.exchange.on_message(code, self._on_chain_message)
         self.exchange.on_peer_opened(lambda peer_id, hello: self._report_changed.set())
 
     @property
-    def part(self) -> Participation | None:
+    def part(self) -> Part | None:
         """The run that this machine takes part in."""
         return self._part
 
@@ -144,19 +172,11 @@ class MemberService:
             await self._take_part(leader, start)
 
     async def _take_part(self, leader: str, start: Start) -> None:
-        part: Participation | None = None
+        part: Part | None = None
         with trio.CancelScope() as self._scope, unwrap_errors():
             async with trio.open_nursery() as nursery:
                 try:
-                    part = self._part = Participation(
-                        self._host,
-                        leader,
-                        start,
-                        self._blobs,
-                        self._settings,
-                        self._report_changed.set,
-                        self._keep,
-                    )
+                    part = self._part = self._make_part(leader, start)
                     nursery.start_soon(self._report, part)
                     logger.info("takes part in run %s of %s", start.run.hex(), leader)
                     await part.run()
@@ -167,6 +187,16 @@ class MemberService:
                     await self._tell(part)
                 nursery.cancel_scope.cancel()
         self._part, self._scope = None, None
+
+    def _make_part(self, leader: str, start: Start) -> Part:
+        tell = self._report_changed.set
+        if parse_run_file(start.run_file).is_chain:
+            return ChainPart(
+                self._host, self.exchange, leader, start, self._blobs, self._settings, tell
+            )
+        return Participation(
+            self._host, leader, start, self._blobs, self._settings, tell, self._keep
+        )
 
     # What the leader asks
 
@@ -230,6 +260,10 @@ class MemberService:
             if self._scope is not None:
                 self._scope.deadline = trio.current_time() + _FAREWELL
 
+    def _on_chain_message(self, message: TensorMessage) -> None:
+        if self._part is not None:
+            self._part.take_message(message)
+
     def _note_refusal(self, text: str) -> None:
         """Say why nothing is offered: once, as leaders ask again and again."""
         if text != self._refusal:
@@ -243,7 +277,7 @@ class MemberService:
 
     # What the leader is told
 
-    async def _report(self, part: Participation) -> None:
+    async def _report(self, part: Part) -> None:
         while True:
             changed = self._report_changed.next
             await self._tell(part)
@@ -251,13 +285,12 @@ class MemberService:
             with trio.move_on_after(_HEARTBEAT):
                 await changed.wait()
 
-    async def _tell(self, part: Participation) -> None:
+    async def _tell(self, part: Part) -> None:
         if not self._host.is_connected(part.leader):
             return  # the connection is kept elsewhere
         with trio.move_on_after(10 * _HEARTBEAT):
             try:
-                await self.exchange.send(
-                    part.leader, TensorMessage(RunMessage.REPORT, data=part.report.encode())
-                )
+                for code, data in part.reports():
+                    await self.exchange.send(part.leader, TensorMessage(code, data=data))
             except TransportError as exc:
                 logger.debug("the leader cannot be told: %s", exc)

@@ -1,0 +1,26 @@
+"""What a member has of blobs: those that come from other peers, and those that they may fetch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.data.blob_files import OfferedFiles
+from neurogrid.training.data.blobs import SliceCache
+
+__all__ = ["MemberBlobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberBlobs:
+    """What comes from other peers, and what they may fetch here.
+
+    Attributes:
+        transfers: of the protocol of runs.
+        slices: on this machine's disk.
+        offered: files of this member's own.
+    """
+
+    transfers: Transfers
+    slices: SliceCache
+    offered: OfferedFiles
