@@ -12,6 +12,7 @@ __all__ = [
     "OUTER",
     "STATE",
     "TEMPORARY",
+    "TOKENIZER_FILES",
     "TRAINING",
     "name_of",
     "step_of",
@@ -24,6 +25,20 @@ STATE: Final = "state.json"
 MEMBERS: Final = "members"
 TEMPORARY: Final = ".unfinished-"
 """What every name begins with that is not whole, or about to be removed."""
+
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+)
+"""What a tokenizer of transformers consists of."""
 
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 

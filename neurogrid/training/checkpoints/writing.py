@@ -29,6 +29,7 @@ from neurogrid.training.checkpoints.places import (
     OUTER,
     STATE,
     TEMPORARY,
+    TOKENIZER_FILES,
     TRAINING,
     name_of,
 )
@@ -36,19 +37,8 @@ from neurogrid.training.checkpoints.reading import checkpoints_of, latest_checkp
 
 __all__ = ["CheckpointDraft", "new_checkpoint", "prune"]
 
-# What a tokenizer of transformers consists of.
-_TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model",
-    "spiece.model",
-)
+# Of a model, and of an adapter of PEFT.
+_CONFIGS: Final = ("config.json", "adapter_config.json")
 
 
 class CheckpointDraft:
@@ -89,7 +79,7 @@ class CheckpointDraft:
         Raises:
             ConfigurationError: there are none.
         """
-        found = [name for name in _TOKENIZER_FILES if (directory / name).is_file()]
+        found = [name for name in TOKENIZER_FILES if (directory / name).is_file()]
         if not found:
             raise ConfigurationError(f"{directory}: has no tokenizer, as tokenizer.json would be")
         for name in found:
@@ -128,7 +118,8 @@ class CheckpointDraft:
         Raises:
             CheckpointError: it has no model, or it cannot be written. The ones before are whole.
         """
-        if not (self.path / "config.json").is_file() or not any(self.path.glob("*.safetensors")):
+        has_config = any((self.path / name).is_file() for name in _CONFIGS)
+        if not has_config or not any(self.path.glob("*.safetensors")):
             raise CheckpointError(f"{self._final}: no model was written to this checkpoint")
         with self._writing():
             before = latest_checkpoint(self._folder)

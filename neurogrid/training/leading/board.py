@@ -22,7 +22,7 @@ from typing import Final
 from neurogrid.node.events import EventBus, EventKind, Severity
 from neurogrid.node.histogram import WAIT_SECONDS, Histogram
 from neurogrid.training.data.dealing import SampleState
-from neurogrid.training.leading.look import LeaderLook, PeerLook
+from neurogrid.training.leading.look import LeaderLook, PeerLook, StageLook
 from neurogrid.training.leading.progress import QuietProgress
 from neurogrid.training.leading.status import (
     CheckpointStatus,
@@ -30,6 +30,7 @@ from neurogrid.training.leading.status import (
     RoundStatus,
     RunStatus,
     SampleCounts,
+    StageStatus,
 )
 from neurogrid.training.runs.alarms import Alarm, AlarmKind, MemberFacts, Waiting, find_alarms
 from neurogrid.training.runs.entries import (
@@ -235,6 +236,7 @@ class RunBoard(QuietProgress):
             checkpoints=tuple(self._checkpoints),
             alarms=self._find_alarms(members),
             events=self.events.last,
+            is_chain=self.run_file.is_chain,
         )
 
     def learning(self) -> Learning:
@@ -269,7 +271,7 @@ class RunBoard(QuietProgress):
             told = self._leave(entry)
         elif isinstance(entry, BeganEntry):
             self._last_at = at
-            told = (EventKind.BEGAN, _began(entry), Severity.GOOD)
+            told = (EventKind.BEGAN, self._began(entry), Severity.GOOD)
         elif isinstance(entry, DealtEntry):
             for seat, work in entry.works:
                 if seat in self._seats:
@@ -278,11 +280,13 @@ class RunBoard(QuietProgress):
             self._decide(entry, at)
         elif isinstance(entry, CheckpointEntry):
             self._checkpoints.append(CheckpointStatus(entry.step, entry.round, at))
-            text = f"wrote the checkpoint of step {entry.step}, after round {entry.round}"
+            after = "" if self.run_file.is_chain else f", after round {entry.round}"
+            text = f"wrote the checkpoint of step {entry.step}{after}"
             told = (EventKind.CHECKPOINT, text, Severity.GOOD)
         elif isinstance(entry, ResumedEntry):
             self._resume(entry.round, at)
-            told = (EventKind.BEGAN, f"goes on from round {entry.round}", Severity.INFO)
+            what = "step" if self.run_file.is_chain else "round"
+            told = (EventKind.BEGAN, f"goes on from {what} {entry.round}", Severity.INFO)
         elif isinstance(entry, StoppingEntry):
             told = (EventKind.ENDING, f"deals no more: {entry.reason}", Severity.INFO)
         elif isinstance(entry, EndEntry):
@@ -290,6 +294,15 @@ class RunBoard(QuietProgress):
         if told is not None and is_new:
             kind, text, severity = told
             self.events.publish(kind, text, severity=severity)
+
+    def _began(self, entry: BeganEntry) -> str:
+        of = f", {entry.num_samples:,} samples in all" if entry.num_samples else ""
+        who = (
+            f"in {self.run_file.layout.stages} stages"
+            if self.run_file.is_chain
+            else f"with {entry.num_members} members"
+        )
+        return f"training begins {who}{of}"
 
     def _leave(self, entry: LeftEntry) -> tuple[EventKind, str, Severity]:
         seat = self._seats.pop(entry.seat, _Seat(""))
@@ -401,8 +414,14 @@ class RunBoard(QuietProgress):
     def _members(self, look: LeaderLook | None) -> tuple[MemberStatus, ...]:
         if look is None:
             return ()
-        found = [self._member(look, peer) for peer in look.peers]
-        return tuple(sorted(found, key=lambda each: (each.seat is None, each.seat or 0)))
+        stages = {stage.peer_id: (n, stage) for n, stage in enumerate(look.stages, 1)}
+        found = [
+            _as_stage(self._member(look, peer), *stages[peer.peer_id])
+            if peer.peer_id in stages
+            else self._member(look, peer)
+            for peer in look.peers
+        ]
+        return tuple(sorted(found, key=_place_of))
 
     def _member(self, look: LeaderLook, peer: PeerLook) -> MemberStatus:
         report = peer.report or Report(run=b"", seat=0, state="starting")
@@ -461,6 +480,8 @@ class RunBoard(QuietProgress):
         state, least = look.state, look.rules.min_members
         if state.phase is Phase.ENDED:
             return ""
+        if look.waits:
+            return look.waits
         if vacant := state.vacant():
             names = ", ".join(seat.name or f"member {seat.number}" for seat in vacant)
             return f"waits for those who had a seat: {names}"
@@ -552,6 +573,28 @@ def _state_of(peer: PeerLook) -> str:
     return peer.report.state if peer.report is not None else "asked"
 
 
+def _as_stage(member: MemberStatus, number: int, look: StageLook) -> MemberStatus:
+    """A member that is a stage of a chain, as its own report has it."""
+    report = look.report
+    stage = StageStatus(number, look.start, look.stop, waited=look.waited)
+    if report is None:
+        return replace(member, stage=stage)
+    state = {"loading": "starting", "working": "training"}.get(report.state, report.state)
+    return replace(
+        member,
+        stage=replace(stage, step=report.step),
+        state=member.state if member.state == "away" else state,
+        reason=report.reason,
+        memory_bytes=report.memory_bytes,
+    )
+
+
+def _place_of(member: MemberStatus) -> tuple[bool, int]:
+    """By stages, or by seats; those that have neither come last."""
+    place = member.stage.number if member.stage is not None else member.seat
+    return place is None, place or 0
+
+
 def _waited_for(members: Sequence[MemberStatus]) -> tuple[str, ...]:
     """Members that compute while others are done."""
     return tuple(
@@ -559,11 +602,6 @@ def _waited_for(members: Sequence[MemberStatus]) -> tuple[str, ...]:
         for each in members
         if each.seat is not None and each.batches and each.state in ("training", "away", "starting")
     )
-
-
-def _began(entry: BeganEntry) -> str:
-    of = f", {entry.num_samples:,} samples in all" if entry.num_samples else ""
-    return f"training begins with {entry.num_members} members{of}"
 
 
 def _counts(state: RunState | None) -> SampleCounts | None:

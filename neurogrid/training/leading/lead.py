@@ -2,97 +2,62 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from neurogrid.errors import ConfigurationError, NeuroGridError
+from neurogrid.errors import NeuroGridError
 from neurogrid.exception_groups import unwrap_errors
-from neurogrid.fleet.local_trust import credentials_of_local_workers, listen_address_beside
-from neurogrid.fleet.local_workers import start_local_workers
 from neurogrid.node.reach_settings import open_reach
 from neurogrid.p2p.exchange.exchange import Exchange
 from neurogrid.p2p.hosts.identity import Identity
 from neurogrid.p2p.hosts.machine import machine_name
 from neurogrid.p2p.libp2p.libp2p_host import open_host
-from neurogrid.p2p.transfer import BlobInfo, BytesSource, Transfers
-from neurogrid.training.checkpoints import RunCheckpoint, latest_checkpoint, read_checkpoint
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.checkpoints import RunCheckpoint
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
-from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.leading.data import LeaderSlices, data_of
+from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.keeper import Keeper
-from neurogrid.training.leading.leader import GroupLostError, Leader, RunFacts, draw_run_id
+from neurogrid.training.leading.lead_chain import lead_chain
+from neurogrid.training.leading.leader import GroupLostError, Leader
 from neurogrid.training.leading.model_data import first_data
 from neurogrid.training.leading.model_numbers import read_config
+from neurogrid.training.leading.opening import (
+    begin_journal,
+    further,
+    keep_local_workers,
+    latest_of,
+    replay,
+    rules_of,
+    weights_of,
+)
 from neurogrid.training.leading.progress import ProgressTee
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
 from neurogrid.training.leading.sources import Sources
 from neurogrid.training.leading.tracking import open_tracking
-from neurogrid.training.runs.entries import ResumedEntry, RoundEntry, RunEntry
 from neurogrid.training.runs.estimate import member_bytes
 from neurogrid.training.runs.journal import Journal
-from neurogrid.training.runs.machine import Rules, RunMachine
+from neurogrid.training.runs.machine import RunMachine
 from neurogrid.training.runs.methods import weights_by
 from neurogrid.training.runs.run_directory import RunDirectory
-from neurogrid.training.runs.run_file import RunFile
-from neurogrid.training.runs.state import Phase, RunState
+from neurogrid.training.runs.state import Phase
 from neurogrid.training.runs.trainers import trainer_settings
-from neurogrid.training.trainer import free_memory, open_trainer
+from neurogrid.training.trainer import open_trainer
 from neurogrid.training.wire.runs import run_table
 
-__all__ = ["lead", "rules_of"]
+__all__ = ["lead"]
 
 logger = logging.getLogger(__name__)
 
 _FETCH_TIMEOUT: Final = 60.0
-# Of this machine's memory, what all local workers together are told that there is.
-_LOCAL_MEMORY: Final = 0.8
-
-
-def rules_of(run: RunFile, manifest: Manifest) -> Rules:
-    """What a run file says of who does how much.
-
-    Raises:
-        ConfigurationError: what it says does not go together with the data.
-    """
-    inner, outer, stop = run.inner, run.outer, run.stop
-    if manifest.kind == "text":
-        batch_samples = max(1, inner.batch_tokens // manifest.sequence_length)
-    else:
-        batch_samples = inner.batch_samples
-    steps = max(1, outer.every // outer.fragments)
-    samples = []
-    if stop.tokens is not None:
-        samples.append(-(-stop.tokens // manifest.tokens_per_sample))
-    if stop.epochs is not None:
-        samples.append(max(1, int(stop.epochs * manifest.num_samples)))
-    rounds = [] if stop.rounds is None else [stop.rounds]
-    if stop.steps is not None:
-        rounds.append(-(-stop.steps // steps))
-    if not samples and not rounds and inner.schedule != "constant":
-        raise ConfigurationError(
-            f"[inner] schedule {inner.schedule!r} needs an end that is known beforehand: give [stop] tokens, steps, "
-            'rounds or epochs beside hours, or take "constant"'
-        )
-    return Rules(
-        min_members=run.members.min,
-        max_members=run.members.max,
-        batch_samples=batch_samples,
-        steps=steps,
-        num_parts=outer.fragments,
-        projected=outer.projected,
-        max_samples=min(samples, default=None),
-        max_rounds=min(rounds, default=None),
-    )
 
 
 async def lead(
@@ -116,6 +81,8 @@ async def lead(
     board.on_alarm = progress.warn
     async with open_tracking(settings.run, track, progress.warn) as tracking:
         progress = ProgressTee(board, progress, tracking)
+        if settings.run.is_chain:
+            return await lead_chain(settings, progress, board)
         while True:
             try:
                 return await _lead(settings, progress, board, is_anew=is_anew)
@@ -142,17 +109,17 @@ async def _lead(
             data = await first_data(run, directory, settings.model, progress)
         board.tokens_per_sample = data.manifest.tokens_per_sample
         rules = rules_of(run, data.manifest)
-        run_id = _begin(journal, run, data.manifest, identity)
+        run_id = begin_journal(journal, run, data.manifest, identity)
         directory.run_file.write_text(run.text(), encoding="utf-8")
-        checkpoint = _latest(directory)
+        checkpoint = latest_of(directory)
         figures = RoundFigures(run, data.manifest.sequence_length)
-        state = _replayed(journal, data.manifest, run, checkpoint, figures)
+        state = replay(journal, data.manifest, run, _resumable(checkpoint), figures)
         if (
             state.phase is Phase.ENDED
             and checkpoint is not None
             and int(checkpoint.state["round"]) == state.round
         ):
-            progress.say(f"the run has ended: {state.reason}. {_further(directory)}")
+            progress.say(f"the run has ended: {state.reason}. {further(directory)}")
             return directory.checkpoints / checkpoint.path.name
 
         progress.say("starting the model")
@@ -160,7 +127,7 @@ async def _lead(
             run, json.dumps(config), total_steps=rules.total_steps, threads=_threads(settings)
         )
         trainer = await stack.enter_async_context(
-            open_trainer(trainer_told, checkpoint=_weights_of(settings.model, checkpoint))
+            open_trainer(trainer_told, checkpoint=weights_of(settings.model, checkpoint))
         )
         outer = weights_by(run, trainer.layout, trainer.weights.clone(), trainer_told)
         if checkpoint is not None:
@@ -260,7 +227,7 @@ async def _run(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.run)
             if settings.local_workers:
-                nursery.start_soon(_keep_local_workers, settings, exchange)
+                nursery.start_soon(keep_local_workers, settings, exchange)
             try:
                 await leader.run()
             except GroupLostError:
@@ -271,114 +238,9 @@ async def _run(
     return path
 
 
-async def _keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> None:
-    host = exchange.host
-    with credentials_of_local_workers(
-        settings.local_workers,
-        settings.admission,
-        host.peer_id,
-        directory=settings.directory / ".workers",
-    ) as credentials:
-        async with start_local_workers(
-            settings.local_workers,
-            memory_bytes=int(free_memory() * _LOCAL_MEMORY),
-            max_seq_len=4096,
-            name="",
-            listen=listen_address_beside(settings.listen, settings.admission),
-            credentials=credentials,
-            num_threads=settings.num_threads,
-            options=("--train",),
-        ) as addresses:
-            await _keep_connected(exchange, addresses)
-
-
-async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
-    """Dial workers of this machine, again when they were started again."""
-    host = exchange.host
-    while True:
-        for address in addresses:
-            peer_id = address.rpartition("/p2p/")[2]
-            if not host.is_connected(peer_id):
-                try:
-                    await host.connect(address)
-                    await exchange.open(peer_id)
-                except NeuroGridError as exc:
-                    logger.info("a local worker cannot be reached: %s", exc)
-        await trio.sleep(1.0)
-
-
 def _threads(settings: LeaderSettings) -> int:
     return 1 if settings.local_workers else (settings.num_threads or 0)
 
 
-def _begin(journal: Journal, run: RunFile, manifest: Manifest, identity: Identity) -> bytes:
-    """Write the beginning of a journal, or compare it; the id of the run."""
-    source = BytesSource(manifest.encode())
-    blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
-    digest = hashlib.sha256(run.text().encode()).digest()
-    if not journal.entries:
-        journal.append(
-            RunEntry(
-                run=draw_run_id(),
-                leader=identity.peer_id,
-                run_file=digest,
-                manifest=blob_id,
-                slices=manifest.sizes,
-                seed=run.seed,
-            )
-        )
-    entry = journal.entries[0].entry
-    assert isinstance(entry, RunEntry)
-    if entry.manifest != blob_id:
-        raise ConfigurationError(
-            f"{journal.path}: the run was begun with other data: go on with those, or begin another run (--dir)"
-        )
-    if entry.run_file != digest:
-        raise ConfigurationError(
-            f"{journal.path}: the run was begun with another run file, which lies beside it as run.toml: go on with "
-            f"that one. {_further(RunDirectory(journal.path.parent))}"
-        )
-    return entry.run
-
-
-def _further(directory: RunDirectory) -> str:
-    """What people do who want more of a run than its run file says."""
-    return (
-        "To train further or otherwise, begin another run (--dir) with "
-        f'[model] config = "{directory.checkpoints}/latest"'
-    )
-
-
-def _replayed(
-    journal: Journal,
-    manifest: Manifest,
-    run: RunFile,
-    checkpoint: RunCheckpoint | None,
-    figures: RoundFigures,
-) -> RunState:
-    """The state that the journal has come to; the figures are told of its rounds."""
-    entries = [recorded.entry for recorded in journal.entries]
-    resumable = {entry.round for entry in entries if isinstance(entry, ResumedEntry)}
-    if checkpoint is not None:
-        resumable.add(int(checkpoint.state["round"]))
-    state = RunState(manifest.sizes, seed=run.seed, resumable=resumable)
-    for entry in entries:
-        state.apply(entry)
-        if isinstance(entry, RoundEntry):
-            figures.decided(state)
-        elif isinstance(entry, ResumedEntry):
-            figures.resumed(entry.round)
-    return state
-
-
-def _latest(directory: RunDirectory) -> RunCheckpoint | None:
-    directory.check_checkpoints()
-    path = latest_checkpoint(directory.checkpoints)
-    return read_checkpoint(path) if path is not None else None
-
-
-def _weights_of(model: Path, checkpoint: RunCheckpoint | None) -> Path | None:
-    """The directory with the weights that the run begins with; None for random ones."""
-    if checkpoint is not None:
-        return checkpoint.path
-    return model if model.is_dir() and any(model.glob("*.safetensors")) else None
+def _resumable(checkpoint: RunCheckpoint | None) -> set[int]:
+    return set() if checkpoint is None else {int(checkpoint.state["round"])}

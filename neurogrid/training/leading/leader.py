@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -40,6 +39,7 @@ from neurogrid.training.averaging.groups import (
     open_group,
 )
 from neurogrid.training.leading.digests import WeightDigests
+from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.group_watch import GroupWatch
 from neurogrid.training.leading.hiring import HEARTBEAT, Hiring, LackingError, bid_of
 from neurogrid.training.leading.keeper import Keeper
@@ -55,7 +55,6 @@ from neurogrid.training.runs.resources import (
     choose_offers,
 )
 from neurogrid.training.runs.round_trace import Timeline
-from neurogrid.training.runs.run_file import RunFile
 from neurogrid.training.runs.state import Occupant, Phase, Seat
 from neurogrid.training.wire import GroupSettings, Member
 from neurogrid.training.wire.runs import (
@@ -67,7 +66,7 @@ from neurogrid.training.wire.runs import (
     Work,
 )
 
-__all__ = ["LEADER_TAKES", "GroupLostError", "Leader", "RunFacts", "draw_run_id"]
+__all__ = ["LEADER_TAKES", "GroupLostError", "Leader"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,27 +99,6 @@ _MAX_FAILURES: Final = 3
 
 class GroupLostError(NeuroGridError):
     """The group of a run is lost, and the run goes on with another one: from what its leader has."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What all members of a run are told alike.
-
-    Attributes:
-        run_id: 16 bytes.
-        run_file: of the run.
-        config: of the model, as JSON.
-        manifest: the blob id of the data's manifest.
-        num_parameters: that are trained.
-        member_memory: bytes that each has to offer.
-    """
-
-    run_id: bytes
-    run_file: RunFile
-    config: str
-    manifest: bytes
-    num_parameters: int
-    member_memory: int
 
 
 @dataclass
@@ -782,8 +760,3 @@ def _called(peer: _Peer, peer_id: str) -> str:
     if peer.name:
         return peer.name
     return f"member {peer.seat}" if peer.seat is not None else peer_id
-
-
-def draw_run_id() -> bytes:
-    """The id of a new run."""
-    return secrets.token_bytes(16)

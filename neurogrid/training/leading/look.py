@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from neurogrid.training.runs.machine import Rules
 from neurogrid.training.runs.state import RunState
-from neurogrid.training.wire.runs import Report
+from neurogrid.training.wire.runs import Report, StageReport
 
-__all__ = ["LeaderLook", "PeerLook"]
+__all__ = ["LeaderLook", "PeerLook", "StageLook"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,24 @@ class PeerLook:
 
 
 @dataclass(frozen=True, slots=True)
+class StageLook:
+    """A stage of the chain, as the leader arranged it last.
+
+    Attributes:
+        peer_id: of the member that is it.
+        start, stop: its layers.
+        report: its last, of this chain; None for none.
+        waited: the share of its last step in which it waited for others, 0 to 1; None while it is not known.
+    """
+
+    peer_id: str
+    start: int
+    stop: int
+    report: StageReport | None = None
+    waited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderLook:
     """A leader at the moment.
 
@@ -41,6 +59,8 @@ class LeaderLook:
         num_parameters: that are trained.
         digest: of the common weights that the leader has, after round `applied`.
         sent_bytes: of the leader's averaging.
+        stages: of a chain, in order; empty before it was arranged, and where members have whole models.
+        waits: what a chain does not go on without; empty where it goes on.
     """
 
     peer_id: str
@@ -52,3 +72,5 @@ class LeaderLook:
     applied: int = 0
     digest: bytes = b""
     sent_bytes: int = 0
+    stages: Sequence[StageLook] = ()
+    waits: str = ""

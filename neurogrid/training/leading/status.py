@@ -13,7 +13,14 @@ from neurogrid.training.runs.alarms import Alarm
 from neurogrid.training.runs.run_directory import Figures
 from neurogrid.training.runs.state import Phase
 
-__all__ = ["CheckpointStatus", "MemberStatus", "RoundStatus", "RunStatus", "SampleCounts"]
+__all__ = [
+    "CheckpointStatus",
+    "MemberStatus",
+    "RoundStatus",
+    "RunStatus",
+    "SampleCounts",
+    "StageStatus",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,24 @@ class SampleCounts:
     available: int
     assigned: int
     used: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """What a member is in a chain.
+
+    Attributes:
+        number: of the stage, from 1.
+        start, stop: its layers, from `start` to before `stop`.
+        step: that its state has made.
+        waited: the share of its last step in which it waited for others, 0 to 1; None while it is not known.
+    """
+
+    number: int
+    start: int
+    stop: int
+    step: int = 0
+    waited: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +81,7 @@ class MemberStatus:
         num_rounds, num_late: rounds that it took part in, and that went on without it while it had work.
         held_slices: slices of the data that it has.
         sent_bytes, received_bytes: of its averaging since it joined.
+        stage: what it is in a chain; None where it is none, and has a whole model or stands by.
     """
 
     peer_id: str
@@ -82,6 +108,7 @@ class MemberStatus:
     held_slices: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    stage: StageStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +171,12 @@ class RunStatus:
         remaining_seconds: until that, at the pace of late.
         samples: of the epoch.
         num_parameters: that are trained; 0 while that is not known.
-        members: those with a seat first.
+        members: those with a seat first; of a chain the stages in order, and then those that stand by.
         rounds: the last ones, oldest first.
         checkpoints: the same.
         alarms: what makes it doubtful that the run learns.
         events: what happened, in words; what failed, and what was done.
+        is_chain: whether members have a stage each of one model; a round is a step then.
     """
 
     at: float
@@ -176,3 +204,4 @@ class RunStatus:
     checkpoints: tuple[CheckpointStatus, ...]
     alarms: tuple[Alarm, ...]
     events: tuple[Event, ...]
+    is_chain: bool = False

@@ -10,7 +10,7 @@ import torch
 from neurogrid.training.averaging.groups import Outcome
 from neurogrid.training.data.manifest import Manifest
 from neurogrid.training.data.slices import slice_path
-from neurogrid.training.leading.lead import rules_of
+from neurogrid.training.leading.opening import rules_of
 from neurogrid.training.runs.common_steps import CommonSteps
 from neurogrid.training.runs.entries import Assignment, DealtEntry, RoundEntry
 from neurogrid.training.runs.methods import weights_by

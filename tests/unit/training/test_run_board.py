@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from neurogrid.training.leading.board import MAX_FIGURES, RunBoard
-from neurogrid.training.leading.look import LeaderLook, PeerLook
+from neurogrid.training.leading.look import LeaderLook, PeerLook, StageLook
+from neurogrid.training.leading.status import StageStatus
 from neurogrid.training.runs.alarms import AlarmKind
 from neurogrid.training.runs.entries import CheckpointEntry, Entry, JoinedEntry, RunEntry
 from neurogrid.training.runs.journal import Recorded
 from neurogrid.training.runs.machine import Outcome, Rules, RunMachine
-from neurogrid.training.runs.run_file import parse_run_file
+from neurogrid.training.runs.run_file import RunFile, parse_run_file
+from neurogrid.training.runs.run_file.stage_sections import LayoutSection
 from neurogrid.training.runs.state import Occupant, Phase, RunState
-from neurogrid.training.wire.runs import Report
+from neurogrid.training.wire.runs import Report, StageReport
 
 RUN_ID = bytes(range(16))
 RUN = parse_run_file('[model]\nconfig = "embedded"\n[data]\npath = "data/"\n[stop]\nrounds = 10\n')
@@ -24,14 +27,18 @@ RULES = Rules(
 TOKENS = 32
 
 
+CHAIN = replace(RUN, layout=LayoutSection(stages=2))
+
+
 class Run:
     """A run without network: a real machine, whose entries the board is told as the journal would."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_file: RunFile = RUN, rules: Rules = RULES) -> None:
         self.now = 1000.0
-        self.board = RunBoard(RUN, clock=lambda: self.now)
+        self.rules = rules
+        self.board = RunBoard(run_file, clock=lambda: self.now)
         self.board.tokens_per_sample = TOKENS
-        self.machine = RunMachine(RULES, RunState((64, 64), seed=0))
+        self.machine = RunMachine(rules, RunState((64, 64), seed=0))
         self.reports: dict[str, Report] = {}
         self.recorded: list[Recorded] = []
         self.index = 0
@@ -78,7 +85,7 @@ class Run:
         return LeaderLook(
             peer_id="leader",
             state=self.machine.state,
-            rules=RULES,
+            rules=self.rules,
             peers=[
                 PeerLook(
                     name,
@@ -93,6 +100,41 @@ class Run:
             ],
             seconds=self.now - 1000,
         )
+
+
+class ChainRun(Run):
+    """A run in two stages, of members of these names in order; a third one stands by."""
+
+    def __init__(self) -> None:
+        super().__init__(CHAIN, replace(RULES, min_members=1, steps=1))
+        self.waits = "waits for members: 0 of 2 are here"
+        self.stages: list[StageLook] = []
+        self.join("leader")
+        del self.reports["leader"]
+
+    def arrange(self, *names: str, spare: str = "shelf") -> None:
+        for name in (*names, spare):
+            self.report(name, state="ready")
+        self.waits = ""
+        bounds = (0, 12, 28)
+        self.stages = [
+            StageLook(name, *bounds[index : index + 2]) for index, name in enumerate(names)
+        ]
+
+    def tell(self, index: int, state: str, *, waited: float | None = None, **more: Any) -> None:
+        """What a stage reports, and how long it has waited."""
+        report = StageReport(RUN_ID, 7, state, self.machine.state.round, **more)
+        self.stages[index] = replace(self.stages[index], report=report, waited=waited)
+
+    def step(self, loss: float, *, waited: float = 0.125) -> None:
+        self.decide("leader", seconds=1.5)
+        state = self.machine.state
+        figures = {"round": state.round, "step": state.round, "seconds": self.now - 1000}
+        told = {"loss": loss, "stages": 2, "waited": waited}
+        self.board.metrics({**figures, "tokens": float(state.num_used * TOKENS), **told})
+
+    def look(self) -> LeaderLook:
+        return replace(super().look(), stages=self.stages, waits=self.waits)
 
 
 @pytest.fixture
@@ -278,3 +320,30 @@ def test_figures_are_bounded_and_keep_both_ends() -> None:
     assert board.figures[-1]["round"] == 3 * MAX_FIGURES - 1
     rounds = [line["round"] for line in board.figures]
     assert rounds == sorted(set(rounds))
+
+
+def test_a_chain_in_stages() -> None:
+    """The stages come first, in order, as they report themselves; whoever stands by comes behind them."""
+    run = ChainRun()
+    with run.board.watching(run.look):
+        assert run.board.status().waits == "waits for members: 0 of 2 are here"
+        assert [event.text for event in run.board.status().events] == [
+            "training begins in 2 stages, 20 samples in all"
+        ]
+        run.arrange("laptop", "desk")
+        run.tell(0, "working", waited=0.25, memory_bytes=900)
+        run.tell(1, "loading")
+        run.step(4.0)
+        status = run.board.status()
+        assert status.is_chain
+        assert status.waits == ""
+        assert [member.name for member in status.members] == ["laptop", "desk", "shelf"]
+        first, second, spare = status.members
+        assert first.stage == StageStatus(1, 0, 12, step=0, waited=0.25)
+        assert (first.state, first.memory_bytes, first.seat) == ("training", 900, None)
+        assert second.stage == StageStatus(2, 12, 28)
+        assert (second.state, spare.state, spare.stage) == ("starting", "ready", None)
+        run.tell(1, "failed", reason="no memory left")
+        failed = run.board.status().members[1]
+        assert (failed.state, failed.reason) == ("failed", "no memory left")
+    assert not RunBoard(RUN).status().is_chain

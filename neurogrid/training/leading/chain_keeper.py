@@ -1,0 +1,166 @@
+"""What the leader of a chain keeps of its run on disk: journal, figures, and checkpoints made of the stages' state."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import trio
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
+from neurogrid.model.files.config import build_config
+from neurogrid.model.files.foreign import quiet_transformers
+from neurogrid.training.checkpoints import latest_checkpoint, new_checkpoint, prune
+from neurogrid.training.leading.chain_state import ChainState
+from neurogrid.training.leading.round_figures import RoundFigures
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.runs.entries import CheckpointEntry, Entry
+from neurogrid.training.runs.journal import Journal
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.state import RunState
+from neurogrid.training.stages.lora import write_adapter
+
+__all__ = ["ChainKeeper"]
+
+_CONFIG: Final = "config.json"
+
+
+class ChainKeeper:
+    """Keeps a run in stages.
+
+    Args:
+        directory: of the run.
+        run: the run file.
+        journal: that is open.
+        model: directory of the checkpoint that stages began with.
+        data: where the data lie, with their tokenizer.
+        progress: is told the figures.
+        figures: of rounds that have no line yet.
+        seconds: that the run has taken before.
+
+    Attributes:
+        figures: as given.
+        told: more figures of steps that have no line yet, by step from 1.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        run: RunFile,
+        journal: Journal,
+        model: Path,
+        data: Path,
+        progress: LeaderProgress,
+        figures: RoundFigures,
+        *,
+        seconds: float = 0.0,
+    ) -> None:
+        self._directory, self._run, self._journal = directory, run, journal
+        self._model, self._data, self._progress = model, data, progress
+        self._began, self._seconds_before = trio.current_time(), seconds
+        self.figures = figures
+        self.told: dict[int, dict[str, float]] = {}
+        self._last: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """That the run has taken."""
+        return self._seconds_before + trio.current_time() - self._began
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Write entries into the journal. Returns when they are on the disk."""
+        for entry in entries:
+            self._journal.append(entry)
+
+    async def note(self, round_number: int) -> None:
+        """Write the figures of a step, and of those before it that have no line: a stage was lost before it."""
+        for figures in self.figures.take(round_number):
+            figures["seconds"] = round(self.seconds, 3)
+            figures |= self.told.pop(int(figures["round"]), {})
+            self._last = figures
+            await trio.to_thread.run_sync(self._write_figures, dict(figures))
+            self._progress.metrics(figures)
+
+    def _write_figures(self, figures: dict[str, float]) -> None:
+        path = self._directory.metrics
+        try:
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(figures) + "\n")
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot write {path}: {exc.strerror}. Make room, and go on with --resume"
+            ) from exc
+
+    async def write_checkpoint(self, kept: ChainState, state: RunState) -> None:
+        """Make the state that is kept a checkpoint: a model that transformers opens, or an adapter of PEFT.
+
+        One that cannot be written is said, and the one before stays.
+        """
+        step = kept.step
+        told: dict[str, Any] = {
+            **self.figures.of(state),
+            **self._last,
+            "round": step,
+            "seed": self._run.seed,
+            "written": round(time.time(), 3),
+        }
+        folder, tokenizer = self._directory.checkpoints, self._data / "tokenizer"
+        try:
+            async with new_checkpoint(folder, step) as draft:
+                await trio.to_thread.run_sync(self._write_model, draft.path, kept)
+                if tokenizer.is_dir():
+                    draft.add_tokenizer(tokenizer)
+                await trio.to_thread.run_sync(
+                    lambda: draft.add_training(told, outer={}, members={})
+                )
+            await trio.to_thread.run_sync(prune, folder, self._run.checkpoints.keep)
+        except NeuroGridError as exc:
+            self._progress.warn(f"no checkpoint after step {step}: {exc}. The one before is whole")
+            return
+        self._journal.append(CheckpointEntry(step=step, round=step))
+
+    def finish(self) -> Path:
+        """The last checkpoint.
+
+        Raises:
+            CheckpointError: it was not written.
+        """
+        path = latest_checkpoint(self._directory.checkpoints)
+        if path is None:
+            raise CheckpointError("the run has ended, and no checkpoint could be written")
+        return path
+
+    def _write_model(self, directory: Path, kept: ChainState) -> None:
+        learned = _parameters(kept.files)
+        if self._run.adapter.r:
+            write_adapter(directory, self._run.adapter, learned, str(self._model.resolve()))
+            return
+        config = build_config(json.loads((self._model / _CONFIG).read_text(encoding="utf-8")))
+        with quiet_transformers():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                self._model, config=config, dtype=torch.float32
+            )
+        own = dict(model.named_parameters(remove_duplicate=False))
+        if unknown := sorted(learned.keys() - own.keys()):
+            raise CheckpointError(f"the stages have learned {unknown[0]}, which the model has not")
+        with torch.no_grad():
+            for name, value in learned.items():
+                own[name].copy_(value)
+        with quiet_transformers():
+            model.save_pretrained(directory)
+
+
+def _parameters(files: Mapping[str, Path]) -> dict[str, Tensor]:
+    """What learns, by name, without what optimisers keep of it."""
+    found: dict[str, Tensor] = {}
+    for path in files.values():
+        found |= {name: each for name, each in load_file(path).items() if "/" not in name}
+    return found

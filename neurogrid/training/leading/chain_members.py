@@ -1,0 +1,264 @@
+"""The workers of a chain's leader: asked, started, and listened to. Which of them is which stage is not known here."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from neurogrid.errors import NeuroGridError
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.host import Host
+from neurogrid.p2p.streams.message_forms import sender_of
+from neurogrid.p2p.wire import Hello, TensorMessage
+from neurogrid.renewed_event import RenewedEvent
+from neurogrid.training.leading.facts import RunFacts
+from neurogrid.training.leading.hiring import HEARTBEAT, Hiring, LackingError
+from neurogrid.training.leading.look import PeerLook
+from neurogrid.training.leading.settings import LeaderProgress
+from neurogrid.training.runs.resources import Need
+from neurogrid.training.wire.runs import Report, RunMessage, StageReport, Start
+
+__all__ = ["ChainMembers", "ChainWorker"]
+
+logger = logging.getLogger(__name__)
+
+_RETRY: Final = 1.0
+_GOODBYE: Final = 5.0
+# Times that a member may fail before it is not asked again.
+_MAX_FAILURES: Final = 5
+
+
+@dataclass
+class ChainWorker:
+    """A worker, as the leader has it.
+
+    Attributes:
+        number: of it in the run, from 1; 0 before it was started.
+        is_started: whether it has a lease, and was told to begin.
+        memory: bytes that it offers.
+        report, stage: the last that it told.
+        heard_at: when it said something last.
+        num_failures: so often it could not do what it was told.
+        is_slow: it has become slow as a stage: others come first.
+        waited: the share of its last step in which it waited for others; None while it is not known.
+        refusal: why it takes no part, for people; empty where nothing is known.
+    """
+
+    name: str = ""
+    number: int = 0
+    is_started: bool = False
+    memory: int = 0
+    report: Report | None = None
+    stage: StageReport | None = None
+    heard_at: float = 0.0
+    num_failures: int = 0
+    is_slow: bool = False
+    waited: float | None = None
+    refusal: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+class ChainMembers:
+    """Workers that are or were here. Keep `run` running.
+
+    Args:
+        host: this peer's.
+        exchange: of runs, on it.
+        facts: what members are told.
+        progress: is told what people may want to see.
+        total_steps: of the schedule.
+
+    Attributes:
+        changed: is set whenever one has said something, came, or was lost.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        exchange: Exchange,
+        facts: RunFacts,
+        progress: LeaderProgress,
+        *,
+        total_steps: int,
+    ) -> None:
+        self._host, self._facts, self._progress = host, facts, progress
+        self._total_steps = total_steps
+        self._hiring = Hiring(exchange, facts.run_id)
+        self._workers: dict[str, ChainWorker] = {}
+        self._num_workers = 0
+        self.changed = RenewedEvent()
+        self.tell = self._hiring.tell
+        exchange.on_message(RunMessage.REPORT, self._on_report)
+        exchange.on_message(RunMessage.STAGE_REPORT, self._on_stage_report)
+        exchange.on_peer_opened(self._on_opened)
+        exchange.on_peer_lost(self._on_lost)
+
+    def get(self, peer_id: str) -> ChainWorker:
+        """A worker; one of which nothing is known, where it has never been here."""
+        return self._workers.get(peer_id, ChainWorker())
+
+    def usable(self) -> list[str]:
+        """Those that can be stages now; whoever has become slow comes last."""
+        found = [p for p, worker in self._workers.items() if self._is_usable(p, worker)]
+        return sorted(found, key=lambda peer: self._workers[peer].is_slow)
+
+    def refusals(self) -> list[str]:
+        """Why those that are here take no part."""
+        return [f"{self.called(p)}: {w.refusal}" for p, w in self._workers.items() if w.refusal]
+
+    def looks(self) -> list[PeerLook]:
+        """All of them, for whoever shows them."""
+        now = trio.current_time()
+        return [
+            PeerLook(
+                peer_id=peer_id,
+                name=worker.name,
+                seat=None,
+                is_connected=self._host.is_connected(peer_id),
+                report=worker.report,
+                versions=worker.versions,
+                lease_seconds=self._hiring.book.left(peer_id, now),
+            )
+            for peer_id, worker in self._workers.items()
+        ]
+
+    async def run(self) -> None:
+        """Ask and start workers, and keep them."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._enlist_all)
+            nursery.start_soon(self._hiring.renew, self._lease_lost)
+
+    async def dismiss_all(self, reason: str) -> None:
+        """Tell all that they are needed no more."""
+        with trio.move_on_after(_GOODBYE):
+            async with trio.open_nursery() as nursery:
+                for peer_id, worker in self._workers.items():
+                    if worker.is_started and self._host.is_connected(peer_id):
+                        nursery.start_soon(self._hiring.dismiss, peer_id, reason)
+
+    def called(self, peer_id: str) -> str:
+        """A worker, for people."""
+        worker = self._workers.get(peer_id)
+        return worker.name if worker is not None and worker.name else peer_id
+
+    def address_of(self, peer_id: str) -> str:
+        """Where it can be dialled; empty where nobody can."""
+        report = self.get(peer_id).report
+        return report.group_addresses[0] if report is not None and report.group_addresses else ""
+
+    def is_silent(self, worker: ChainWorker) -> bool:
+        """Whether it has said nothing for the grace of the run."""
+        grace = max(self._facts.run_file.outer.grace, 3 * HEARTBEAT)
+        return trio.current_time() - worker.heard_at > grace
+
+    def _is_usable(self, peer_id: str, worker: ChainWorker) -> bool:
+        return (
+            worker.is_started
+            and worker.report is not None
+            and worker.num_failures < _MAX_FAILURES
+            and self._host.is_connected(peer_id)
+            and not self.is_silent(worker)
+        )
+
+    # What they tell
+
+    def _on_opened(self, peer_id: str, hello: Hello) -> None:
+        if hello.role == "worker":
+            worker = self._workers.setdefault(peer_id, ChainWorker())
+            worker.name = hello.name or worker.name
+            # It may be another process.
+            worker.is_started, worker.stage = False, None
+            self.changed.set()
+
+    def _on_lost(self, peer_id: str, reason: NeuroGridError) -> None:
+        if (worker := self._workers.get(peer_id)) is not None:
+            logger.debug("lost %s: %s", peer_id, reason)
+            self._hiring.book.drop(peer_id)
+            worker.is_started = False
+            self.changed.set()
+
+    def _lease_lost(self, peer_id: str) -> None:
+        if (worker := self._workers.get(peer_id)) is not None:
+            worker.is_started = False
+            self.changed.set()
+
+    def heard(self, message: TensorMessage) -> ChainWorker | None:
+        """A worker has said something; which, if it is known."""
+        worker = self._workers.get(sender_of(message))
+        if worker is not None:
+            worker.heard_at = trio.current_time()
+            self.changed.set()
+        return worker
+
+    def _on_report(self, message: TensorMessage) -> None:
+        report, worker = Report.decode(message.data), self.heard(message)
+        if worker is not None and report.run == self._facts.run_id:
+            worker.report = report
+            if report.state == "failed":
+                worker.num_failures += 1
+                worker.refusal, worker.is_started = report.reason, False
+
+    def _on_stage_report(self, message: TensorMessage) -> None:
+        report, worker = StageReport.decode(message.data), self.heard(message)
+        if worker is not None and report.run == self._facts.run_id:
+            worker.stage = report
+
+    # Asking
+
+    async def _enlist_all(self) -> None:
+        """Ask workers that are here and have nothing to do."""
+        run = self._facts.run_file.members
+        need = Need(run.memory, run.storage, run.cores, run.gpu, run.price)
+        while True:
+            free = [
+                peer_id
+                for peer_id, worker in self._workers.items()
+                if not worker.is_started
+                and worker.num_failures < _MAX_FAILURES
+                and self._host.is_connected(peer_id)
+            ]
+            async with trio.open_nursery() as nursery:
+                for peer_id in free[: run.max]:
+                    nursery.start_soon(self._enlist, peer_id, need)
+            changed = self.changed.next
+            with trio.move_on_after(_RETRY if free else math.inf):
+                await changed.wait()
+            await trio.sleep(0.05)
+
+    async def _enlist(self, peer_id: str, need: Need) -> None:
+        worker = self._workers[peer_id]
+        try:
+            offer, asked_at = await self._hiring.ask(peer_id, need)
+            facts = self._facts
+            if not worker.number:
+                self._num_workers += 1
+                worker.number = self._num_workers
+            start = Start(
+                run=facts.run_id,
+                lease=offer.lease,
+                seat=worker.number,
+                run_file=facts.run_file.text(),
+                config=facts.config,
+                kind=facts.run_file.model.kind,
+                manifest=facts.manifest,
+                num_parameters=facts.num_parameters,
+                total_steps=self._total_steps,
+            )
+            await self._hiring.start(peer_id, start, asked_at=asked_at)
+        except LackingError as exc:
+            if worker.refusal != str(exc):
+                worker.refusal = str(exc)
+                self._progress.warn(f"{self.called(peer_id)} takes no part yet: {exc}")
+            return
+        except NeuroGridError as exc:
+            logger.info("%s does not begin: %s", peer_id, exc)
+            return
+        worker.name, worker.memory = offer.name or worker.name, offer.memory
+        worker.versions, worker.refusal = dict(offer.versions), ""
+        worker.heard_at, worker.is_started = trio.current_time(), True
+        worker.stage = None
+        self.changed.set()

@@ -1,0 +1,135 @@
+"""The state of all stages after a step, as their leader keeps it on disk: a file for each piece.
+
+    RUN/stages/step-40/layer.3.safetensors    what learns of a layer, and the optimiser's state of it
+
+A state is there as a whole or not at all; the one before stays until then. Pieces are of layers, so that a chain that
+is cut otherwise can go on from them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from neurogrid.errors import (
+    ConfigurationError,
+    PeerRefusedError,
+    RemoteProtocolError,
+    TransportError,
+)
+from neurogrid.exception_groups import unwrap_errors
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
+
+__all__ = ["ChainState"]
+
+_NAME: Final = re.compile(r"step-(\d{1,18})")
+_SUFFIX: Final = ".safetensors"
+_PARTIAL: Final = ".partial"
+_FETCH_TIMEOUT: Final = 600.0
+# Files that are fetched at a time: each may be in memory.
+_MAX_FETCHES: Final = 2
+
+
+class ChainState:
+    """The newest state that is kept. Made by `open`.
+
+    Attributes:
+        step: steps that it has made; 0 where there is none.
+        blobs: ids of its pieces by name, which members fetch.
+    """
+
+    def __init__(self, folder: Path, offered: OfferedFiles) -> None:
+        self._folder, self._offered = folder, offered
+        self.step = 0
+        self.blobs: dict[str, bytes] = {}
+        self.files: dict[str, Path] = {}
+
+    @classmethod
+    async def open(cls, folder: Path, offered: OfferedFiles) -> ChainState:
+        """What a leader before this one has kept.
+
+        Args:
+            folder: made where it is not there.
+            offered: gives the pieces to members.
+
+        Raises:
+            ConfigurationError: the directory cannot be used.
+        """
+        state = cls(folder, offered)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for each in folder.glob(f"*{_PARTIAL}"):
+                shutil.rmtree(each)
+            found = [m for m in map(_NAME.fullmatch, (p.name for p in folder.iterdir())) if m]
+        except OSError as exc:
+            raise ConfigurationError(f"{folder}: cannot be used: {exc.strerror or exc}") from exc
+        if found:
+            step = max(int(match[1]) for match in found)
+            await state._take(step)
+        return state
+
+    async def keep(
+        self, step: int, pieces: Mapping[str, tuple[str, bytes]], transfers: Transfers
+    ) -> None:
+        """Fetch the pieces of a state, in the place of the one before.
+
+        Args:
+            step: that it has made.
+            pieces: who has each, and which blob it is, by name.
+
+        Raises:
+            TransportError: one of them is not to be had; the text names it. The state before is whole.
+            CapacityError: there is no room for one.
+            ConfigurationError: the directory cannot be written.
+        """
+        draft = self._folder / f"step-{step}{_PARTIAL}"
+        final = self._folder / f"step-{step}"
+        limiter = trio.CapacityLimiter(_MAX_FETCHES)
+
+        async def fetch(name: str, peer_id: str, blob_id: bytes) -> None:
+            path = draft / f"{name}{_SUFFIX}"
+            async with limiter:
+                try:
+                    await fetch_file(transfers, blob_id, [peer_id], path, timeout=_FETCH_TIMEOUT)
+                except (TransportError, PeerRefusedError, RemoteProtocolError) as exc:
+                    raise TransportError(f"{name}: {exc}") from exc
+                except trio.TooSlowError as exc:
+                    raise TransportError(
+                        f"{name}: it was not here within {_FETCH_TIMEOUT:g} s"
+                    ) from exc
+
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            with unwrap_errors():
+                async with trio.open_nursery() as nursery:
+                    for name, (peer_id, blob_id) in pieces.items():
+                        nursery.start_soon(fetch, name, peer_id, blob_id)
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(draft, final)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"{draft}: cannot be written: {exc.strerror or exc}. Make room, and go on with --resume"
+            ) from exc
+        await self._take(step)
+
+    async def _take(self, step: int) -> None:
+        """Let the state of a step be the newest, and remove others."""
+        directory = self._folder / f"step-{step}"
+        for path in self.files.values():
+            self._offered.withdraw(path)
+        self.step = step
+        self.files = {
+            p.name.removesuffix(_SUFFIX): p for p in sorted(directory.glob("*" + _SUFFIX))
+        }
+        self.blobs = {name: await self._offered.offer(path) for name, path in self.files.items()}
+        for each in self._folder.iterdir():
+            if _NAME.fullmatch(each.name) and each != directory:
+                await trio.to_thread.run_sync(shutil.rmtree, each, True)

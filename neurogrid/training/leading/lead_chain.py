@@ -1,0 +1,186 @@
+"""Opens what the leader of a chain of stages needs, and leads."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.model.files.config import build_config
+from neurogrid.model.proof.training_proof import check_trainable
+from neurogrid.node.reach_settings import open_reach
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.hosts.machine import machine_name
+from neurogrid.p2p.libp2p.libp2p_host import open_host
+from neurogrid.p2p.transfer import Transfers
+from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
+from neurogrid.training.data.blobs import Providers, SliceStore
+from neurogrid.training.leading.board import RunBoard
+from neurogrid.training.leading.chain_keeper import ChainKeeper
+from neurogrid.training.leading.chain_leader import ChainLeader
+from neurogrid.training.leading.chain_numbers import chain_numbers
+from neurogrid.training.leading.chain_state import ChainState
+from neurogrid.training.leading.chain_weights import ChainWeights
+from neurogrid.training.leading.data import LeaderSlices, data_of
+from neurogrid.training.leading.facts import RunFacts
+from neurogrid.training.leading.model_data import first_data
+from neurogrid.training.leading.model_numbers import read_config
+from neurogrid.training.leading.opening import (
+    begin_journal,
+    further,
+    keep_local_workers,
+    latest_of,
+    replay,
+    rules_of,
+    weights_of,
+)
+from neurogrid.training.leading.round_figures import RoundFigures
+from neurogrid.training.leading.settings import LeaderProgress, LeaderSettings
+from neurogrid.training.runs.journal import Journal
+from neurogrid.training.runs.machine import Rules, RunMachine
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import OuterSection, RunFile
+from neurogrid.training.runs.state import Phase
+from neurogrid.training.stages.chain_estimate import stage_sizes
+from neurogrid.training.stages.cutting import cut_layers
+from neurogrid.training.trainer.batches import BatchReader
+from neurogrid.training.trainer.models import make_model, save_model
+from neurogrid.training.wire.runs import run_table
+
+__all__ = ["lead_chain"]
+
+
+async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: RunBoard) -> Path:
+    """Lead a run whose model lies in a chain of stages, to its end.
+
+    Returns:
+        The last checkpoint.
+
+    Raises:
+        ConfigurationError: run file, model and data do not go together, or the directory cannot be used.
+        UnsupportedModelError: stages of this model do not give its gradients.
+        NeuroGridError: the run cannot go on; says why.
+    """
+    directory = RunDirectory(settings.directory)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    run = settings.run
+    # A step is a round, of one member that is the whole chain.
+    as_steps = replace(run, outer=OuterSection.of("data_parallel"))
+    async with AsyncExitStack() as stack:
+        identity = Identity.load(settings.identity_file)
+        journal = stack.enter_context(Journal.open(directory.journal, identity))
+        board.replay(journal.entries, directory.figures())
+        journal.on_append = board.record
+        config = read_config(settings.model)
+        prepare = data_of if journal.entries else first_data
+        data = await prepare(run, directory, settings.model, progress)
+        board.tokens_per_sample = data.manifest.tokens_per_sample
+        rules: Rules = replace(
+            rules_of(as_steps, data.manifest), min_members=1, max_members=1, projected=False
+        )
+        run_id = begin_journal(journal, run, data.manifest, identity)
+        directory.run_file.write_text(run.text(), encoding="utf-8")
+        checkpoint = latest_of(directory)
+        figures = RoundFigures(as_steps, data.manifest.sequence_length)
+        offered = OfferedFiles()
+        kept = await ChainState.open(directory.path / "stages", offered)
+        state = replay(journal, data.manifest, run, {kept.step}, figures)
+        if (
+            state.phase is Phase.ENDED
+            and checkpoint is not None
+            and int(checkpoint.state["round"]) == state.round
+        ):
+            progress.say(f"the run has ended: {state.reason}. {further(directory)}")
+            return directory.checkpoints / checkpoint.path.name
+
+        built = build_config(config)
+        progress.say("proving that stages give the model's gradients")
+        await trio.to_thread.run_sync(check_trainable, built)
+        model = await trio.to_thread.run_sync(_begun_with, settings.model, config, run, directory)
+        sizes = stage_sizes(run, await trio.to_thread.run_sync(chain_numbers, model, run.adapter))
+        # Before anybody has joined: more stages than there are layers no members could be.
+        cut_layers(sizes, [0] * run.layout.stages)
+        progress.say("reading the weights")
+        weights = await trio.to_thread.run_sync(ChainWeights, model, run.adapter.quantize)
+        host = await stack.enter_async_context(
+            open_host(
+                listen=settings.listen,
+                listen_fallback=settings.listen_fallback,
+                identity=identity,
+                admission=settings.admission,
+                keep_alive=settings.reach.keep_alive,
+            )
+        )
+        exchange = Exchange(host, run_table(), role="coordinator", name=machine_name(settings.name))
+        store = SliceStore(data.path, data.manifest)
+        if not data.web and (missing := await trio.to_thread.run_sync(store.missing)):
+            raise ConfigurationError(
+                f"{data.path} lacks {len(missing)} slices: the leader of a chain reads them itself"
+            )
+        transfers = Transfers(exchange, Providers(offered, weights), limits=PIECE_LIMITS)
+        slices = LeaderSlices(data, store, transfers, directory.path / ".slices", lambda: ())
+        lines = directory.figures()
+        figures.written(int(lines[-1].get("round", 0)) if lines else 0)
+        keeper = ChainKeeper(
+            directory,
+            run,
+            journal,
+            model,
+            data.path,
+            progress,
+            figures,
+            seconds=lines[-1].get("seconds", 0.0) if lines else 0.0,
+        )
+        leader = ChainLeader(
+            host,
+            exchange,
+            transfers,
+            RunFacts(
+                run_id,
+                run,
+                json.dumps(config),
+                store.manifest_info.blob_id,
+                weights.num_elements,
+                run.members.memory,
+            ),
+            RunMachine(rules, state),
+            weights,
+            kept,
+            keeper,
+            slices,
+            data.manifest,
+            BatchReader(run.model.kind, built),
+            sizes,
+            progress,
+            wait=settings.wait,
+        )
+        stack.enter_context(board.watching(leader.look))
+        await open_reach(host, settings.reach)
+        progress.listening(host.peer_id, host.addresses)
+        async with trio.open_nursery() as nursery:
+            if settings.local_workers:
+                nursery.start_soon(keep_local_workers, settings, exchange)
+            await leader.run()
+            nursery.cancel_scope.cancel()
+        return keeper.finish()
+
+
+def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: RunDirectory) -> Path:
+    """The directory of the weights that stages begin with: the checkpoint's, or of random ones by the run's seed."""
+    if weights_of(model, None) is not None:
+        return model
+    made = directory.path / "stages" / "initial"
+    if not (made / "config.json").is_file():
+        partial = made.with_suffix(".partial")
+        partial.mkdir(parents=True, exist_ok=True)
+        save_model(
+            make_model(run.model.kind, json.dumps(config), seed=run.seed, checkpoint=None), partial
+        )
+        partial.rename(made)
+    return made

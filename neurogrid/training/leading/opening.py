@@ -1,0 +1,199 @@
+"""What any leader of a run opens: its rules, its journal, the checkpoints of before, workers of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from neurogrid.errors import ConfigurationError, NeuroGridError
+from neurogrid.fleet.local_trust import credentials_of_local_workers, listen_address_beside
+from neurogrid.fleet.local_workers import start_local_workers
+from neurogrid.p2p.exchange.exchange import Exchange
+from neurogrid.p2p.hosts.identity import Identity
+from neurogrid.p2p.transfer import BlobInfo, BytesSource
+from neurogrid.training.checkpoints import RunCheckpoint, latest_checkpoint, read_checkpoint
+from neurogrid.training.data.manifest import Manifest
+from neurogrid.training.leading.facts import draw_run_id
+from neurogrid.training.leading.round_figures import RoundFigures
+from neurogrid.training.leading.settings import LeaderSettings
+from neurogrid.training.runs.entries import ResumedEntry, RoundEntry, RunEntry
+from neurogrid.training.runs.journal import Journal
+from neurogrid.training.runs.machine import Rules
+from neurogrid.training.runs.run_directory import RunDirectory
+from neurogrid.training.runs.run_file import RunFile
+from neurogrid.training.runs.state import RunState
+from neurogrid.training.trainer import free_memory
+
+__all__ = [
+    "begin_journal",
+    "further",
+    "keep_local_workers",
+    "latest_of",
+    "replay",
+    "rules_of",
+    "weights_of",
+]
+
+logger = logging.getLogger(__name__)
+
+# Of this machine's memory, what all local workers together are told that there is.
+_LOCAL_MEMORY: Final = 0.8
+
+
+def rules_of(run: RunFile, manifest: Manifest) -> Rules:
+    """What a run file says of who does how much.
+
+    Raises:
+        ConfigurationError: what it says does not go together with the data.
+    """
+    inner, outer, stop = run.inner, run.outer, run.stop
+    if manifest.kind == "text":
+        batch_samples = max(1, inner.batch_tokens // manifest.sequence_length)
+    else:
+        batch_samples = inner.batch_samples
+    steps = max(1, outer.every // outer.fragments)
+    samples = []
+    if stop.tokens is not None:
+        samples.append(-(-stop.tokens // manifest.tokens_per_sample))
+    if stop.epochs is not None:
+        samples.append(max(1, int(stop.epochs * manifest.num_samples)))
+    rounds = [] if stop.rounds is None else [stop.rounds]
+    if stop.steps is not None:
+        rounds.append(-(-stop.steps // steps))
+    if not samples and not rounds and inner.schedule != "constant":
+        raise ConfigurationError(
+            f"[inner] schedule {inner.schedule!r} needs an end that is known beforehand: give [stop] tokens, steps, "
+            'rounds or epochs beside hours, or take "constant"'
+        )
+    return Rules(
+        min_members=run.members.min,
+        max_members=run.members.max,
+        batch_samples=batch_samples,
+        steps=steps,
+        num_parts=outer.fragments,
+        projected=outer.projected,
+        max_samples=min(samples, default=None),
+        max_rounds=min(rounds, default=None),
+    )
+
+
+async def keep_local_workers(settings: LeaderSettings, exchange: Exchange) -> None:
+    """Run workers of this machine, and stay connected to them."""
+    host = exchange.host
+    with credentials_of_local_workers(
+        settings.local_workers,
+        settings.admission,
+        host.peer_id,
+        directory=settings.directory / ".workers",
+    ) as credentials:
+        async with start_local_workers(
+            settings.local_workers,
+            memory_bytes=int(free_memory() * _LOCAL_MEMORY),
+            max_seq_len=4096,
+            name="",
+            listen=listen_address_beside(settings.listen, settings.admission),
+            credentials=credentials,
+            num_threads=settings.num_threads,
+            options=("--train",),
+        ) as addresses:
+            await _keep_connected(exchange, addresses)
+
+
+async def _keep_connected(exchange: Exchange, addresses: Sequence[str]) -> None:
+    """Dial workers of this machine, again when they were started again."""
+    host = exchange.host
+    while True:
+        for address in addresses:
+            peer_id = address.rpartition("/p2p/")[2]
+            if not host.is_connected(peer_id):
+                try:
+                    await host.connect(address)
+                    await exchange.open(peer_id)
+                except NeuroGridError as exc:
+                    logger.info("a local worker cannot be reached: %s", exc)
+        await trio.sleep(1.0)
+
+
+def begin_journal(journal: Journal, run: RunFile, manifest: Manifest, identity: Identity) -> bytes:
+    """Write the beginning of a journal, or compare it; the id of the run."""
+    source = BytesSource(manifest.encode())
+    blob_id = BlobInfo.of_digests(source.digests(), source.num_bytes).blob_id
+    digest = hashlib.sha256(run.text().encode()).digest()
+    if not journal.entries:
+        journal.append(
+            RunEntry(
+                run=draw_run_id(),
+                leader=identity.peer_id,
+                run_file=digest,
+                manifest=blob_id,
+                slices=manifest.sizes,
+                seed=run.seed,
+            )
+        )
+    entry = journal.entries[0].entry
+    assert isinstance(entry, RunEntry)
+    if entry.manifest != blob_id:
+        raise ConfigurationError(
+            f"{journal.path}: the run was begun with other data: go on with those, or begin another run (--dir)"
+        )
+    if entry.run_file != digest:
+        raise ConfigurationError(
+            f"{journal.path}: the run was begun with another run file, which lies beside it as run.toml: go on with "
+            f"that one. {further(RunDirectory(journal.path.parent))}"
+        )
+    return entry.run
+
+
+def further(directory: RunDirectory) -> str:
+    """What people do who want more of a run than its run file says."""
+    return (
+        "To train further or otherwise, begin another run (--dir) with "
+        f'[model] config = "{directory.checkpoints}/latest"'
+    )
+
+
+def replay(
+    journal: Journal,
+    manifest: Manifest,
+    run: RunFile,
+    resumable: Collection[int],
+    figures: RoundFigures,
+) -> RunState:
+    """The state that the journal has come to; the figures are told of its rounds.
+
+    Args:
+        resumable: rounds that the run can go on from, beside those that it was resumed at.
+    """
+    entries = [recorded.entry for recorded in journal.entries]
+    before = {entry.round for entry in entries if isinstance(entry, ResumedEntry)}
+    state = RunState(manifest.sizes, seed=run.seed, resumable={*before, *resumable})
+    for entry in entries:
+        state.apply(entry)
+        if isinstance(entry, RoundEntry):
+            figures.decided(state)
+        elif isinstance(entry, ResumedEntry):
+            figures.resumed(entry.round)
+    return state
+
+
+def latest_of(directory: RunDirectory) -> RunCheckpoint | None:
+    """The newest checkpoint, where there is one.
+
+    Raises:
+        ConfigurationError: checkpoints are kept elsewhere, and that is not there.
+    """
+    directory.check_checkpoints()
+    path = latest_checkpoint(directory.checkpoints)
+    return read_checkpoint(path) if path is not None else None
+
+
+def weights_of(model: Path, checkpoint: RunCheckpoint | None) -> Path | None:
+    """The directory with the weights that the run begins with; None for random ones."""
+    if checkpoint is not None:
+        return checkpoint.path
+    return model if model.is_dir() and any(model.glob("*.safetensors")) else None
