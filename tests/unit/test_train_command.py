@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -217,6 +218,9 @@ def test_a_run_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "round 2, step 40, loss 3.5000, 12,345 tokens, 2 members",
     ]
     assert told({"eval_loss": 1.25}) == "held-out loss 1.2500"
+    chain = {"round": 2, "step": 2, "loss": 3.5, "tokens": 512, "members": 1, "stages": 2}
+    assert told(chain) == "step 2, loss 3.5000, 512 tokens, 2 stages"
+    assert told({**chain, "stages": 1}) == "step 2, loss 3.5000, 512 tokens, 1 stage"
 
 
 def rows(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -254,6 +258,15 @@ def test_how_far_a_run_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "stops": "2,000,000 tokens (45%)",
         "checkpoint": f"{tmp_path}/checkpoints/step-40, of 1",
     }
+
+
+def test_how_far_a_chain_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_text(parse_run_file(LEAST, name="tiny.toml").text())
+    line = {"step": 20, "tokens": 400_000, "round": 20, "members": 1, "stages": 2, "seconds": 9.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    told = rows(tmp_path, capsys)
+    assert (told["step"], told["stages"]) == ("20", "2")
+    assert not {"round", "members"} & told.keys()
 
 
 def test_status_says_what_the_journal_proves(
@@ -309,6 +322,79 @@ def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
     assert "300 tokens a second, of all members" in told
 
 
+CHAIN = f"{LEAST}[layout]\nstages = 2\n"
+# What a model of 0.6 B parameters is like.
+QWEN = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+def test_check_tells_what_stages_take(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(CHAIN)
+    words = ("--memory", "800MB", "--memory", "450MB", "--speed", "2000", "--bandwidth", "10MB")
+    done = command("check", "run.toml", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert parse_run_file(done.stdout) == parse_run_file(CHAIN), "it is a run file again"
+    _, _, told = done.stdout.partition("# what it takes, in 2 stages\n")
+    lines = {line[2:15].strip(): line[15:] for line in told.splitlines() if line[2] != " "}
+    assert lines["parameters"] == "3,640,512 that are trained"
+    assert lines["stage 1"].startswith("layers 0 to ")
+    assert re.search(r": (\S+ MB) for weights, \1 for gradients, \S+ MB for the optimiser, ", told)
+    assert "for 2 micro-batches under way, the rest for Python and torch" in lines["stage 1"]
+    assert "for 1 micro-batch under way" in lines["stage 2"]
+    assert "# " + 13 * " " + "stage 2 may take more than its member lends: " in told
+    assert lines["members"].startswith("2 members, one for each stage; others stand by")
+    assert lines["a step"].endswith("in 8 micro-batches, stages wait for others 11% of the time")
+    assert lines["bytes"].endswith("to the next stage in a step, and as many back")
+    assert lines["state"].endswith("come to the leader after every 25 steps")
+    assert lines["steps"] == "489"
+    assert "computing, and 0.2 s sending beside it, then 0.3 s for what is tied" in lines["time"]
+    (tmp_path / "run.toml").write_text(f"{CHAIN}recompute = true\n[adapter]\nr = 8\n")
+    told = command("check", "run.toml", cwd=tmp_path).stdout
+    assert " that are trained of an adapter, beside 3,640,512 that are not\n" in told
+    assert "for the inputs of 2 micro-batches, and one of them under way" in told
+    assert "come to the leader after each step\n" in told
+
+
+def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
+    """How many stages would do is said, too; also where a run file is what a plan is asked of."""
+    (tmp_path / "model.json").write_text(json.dumps(QWEN))
+    text = CHAIN.replace("embedded", "model.json")
+    (tmp_path / "run.toml").write_text(f"{text}[members]\nmemory = '4GB'\n")
+    done = command("check", "run.toml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "neurogrid train check: the model does not fit into 2 stages: weights, gradients and optimiser take "
+        "9,536,798,720 bytes, and its members have room for 7,161,139,200, none of which may be too small for a layer "
+        "of 251,695,104. Cut it into more stages ([layout] stages), learn an adapter ([adapter] r), or lend more "
+        "(--memory-limit). 4 stages would do, of 4.0 GB each\n"
+    )
+
+
+def test_a_plan_of_a_run_file_is_what_it_takes() -> None:
+    chosen, parser, options = parse(["plan", "--offline", "run.toml", "--memory", "4GB"])
+    assert (chosen.name, chosen.carrier, parser.prog) == (
+        "train check",
+        train,
+        "neurogrid train check",
+    )
+    assert (options.run_file, options.word, options.memory) == (
+        Path("run.toml"),
+        "check",
+        [4 * 10**9],
+    )
+    chosen, _, _ = parse(["plan", "model/"])
+    assert chosen.name == "plan"
+
+
 @pytest.mark.parametrize(
     ("text", "words", "told"),
     [
@@ -316,6 +402,17 @@ def test_check_prints_a_run_file_and_what_it_takes(tmp_path: Path) -> None:
         (LEAST.replace("embedded", "./none"), [], '[model] config = "./none": there is no such '),
         (LEAST.replace("embedded", "a/b"), ["--offline"], "a/b is neither a directory here"),
         (LEAST, ["--speed", "1", "--speed", "2", "--members", "3"], "give --speed once for all"),
+        (LEAST, ["--memory", "1GB"], "--memory is for a model in stages: [layout] stages, or"),
+        (
+            CHAIN,
+            ["--members", "3"],
+            "--members 3: a chain has a member for each stage, and [layout]",
+        ),
+        (
+            CHAIN,
+            3 * ["--memory", "1GB"],
+            "give --memory once for all members, or for each of 2 stages",
+        ),
         (f"{LEAST}[members]\nmin = 0\n", [], "run.toml:8: [members] min is a whole number from 1"),
         (
             LEAST.replace('"data/"', '"data/"\nsequence_length = 2048'),

@@ -59,6 +59,7 @@ EXAMPLES: Final = (
 # What somebody asks of whichever of them.
 OTHERS: Final = ("--new-cluster", "--cluster", "--min-peers", "--local-workers", "--peer")
 SAMPLING: Final = ("--max-tokens", "--temperature", "--top-p", "--seed")
+RUN_FILE: Final = ".toml"
 # Files that are models, of kinds that are not read: whoever names one means a model.
 WEIGHTS: Final = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ggml")
 
@@ -249,6 +250,7 @@ COMMANDS: Final = (
         (
             ("plan ~/models/Qwen3-8B", "on this machine"),
             ("plan ~/models/Qwen3-8B --cluster ~/cluster --min-peers 2", "on two workers"),
+            ("plan run.toml", "of a training run: what each stage takes (train check)"),
         ),
         _add_plan,
         {"plan_only": True, "prompt": None, "prompt_file": None},
@@ -322,11 +324,16 @@ def _command(name: str) -> Command:
 
 
 def _typed(argv: Sequence[str]) -> tuple[Command | None, Sequence[str]]:
-    """The command that the first words are, and what stands behind it: `train check` before `train`."""
+    """The command that the first words are, and what stands behind it: `train check` before `train`.
+
+    What a run file comes to is told by `train check`, also where it is asked of `plan`.
+    """
     for length in (2, 1):
         for command in COMMANDS:
             if list(argv[:length]) == command.name.split(" "):
-                return command, argv[length:]
+                rest = argv[length:]
+                is_run = command.name == "plan" and any(word.endswith(RUN_FILE) for word in rest)
+                return (_command("train check") if is_run else command), rest
     return None, argv
 
 

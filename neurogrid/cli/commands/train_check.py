@@ -6,13 +6,14 @@ stdout gets the run file with every default filled in, and the rest below it as 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
+from neurogrid.cli.commands.chain_check import chain_lines, span_of
 from neurogrid.cli.commands.train_model import add_run_file, model_of, run_directory
 from neurogrid.cli.libraries import import_libraries
 from neurogrid.cli.options.common import (
@@ -63,6 +64,15 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
         help="that a member sends in a second, e.g. 10MB",
     )
     group.add_argument(
+        "--memory",
+        type=size_in_bytes,
+        action="append",
+        default=[],
+        metavar="BYTES",
+        help="of stages: that a member lends, e.g. 8GB; given again for the member of each stage where they differ "
+        "(default: [members] memory)",
+    )
+    group.add_argument(
         "--dir",
         type=Path,
         metavar="DIR",
@@ -91,6 +101,10 @@ async def check(options: argparse.Namespace, screen: Screen) -> int:
 
     numbers = await trio.to_thread.run_sync(model_numbers, model, run.model.kind)
     counted, num_samples = _prepared(run, model, numbers)
+    if run.is_chain:
+        lines = await trio.to_thread.run_sync(chain_lines, counted, model, num_samples, options)
+        _print(screen, run, directory, lines)
+        return ExitStatus.OK
     a_sample = 0
     if numbers.hidden_size and numbers.num_layers and numbers.vocab_size:
         a_sample = activation_bytes(
@@ -108,14 +122,32 @@ async def check(options: argparse.Namespace, screen: Screen) -> int:
         speeds=[speed / _unit(counted) for speed in options.speed],
         bytes_per_second=options.bandwidth,
     )
-    screen.print(run.text())
-    for line in (*_lines(counted, told), *_measured(directory)):
-        screen.print(f"# {line}")
+    _print(screen, run, directory, _lines(counted, told))
     return ExitStatus.OK
 
 
+def _print(screen: Screen, run: RunFile, directory: RunDirectory, lines: Iterable[str]) -> None:
+    screen.print(run.text())
+    for line in (*lines, *_measured(directory)):
+        screen.print(f"# {line}")
+
+
 def _num_members(options: argparse.Namespace, run: RunFile) -> int:
-    num_speeds = len(options.speed)
+    """How many members it is told for; a chain has one for each stage."""
+    num_speeds, num_stages = len(options.speed), run.layout.stages
+    if run.is_chain:
+        for flag, given in (("--speed", num_speeds), ("--memory", len(options.memory))):
+            if given not in (0, 1, num_stages):
+                raise ConfigurationError(
+                    f"give {flag} once for all members, or for each of {num_stages} stages, not {given} times"
+                )
+        if options.members not in (None, num_stages):
+            raise ConfigurationError(
+                f"--members {options.members}: a chain has a member for each stage, and [layout] stages is {num_stages}"
+            )
+        return num_stages
+    if options.memory:
+        raise ConfigurationError("--memory is for a model in stages: [layout] stages, or [adapter]")
     num_members: int = options.members or (
         num_speeds if num_speeds > 1 else max(2, run.members.min)
     )
@@ -188,7 +220,7 @@ def _lines(run: RunFile, told: Estimate) -> Iterator[str]:
         )
         yield f"time         a round takes {told.compute_seconds:.1f} s computing, {exchanging}"
     if told.round_seconds is not None and told.num_rounds is not None:
-        yield f"             {_span(told.num_rounds * told.round_seconds)} in all"
+        yield f"             {span_of(told.num_rounds * told.round_seconds)} in all"
 
 
 def _steps(number: int) -> str:
@@ -205,12 +237,3 @@ def _measured(directory: RunDirectory) -> Iterator[str]:
     yield f"measured     a round took {seconds / (last['round'] - first['round']):.1f} s in {directory.path}"
     if seconds > 0:
         yield f"             {(last['tokens'] - first['tokens']) / seconds:,.0f} tokens a second, of all members"
-
-
-def _span(seconds: float) -> str:
-    """A time span for people."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"

@@ -120,7 +120,12 @@ def add_prepare_options(parser: argparse.ArgumentParser) -> None:
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """The options of `neurogrid train export`."""
-    _add_run_directory(parser)
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="where the run is kept: runs/NAME; or an adapter of PEFT",
+    )
     parser.add_argument(
         "out", type=Path, metavar="OUT", help="the directory that the model is written to"
     )
@@ -129,6 +134,12 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "bfloat16", "float16"),
         default="float32",
         help="of the weights; float32 is what was trained, bit for bit (default %(default)s)",
+    )
+    parser.add_argument(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="of an adapter, which is merged into its model: where that is (default: where the adapter says)",
     )
     add_output_options(parser)
 
@@ -197,12 +208,14 @@ async def export(options: argparse.Namespace, screen: Screen) -> int:
     """Write the newest checkpoint as a model of transformers, and print where; returns the exit status."""
     from neurogrid.training.checkpoints import export
     from neurogrid.training.runs.run_directory import RunDirectory
+    from neurogrid.training.stages.lora import is_adapter
 
     with ending_at_once():
         directory = RunDirectory(options.directory)
-        directory.read_run()  # for its errors
-        directory.check_checkpoints()
-    write = partial(export, options.directory, options.out, dtype=options.dtype)
+        if not is_adapter(directory.path):
+            directory.read_run()  # for its errors
+            directory.check_checkpoints()
+    write = partial(export, options.directory, options.out, dtype=options.dtype, base=options.base)
     checkpoint = await _RUN_SYNC(write, abandon_on_cancel=True)
     screen.say(f"the model of {checkpoint}")
     screen.print(str(options.out))
@@ -231,7 +244,9 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     last: Figures = {}
     for line in lines:  # not each has all of them
         last |= line
-    yield "round", _counted(last, "round")
+    is_chain = "stages" in last
+    if not is_chain:  # a round is a step then
+        yield "round", _counted(last, "round")
     yield "step", _counted(last, "step")
     yield "tokens", _counted(last, "tokens")
     if "loss" in last:
@@ -240,7 +255,14 @@ def _rows(directory: RunDirectory, *, now: float) -> Iterator[tuple[str, str]]:
     if held_out:
         at = f" at step {held_out[-1]['step']:g}" if "step" in held_out[-1] else ""
         yield "held out", f"{held_out[-1]['eval_loss']:.4f}{at}"
-    yield "members", _counted(last, "members")
+    yield (
+        ("stages", _counted(last, "stages"))
+        if is_chain
+        else (
+            "members",
+            _counted(last, "members"),
+        )
+    )
     timed = [each for each in lines if {"tokens", "seconds"} <= each.keys()]
     timed = timed[-_NUM_TIMED:]  # the last rounds of a run train nothing: they sync what is left
     if len(timed) > 1 and (seconds := timed[-1]["seconds"] - timed[0]["seconds"]) > 0:

@@ -50,11 +50,12 @@ TRAIN_COMMANDS: Final = (
         "RUN.toml",
         "whether a run file is right, and what the run takes",
         "Print a run file with all its defaults, and below it, as comments, what the run takes: parameters, memory of "
-        "a member, bytes and time of a round.",
+        "a member, bytes and time of a round; of a model in stages, what each of them takes.",
         (),
         (
             ("train check run.toml", "memory, bytes and rounds"),
             ("train check run.toml --speed 4000 --bandwidth 10MB", "and how long it takes"),
+            ("train check run.toml --memory 4GB", "whether a model in stages fits"),
         ),
         add_check_options,
         {"word": "check"},
@@ -100,7 +101,8 @@ TRAIN_COMMANDS: Final = (
         "train export",
         "DIR OUT",
         "write the model of a run for transformers and neurogrid serve",
-        "Write the model of a run's newest checkpoint, as transformers and neurogrid serve open it.",
+        "Write the model of a run's newest checkpoint, as transformers and neurogrid serve open it. An adapter is "
+        "merged into its model for that.",
         (),
         (("train export runs/run model/", "then neurogrid chat model/ talks to it"),),
         add_export_options,

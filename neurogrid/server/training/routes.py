@@ -50,6 +50,10 @@ _STATUS: Final = {
         "tokens_per_second": _NUMBER,
         "part": {**_NUMBER, "description": "Of the run that is done, 0 to 1."},
         "samples": {"type": ["object", "null"]},
+        "is_chain": {
+            "type": "boolean",
+            "description": "Whether members have a stage each of one model; a round is a step then.",
+        },
         "members": _LINES,
         "rounds": _LINES,
         "checkpoints": _LINES,

@@ -18,7 +18,7 @@ from neurogrid.telemetry.training_metrics import TrainingMetrics
 from neurogrid.training.runs.entries import CheckpointEntry
 from tests.e2e.page_server import PageServer, serve
 from tests.e2e.test_page import CHROMIUM, DESKTOP, PHONE, SCREENSHOTS, Watched, browser, open_page
-from tests.unit.training.test_run_board import RUN_ID, Run
+from tests.unit.training.test_run_board import RUN_ID, ChainRun, Run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
@@ -125,6 +125,54 @@ def test_on_a_phone_and_in_the_dark(browser: sync_api.Browser, stack: ExitStack)
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.locator("#theme").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    assert watched.faults == []
+
+
+def test_a_chain_as_it_is_seen(browser: sync_api.Browser, stack: ExitStack) -> None:
+    run = ChainRun()
+    stack.enter_context(run.board.watching(run.look))
+    app = training_app(run.board, TrainingMetrics(run.board).registry, access=Access(()))
+    server = stack.enter_context(serve(app))
+    watched = open_page(stack, browser, server.url, color_scheme="light")
+    page = watched.page
+    text(watched, "#phase-text").to_have_text("waits for members: 0 of 2 are here")
+    text(watched, "#no-rounds").to_have_text("No step yet.")
+
+    def begin() -> None:
+        run.arrange("laptop", "desk")
+        for number in range(7):
+            run.step(2 + 3 * math.exp(-number / 3))
+        run.tell(0, "working", waited=0.25, memory_bytes=2_000_000_000)
+        run.tell(1, "working", waited=0.0, memory_bytes=3_000_000_000)
+
+    server.tell(begin)
+    text(watched, "#phase-text").to_have_text("Training")
+    text(watched, "#progress-text").to_contain_text("Step 7 ·")
+    text(watched, "#member-title").to_have_text("Stages")
+    text(watched, "#round-title").to_have_text("Steps")
+    text(watched, "#member-count").to_have_text("2")
+    text(watched, "#rate-note").to_have_text("of 2 stages")
+    text(watched, "#members .worker").to_have_count(3)
+    for peer, facts in {
+        "laptop": ("0 to 11", "7", "25 %"),
+        "desk": ("12 to 27", "7", "0 %"),
+    }.items():
+        shown = page.locator(f'[data-peer="{peer}"] .facts > div:visible dd')
+        sync_api.expect(shown).to_have_count(5)
+        assert shown.all_inner_texts()[:3] == list(facts)
+    shelf = page.locator('[data-peer="shelf"]')
+    sync_api.expect(shelf).to_contain_text("stands by")
+    sync_api.expect(shelf.locator(".facts")).to_be_hidden()
+    text(watched, "#grid").to_be_hidden()
+    text(watched, "#rounds-body tr").to_have_count(7)
+    assert page.locator("#round-heads th:visible").all_inner_texts() == [
+        *("Step", "Took", "Loss", "Held-out", "Stages", "Waited")
+    ]
+    cells = page.locator("#rounds-body tr:first-child td:visible").all_inner_texts()
+    assert (cells[:3], cells[4:]) == (["7", "1.5 s", "2.4060"], ["2", "13 %"])
+    page.screenshot(path=SCREENSHOTS / "training-chain.png")
+    server.tell(lambda: run.tell(1, "failed", reason="no memory left"))
+    sync_api.expect(page.locator('[data-peer="desk"]')).to_contain_text("no memory left")
     assert watched.faults == []
 
 

@@ -15,7 +15,7 @@ from neurogrid.cli.terminal.panel.worker import worker_view
 from neurogrid.training.leading.board import RunBoard
 from neurogrid.training.members.status import PartStatus
 from tests.unit.test_panel import worker
-from tests.unit.training.test_run_board import RUN, Run
+from tests.unit.training.test_run_board import RUN, ChainRun, Run
 
 PART = PartStatus(
     run="pilot",
@@ -67,6 +67,45 @@ def test_the_panel_says_who_does_what(run: Run) -> None:
     assert "round 4 took 7.5 s · 1 of 2 took part · late: laptop" in text
     assert "http://127.0.0.1:8090" in text
     assert "training begins with 2 members" in text
+
+
+def test_the_panel_of_a_chain_says_who_has_which_layers() -> None:
+    run = ChainRun()
+    with run.board.watching(run.look):
+        run.arrange("laptop", "desk")
+        for loss in (4.0, 3.5):
+            run.step(loss)
+        run.tell(0, "working", waited=0.25, memory_bytes=2_000_000_000)
+        run.tell(1, "loading")
+        status = run.board.status()
+        lines = [line.strip("│ ") for line in drawn(training_view(status)).splitlines()]
+        (head,) = [line for line in lines if "layers" in line]
+        assert head.split() == [
+            "stage",
+            "member",
+            "layers",
+            "state",
+            "step",
+            "waits",
+            "memory",
+            "lease",
+        ]
+        (first,) = [line for line in lines if "laptop" in line]
+        assert first.split() == [
+            *("1", "laptop", "0", "to", "11", "training", "2", "25%", "2.0", "GB", "8", "s")
+        ]
+        (second,) = [line for line in lines if "desk" in line]
+        assert second.split()[:6] == ["2", "desk", "12", "to", "27", "starting"]
+        (spare,) = [line for line in lines if "shelf" in line]
+        assert spare.split()[:4] == ["-", "shelf", "stands", "by"]
+        text = "\n".join(lines)
+        assert "step 2 · " in text
+        assert "step 2 took 1.5 s · 2 stages · they waited 12% of the time" in text
+        assert "round" not in text
+        for width in (40, 80):
+            told = drawn(training_view(status), width=width, height=12).splitlines()
+            assert max(map(len, told)) <= width
+            assert any("desk" in line for line in told)
 
 
 def test_the_panel_before_anything_is_there() -> None:

@@ -1,5 +1,7 @@
 """The leader's panel of a training run: members and what they do, rounds and who was late, loss, what went wrong.
 
+Of a model in stages: which layers each has, how far it is, and how long it waits for the others.
+
 Made of a `RunStatus`, as the page is.
 """
 
@@ -30,6 +32,16 @@ COLUMNS: Final = (
     Column("lease", is_number=True, min_width=110),
     Column("batch", is_number=True, min_width=120),
 )
+STAGE_COLUMNS: Final = (
+    Column("stage"),
+    Column("member", share=2),
+    Column("layers", min_width=50),
+    Column("state", share=3),
+    Column("step", is_number=True, min_width=50),
+    Column("waits", is_number=True, min_width=60),
+    Column("memory", is_number=True, min_width=80),
+    Column("lease", is_number=True, min_width=110),
+)
 STYLES: Final = {
     Severity.INFO: "",
     Severity.GOOD: "green",
@@ -59,10 +71,17 @@ def training_view(status: RunStatus, *, url: str = "", encoding: str = "utf-8") 
         title=f"NeuroGrid training · {status.name}",
         state=state,
         state_style=style,
-        columns=COLUMNS,
-        rows=tuple(map(_row, status.members)),
+        columns=STAGE_COLUMNS if status.is_chain else COLUMNS,
+        rows=tuple(map(_stage_row if status.is_chain else _row, status.members)),
         figures=tuple(
-            filter(None, (_progress(status), _losses(status, encoding), _last_round(status.rounds)))
+            filter(
+                None,
+                (
+                    _progress(status),
+                    _losses(status, encoding),
+                    (_last_step if status.is_chain else _last_round)(status.rounds),
+                ),
+            )
         )
         + tuple((f"! {alarm.text}",) for alarm in status.alarms),
         notes=tuple(_notes(status.events)),
@@ -97,6 +116,24 @@ def _row(member: MemberStatus) -> tuple[Cell, ...]:
     )
 
 
+def _stage_row(member: MemberStatus) -> tuple[Cell, ...]:
+    stage = member.stage
+    doing = _doing(member)
+    if stage is None:
+        is_ready = member.state in ("ready", "waiting") and not member.reason
+        doing = "stands by" if is_ready else doing
+    return (
+        str(stage.number) if stage is not None else "-",
+        member.name,
+        f"{stage.start} to {stage.stop - 1}" if stage is not None else "",
+        (doing, "dim" if stage is None else STATE_STYLES.get(member.state, "yellow")),
+        f"{stage.step:,}" if stage is not None else "",
+        f"{stage.waited:.0%}" if stage is not None and stage.waited is not None else "",
+        format_bytes(member.memory_bytes) if member.memory_bytes else "",
+        f"{member.lease_seconds:.0f} s" if member.lease_seconds is not None else "",
+    )
+
+
 def _doing(member: MemberStatus) -> str:
     if member.state == "training" and member.batches:
         done = min(member.batches_done, member.batches)
@@ -110,7 +147,8 @@ def _progress(status: RunStatus) -> tuple[str, ...]:
     figures = []
     if status.part is not None:
         figures.append(f"{bar(status.part, cells=20)} {status.part:.0%}")
-    figures += [f"round {status.round}", f"step {status.step:,}", f"{status.tokens:,} tokens"]
+    figures += [] if status.is_chain else [f"round {status.round}"]
+    figures += [f"step {status.step:,}", f"{status.tokens:,} tokens"]
     if status.tokens_per_second:
         figures.append(f"{status.tokens_per_second:,.0f} tokens/s")
     if status.remaining_seconds and status.phase is Phase.TRAINING:
@@ -150,6 +188,23 @@ def _last_round(rounds: Sequence[RoundStatus]) -> tuple[str, ...]:
         figures.append("late: " + ", ".join(last.names.get(seat, str(seat)) for seat in last.late))
     if last.sent_bytes:
         figures.append(f"{format_bytes(last.sent_bytes)} sent")
+    return tuple(figures)
+
+
+def _last_step(rounds: Sequence[RoundStatus]) -> tuple[str, ...]:
+    """Of a chain, in which a round is a step."""
+    if not rounds:
+        return ()
+    figures = [f"step {rounds[-1].round} took {rounds[-1].seconds:.1f} s"]
+    # Its figures come a moment later.
+    told = next((each.figures for each in reversed(rounds) if "stages" in each.figures), {})
+    if (num_stages := int(told.get("stages", 0))) > 1:
+        figures += [
+            f"{num_stages} stages",
+            f"they waited {told.get('waited', 0.0):.0%} of the time",
+        ]
+    elif num_stages:
+        figures.append("1 stage")
     return tuple(figures)
 
 

@@ -22,6 +22,10 @@ export function seatColour(seat) {
   return seat == null ? "var(--quiet)" : stageColour((seat % 7) + 1);
 }
 
+// What is told of a member with a whole model, and of a stage of a chain.
+const FACTS = ["Loss", "Cosine", "Gradient", "Memory", "At once", "Lease", "Rounds", "Late"];
+const STAGE_FACTS = ["Layers", "Step", "Waits", "Memory", "Lease"];
+
 export class Member {
   constructor() {
     this.badge = html("span", { class: "badge", "aria-hidden": "true" });
@@ -34,7 +38,7 @@ export class Member {
     this.fast = html("span", { class: "speed-own" });
     this.rate = html("dd");
     this.facts = new Map();
-    const facts = ["Loss", "Cosine", "Gradient", "Memory", "At once", "Lease", "Rounds", "Late"].map((name) => {
+    const facts = ["Layers", "Step", "Waits", ...FACTS].map((name) => {
       const value = html("dd");
       this.facts.set(name, value);
       return html("div", {}, html("dt", {}, name), value);
@@ -55,17 +59,20 @@ export class Member {
     );
   }
 
-  update({ member, fastest }) {
+  update({ member, fastest, isChain }) {
+    const { stage } = member;
+    const place = stage ? stage.number : member.seat;
     this.element.dataset.health = HEALTH[member.state] ?? "ready";
     this.element.dataset.peer = member.peer_id;
     this.element.dataset.state = member.state;
-    this.element.style.setProperty("--stage", seatColour(member.seat));
-    setText(this.badge, member.seat == null ? "·" : `${member.seat}`);
+    this.element.style.setProperty("--stage", seatColour(place));
+    setText(this.badge, place == null ? "·" : `${place}`);
     setText(this.name, member.name);
     setText(this.id, shortId(member.peer_id));
     setAttributes(this.id, { title: member.peer_id });
-    setText(this.state, STATES[member.state] ?? member.state);
-    const isBusy = member.state === "training" && member.batches > 0;
+    const standsBy = isChain && !stage && !member.reason && ["ready", "waiting"].includes(member.state);
+    setText(this.state, standsBy ? "stands by" : (STATES[member.state] ?? member.state));
+    const isBusy = !isChain && member.state === "training" && member.batches > 0;
     const done = Math.min(member.batches_done, member.batches);
     setText(this.doing, isBusy ? `${done} of ${member.batches} batches of round ${member.round + 1}` : member.round ? `has round ${member.round}` : "");
     this.doing.hidden = !this.doing.textContent;
@@ -75,10 +82,15 @@ export class Member {
       this.done.style.width = `${percent}%`;
       setAttributes(this.meter, { "aria-valuenow": percent });
     }
-    this.list.hidden = member.seat == null;
+    this.list.hidden = place == null;
+    this.list.classList.toggle("is-stage", isChain);
+    this.speed.hidden = isChain;
     setText(this.rate, member.tokens_per_second == null ? "–" : count(member.tokens_per_second));
     this.fast.style.width = `${fastest ? (100 * (member.tokens_per_second ?? 0)) / fastest : 0}%`;
     const said = {
+      Layers: stage && (stage.stop - stage.start === 1 ? `${stage.start}` : `${stage.start} to ${stage.stop - 1}`),
+      Step: stage && count(stage.step),
+      Waits: stage?.waited == null ? undefined : `${Math.round(100 * stage.waited)} %`,
       Loss: member.loss?.toFixed(4),
       Cosine: member.cosine?.toFixed(2),
       Gradient: member.gradient_norm?.toPrecision(3),
@@ -88,7 +100,11 @@ export class Member {
       Rounds: member.num_rounds,
       Late: member.num_late,
     };
-    for (const [name, value] of this.facts) setText(value, `${said[name] ?? "–"}`);
+    const told = isChain ? STAGE_FACTS : FACTS;
+    for (const [name, value] of this.facts) {
+      setText(value, `${said[name] ?? "–"}`);
+      value.parentElement.hidden = !told.includes(name);
+    }
     this.facts.get("Late").classList.toggle("is-warned", member.num_late > 0);
     setText(this.versions, ["torch", "transformers"].flatMap((name) => (member.versions[name] ? [`${name} ${member.versions[name]}`] : [])).join(" · "));
     this.versions.hidden = !this.versions.textContent;

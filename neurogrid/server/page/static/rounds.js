@@ -6,6 +6,10 @@ import { seatColour } from "./members.js";
 
 const MAX_ROWS = 8;
 
+/** What the columns of the table are, and those of a chain's. */
+export const ROUND_HEADS = ["Round", "Took", "Loss", "Held-out", "Took part", "Late", "Sent"];
+export const STEP_HEADS = ["Step", "Took", "Loss", "Held-out", "Stages", "Waited"];
+
 /** A table with a row for each seat and a column for each round; the seconds that each took stand above. */
 export function drawGrid(table, rounds) {
   const seats = [...new Set(rounds.flatMap((one) => [...one.seats, ...one.late]))].sort((one, other) => one - other);
@@ -35,20 +39,23 @@ export class Round {
     this.element = html("tr", {}, ...this.cells);
   }
 
-  update(round) {
+  update({ round, isChain }) {
     const named = (seats) => seats.map((seat) => round.names[seat] ?? `member ${seat}`).join(", ");
-    const { loss, eval_loss: held } = round.figures;
+    const { loss, eval_loss: held, stages, waited } = round.figures;
     const texts = [
       `${round.round}`,
       duration(round.seconds),
       loss?.toFixed(4) ?? "–",
       held?.toFixed(4) ?? "–",
-      named(round.seats),
-      named(round.late) || "nobody",
-      round.sent_bytes ? bytes(round.sent_bytes) : "–",
+      ...(isChain
+        ? [`${stages ?? "–"}`, waited == null ? "–" : `${Math.round(100 * waited)} %`]
+        : [named(round.seats), named(round.late) || "nobody", round.sent_bytes ? bytes(round.sent_bytes) : "–"]),
     ];
-    texts.forEach((text, index) => setText(this.cells[index], text));
-    this.cells[5].classList.toggle("is-warned", round.late.length > 0);
+    this.cells.forEach((cell, index) => {
+      setText(cell, texts[index] ?? "");
+      cell.hidden = index >= texts.length;
+    });
+    this.cells[5].classList.toggle("is-warned", !isChain && round.late.length > 0);
   }
 }
 

@@ -6,7 +6,7 @@ import { KeyedList, byId, html, setAttributes, setText } from "./dom.js";
 import { clock, count, duration, perSecond, remaining } from "./format.js";
 import { Entry } from "./log.js";
 import { Member } from "./members.js";
-import { Round, drawGrid, newest } from "./rounds.js";
+import { ROUND_HEADS, Round, STEP_HEADS, drawGrid, newest } from "./rounds.js";
 import { always } from "./storage.js";
 
 const INTERVAL = 1000;
@@ -92,7 +92,7 @@ function drawCurves() {
 // ---------------------------------------------------------------- the run
 
 const members = new KeyedList(byId("members"), ({ member }) => member.peer_id, () => new Member());
-const rounds = new KeyedList(byId("rounds-body"), (round) => round.round, () => new Round());
+const rounds = new KeyedList(byId("rounds-body"), ({ round }) => round.round, () => new Round());
 const log = new KeyedList(byId("log"), ({ event }) => `${event.number} ${event.at}`, () => new Entry());
 const alarms = new KeyedList(byId("alarms"), (alarm) => `${alarm.kind} ${alarm.seat}`, () => new Line("notice"));
 const checkpoints = new KeyedList(byId("checkpoints"), (one) => one.step, () => new Line("checkpoint"));
@@ -115,10 +115,15 @@ function showProgress() {
     byId("progress-done").style.width = `${100 * status.part}%`;
     setAttributes(byId("progress"), { "aria-valuenow": percent });
   }
-  const parts = [`Round ${count(status.round)}`, `step ${count(status.step)}`, `${count(status.tokens)} tokens`, `${duration(status.seconds)} so far`];
+  const steps = status.is_chain ? [`Step ${count(status.step)}`] : [`Round ${count(status.round)}`, `step ${count(status.step)}`];
+  const parts = [...steps, `${count(status.tokens)} tokens`, `${duration(status.seconds)} so far`];
   if (status.phase === "training" && status.remaining_seconds) parts.push(remaining(status.remaining_seconds));
   if (hasPart) parts.push(`${Math.floor(100 * status.part)} %`);
   setText(byId("progress-text"), parts.join(" · "));
+}
+
+function takesPart(member) {
+  return (status.is_chain ? member.stage : member.seat) != null;
 }
 
 function showFigures() {
@@ -127,10 +132,11 @@ function showFigures() {
   setText(byId("loss-note"), first != null && status.loss != null ? `at first ${first.toFixed(3)}` : "");
   setText(byId("eval-loss"), status.eval_loss?.toFixed(3) ?? "–");
   const held = lines.findLast((line) => line.eval_loss != null);
-  setText(byId("eval-note"), held ? `after round ${count(held.round)}` : "not yet");
+  setText(byId("eval-note"), held ? `after ${status.is_chain ? "step" : "round"} ${count(held.round)}` : "not yet");
   setText(byId("rate"), status.tokens_per_second ? (status.tokens_per_second >= 1000 ? count(status.tokens_per_second) : perSecond(status.tokens_per_second)) : "–");
-  const there = status.members.filter((one) => one.seat != null && one.state !== "away");
-  setText(byId("rate-note"), `of ${there.length} member${there.length === 1 ? "" : "s"}`);
+  const what = status.is_chain ? "stage" : "member";
+  const there = status.members.filter((one) => takesPart(one) && one.state !== "away");
+  setText(byId("rate-note"), `of ${there.length} ${what}${there.length === 1 ? "" : "s"}`);
   const samples = status.samples;
   if (samples) {
     const all = samples.available + samples.assigned + samples.used;
@@ -150,14 +156,28 @@ function showVerdict() {
 function showRounds() {
   const shown = status.rounds;
   setText(byId("round-count"), status.round ? count(status.round) : "");
-  for (const id of ["grid", "grid-key", "rounds"]) byId(id).hidden = !shown.length;
+  // Of a chain each step has all that there is: who took part says nothing.
+  for (const id of ["rounds-scroll", "grid", "grid-key"]) byId(id).hidden = !shown.length || status.is_chain;
+  byId("rounds").hidden = !shown.length;
   byId("no-rounds").hidden = shown.length > 0;
   if (!shown.length) return;
   const scroll = byId("rounds-scroll");
   const isAtEnd = scroll.scrollLeft + scroll.clientWidth >= scroll.scrollWidth - 4;
-  drawGrid(byId("grid"), shown);
+  if (!status.is_chain) drawGrid(byId("grid"), shown);
   if (isAtEnd) scroll.scrollLeft = scroll.scrollWidth;
-  rounds.update(newest(shown));
+  rounds.update(newest(shown).map((round) => ({ round, isChain: status.is_chain })));
+}
+
+/** What a chain has are stages and steps, where other runs have members and rounds. */
+function showNames(isChain) {
+  setText(byId("member-title"), isChain ? "Stages" : "Members");
+  setText(byId("round-title"), isChain ? "Steps" : "Rounds");
+  setText(byId("no-rounds"), isChain ? "No step yet." : "No round yet.");
+  const heads = isChain ? STEP_HEADS : ROUND_HEADS;
+  [...byId("round-heads").children].forEach((head, index) => {
+    setText(head, heads[index] ?? "");
+    head.hidden = index >= heads.length;
+  });
 }
 
 let drawnRound = "";
@@ -173,8 +193,9 @@ function draw() {
   showVerdict();
   alarms.update(status.alarms);
   const fastest = Math.max(0, ...status.members.map((one) => one.tokens_per_second ?? 0));
-  members.update(status.members.map((member) => ({ member, fastest })));
-  setText(byId("member-count"), `${status.members.filter((one) => one.seat != null).length || ""}`);
+  members.update(status.members.map((member) => ({ member, fastest, isChain: status.is_chain })));
+  setText(byId("member-count"), `${status.members.filter(takesPart).length || ""}`);
+  showNames(status.is_chain);
   byId("no-members").hidden = status.members.length > 0;
   const last = status.rounds.at(-1);
   const now = `${last?.round} ${last?.figures.loss} ${last?.figures.eval_loss} ${status.rounds.length}`;
@@ -183,7 +204,7 @@ function draw() {
     showRounds();
   }
   const kept = status.checkpoints.slice(-4).reverse();
-  checkpoints.update(kept.map((one) => ({ step: one.step, text: `step ${count(one.step)}, after round ${one.round}, at ${clock(one.at)}` })));
+  checkpoints.update(kept.map((one) => ({ step: one.step, text: `step ${count(one.step)}, ${status.is_chain ? "" : `after round ${one.round}, `}at ${clock(one.at)}` })));
   byId("no-checkpoints").hidden = kept.length > 0;
   log.update(status.events.slice(-MAX_LOG).reverse().map((event) => ({ event })));
   byId("no-log").hidden = status.events.length > 0;

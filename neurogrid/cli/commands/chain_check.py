@@ -1,0 +1,166 @@
+"""What `neurogrid train check` says of a run whose model lies in a chain of stages."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neurogrid.errors import ConfigurationError
+from neurogrid.planner import format_bytes
+
+if TYPE_CHECKING:
+    from neurogrid.training.runs.run_file import RunFile
+    from neurogrid.training.stages.chain_estimate import (
+        ChainEstimate,
+        ChainNumbers,
+        StageEstimate,
+    )
+
+__all__ = ["chain_lines", "span_of"]
+
+
+def chain_lines(
+    run: RunFile, model: Path, num_samples: int | None, options: argparse.Namespace
+) -> list[str]:
+    """What the run will take, in lines.
+
+    Args:
+        run: with what its data have.
+        model: where that is.
+        num_samples: of the data; None where it is not known.
+        options: of `neurogrid train check`.
+
+    Raises:
+        ConfigurationError: the model does not fit into the members; says what would do.
+    """
+    from neurogrid.training.leading.chain_numbers import chain_numbers
+    from neurogrid.training.stages.chain_estimate import estimate_chain
+
+    numbers = chain_numbers(model, run.adapter)
+    lent = list(options.memory) or [run.members.memory] * bool(run.members.memory)
+    if len(lent) == 1:
+        lent *= run.layout.stages
+    try:
+        told = estimate_chain(
+            run,
+            numbers,
+            lent=lent,
+            num_samples=num_samples,
+            speeds=[speed / run.data.sequence_length for speed in options.speed],
+            bytes_per_second=options.bandwidth,
+        )
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{exc}{_would_do(run, numbers, lent)}") from exc
+    return list(_lines(run, numbers, told, lent))
+
+
+def _lines(
+    run: RunFile, numbers: ChainNumbers, told: ChainEstimate, lent: list[int]
+) -> Iterator[str]:
+    """An estimate, for people.
+
+    Args:
+        lent: bytes that the member of each stage lends; empty where that is not known.
+    """
+    num_stages, has_adapter = len(told.stages), run.adapter.r > 0
+    yield f"what it takes, in {_counted(num_stages, 'stage')}"
+    beside = f" of an adapter, beside {numbers.num_parameters:,} that are not"
+    yield f"parameters   {told.num_learning:,} that are trained{beside if has_adapter else ''}"
+    for number, stage in enumerate(told.stages, 1):
+        yield f"{f'stage {number}':<12} {_layers(stage)}, {_memory(run, stage)}"
+    if lent and (tight := [n for n, s in enumerate(told.stages) if s.memory_bytes > lent[n]]):
+        names = " and ".join(f"stage {n + 1}" for n in tight)
+        yield (
+            f"             {names} may take more than its member lends: smaller micro-batches ([layout] "
+            "micro_batches) and [layout] recompute make that less"
+        )
+    spare = (
+        ""
+        if run.members.max <= num_stages
+        else "; others stand by, and take the place of one that is lost"
+    )
+    yield f"members      {_counted(num_stages, 'member')}, one for each stage{spare}"
+    tokens = told.samples * run.data.sequence_length
+    waiting = f", stages wait for others {told.bubble:.0%} of the time" if num_stages > 1 else ""
+    yield (
+        f"a step       {told.samples:,} samples ({tokens:,} tokens) in {_counted(told.micro_batches, 'micro-batch')}"
+        f"{waiting}"
+    )
+    if num_stages > 1:
+        yield (
+            f"bytes        {format_bytes(told.boundary_bytes)} to the next stage in a step, and as many back"
+        )
+    if told.tied_bytes:
+        yield (
+            f"             {format_bytes(told.tied_bytes)} from the first stage to the last, and as many back: the "
+            "gradient of what is tied"
+        )
+    every = run.layout.steps_between_states(has_adapter=has_adapter)
+    yield (
+        f"state        {format_bytes(told.state_bytes)} come to the leader after "
+        f"{'each step' if every == 1 else f'every {every:,} steps'}"
+    )
+    if told.num_steps is not None:
+        yield f"steps        {told.num_steps:,}"
+    yield from _time(told)
+
+
+def _would_do(run: RunFile, numbers: ChainNumbers, lent: list[int]) -> str:
+    """How many stages would, of members that lend the same; empty where none would."""
+    from neurogrid.training.runs.run_file.stage_sections import MAX_STAGES
+    from neurogrid.training.stages.chain_estimate import rooms_of, stage_sizes
+    from neurogrid.training.stages.cutting import cut_layers
+
+    sizes = stage_sizes(run, numbers)
+    least = min(lent, default=0)
+    for num_stages in range(run.layout.stages + 1, min(len(numbers.layers), MAX_STAGES) + 1):
+        try:
+            cut_layers(sizes, rooms_of([least] * num_stages))
+        except ConfigurationError:
+            continue
+        return f". {num_stages} stages would do, of {format_bytes(least)} each"
+    return ""
+
+
+def _layers(stage: StageEstimate) -> str:
+    last = stage.stop - 1
+    return f"layer {last}" if stage.start == last else f"layers {stage.start} to {last}"
+
+
+def _memory(run: RunFile, stage: StageEstimate) -> str:
+    copies = f", {format_bytes(stage.copies)} for copies in bfloat16" if stage.copies else ""
+    under_way = _counted(stage.under_way, "micro-batch")
+    whole = f"the inputs of {under_way}, and one of them" if run.layout.recompute else under_way
+    return (
+        f"about {format_bytes(stage.memory_bytes)}: {format_bytes(stage.weights)} for weights, "
+        f"{format_bytes(stage.gradients)} for gradients, {format_bytes(stage.optimizer)} for the optimiser{copies}, "
+        f"{format_bytes(stage.activations)} for {whole} under way, the rest for Python and torch"
+    )
+
+
+def _time(told: ChainEstimate) -> Iterator[str]:
+    if told.compute_seconds is not None:
+        sending = "and sending beside it, by its bandwidth (--bandwidth)"
+        if told.send_seconds is not None:
+            sending = f"and {told.send_seconds:.1f} s sending beside it"
+        if told.tied_seconds:
+            sending += f", then {told.tied_seconds:.1f} s for what is tied"
+        yield f"time         a step takes {told.compute_seconds:.1f} s computing, {sending}"
+    if told.step_seconds is not None and told.num_steps is not None:
+        yield f"             {span_of(told.num_steps * told.step_seconds)} in all"
+
+
+def _counted(number: int, what: str) -> str:
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
+def span_of(seconds: float) -> str:
+    """A time span for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
