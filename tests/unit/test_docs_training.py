@@ -14,13 +14,20 @@ from neurogrid.training.runs.run_file.run_file import SECTIONS
 from neurogrid.training.runs.run_file.values import written
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "training.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "training.md",
+    ROOT / "docs" / "training-stages.md",
+]
 EXAMPLE = ROOT / "examples" / "run.toml"
 REFERENCE = ROOT / "docs" / "reference" / "run-file.md"
 
 
-def test_the_example_trains_on_what_is_in_a_clone() -> None:
-    assert (ROOT / parse_run_file(EXAMPLE.read_text()).data.path).is_dir()
+@pytest.mark.parametrize("name", ["run", "stages", "adapter"])
+def test_the_examples_train_on_what_is_in_a_clone(name: str) -> None:
+    run = parse_run_file((ROOT / "examples" / f"{name}.toml").read_text())
+    assert (ROOT / run.data.path).is_dir()
+    assert run.is_chain == (name != "run")
 
 
 def test_the_example_is_one_that_check_takes() -> None:
@@ -79,9 +86,10 @@ def test_keys_that_are_named_exist(page: Path) -> None:
     assert [each for each in named if each not in keys] == []
 
 
-def test_defaults_that_the_page_of_training_tells_are_so() -> None:
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_defaults_that_the_pages_of_training_tell_are_so(page: Path) -> None:
     rows = re.findall(
-        r"^\| `\[(\w+)\] (\w+)` \| ([\w.]+)(?: s)? \|", PAGES[1].read_text(), re.MULTILINE
+        r"^\| `\[(\w+)\] (\w+)` \| ([\w.]+)(?: s)? \|", page.read_text(), re.MULTILINE
     )
     assert len(rows) > 5
     defaults = {

@@ -214,7 +214,37 @@ HOUSE = (
         TORCH | {"trio", "msgpack"},
         COMMAND_LINE,
     ),
-    training(".checkpoints", frozenset({"trio", "torch", "safetensors"})),
+    # Pure: no clock, no socket, no torch.
+    training(".stages.schedule", frozenset()),
+    # Pure: where a model is cut, and what that takes.
+    training(".stages.cutting", frozenset()),
+    training(".stages.chain_estimate", frozenset()),
+    # Pure: what the learner of a stage is told.
+    training(".stages.stage_settings", frozenset()),
+    # Layers and their optimiser; of peers they know nothing.
+    Room(
+        "neurogrid.training.stages.lora",
+        COMMON | {"neurogrid.model"},
+        frozenset({"torch", "safetensors", "peft"}),
+        COMMAND_LINE,
+    ),
+    Room(
+        "neurogrid.training.stages.stage_learner",
+        COMMON | {"neurogrid.model"},
+        frozenset({"torch"}),
+        COMMAND_LINE,
+    ),
+    # A child process and its owner, as a trainer is.
+    training(".stages.tensor_frames", frozenset({"torch"})),
+    training(".stages.stage_program", frozenset({"torch", "safetensors"})),
+    training(".stages.stage_process", frozenset({"trio"})),
+    training(".stages", frozenset()),
+    Room(
+        "neurogrid.training.checkpoints",
+        COMMON | {"neurogrid.model"},
+        frozenset({"trio", "torch", "transformers", "safetensors"}),
+        COMMAND_LINE,
+    ),
     # What a run is, without its network: no clock, no socket, no torch.
     training(".runs.projection", frozenset()),
     training(".runs.resources", frozenset()),
@@ -253,9 +283,30 @@ HOUSE = (
         COMMAND_LINE,
     ),
     training(".leading.model_numbers", frozenset({"torch", "transformers", "huggingface_hub"})),
+    training(".leading.round_figures", frozenset()),
+    training(".leading.chain_state", frozenset({"trio"})),
+    # What stages begin with, and what becomes of what they have learned: models in files.
+    Room(
+        "neurogrid.training.leading.chain_weights",
+        COMMON | {"neurogrid.p2p", "neurogrid.model"},
+        frozenset({"torch", "safetensors"}),
+        COMMAND_LINE,
+    ),
+    Room(
+        "neurogrid.training.leading.chain_keeper",
+        COMMON | {"neurogrid.p2p", "neurogrid.node", "neurogrid.model"},
+        frozenset({"trio", "torch", "safetensors", "transformers"}),
+        COMMAND_LINE,
+    ),
+    Room(
+        "neurogrid.training.leading.chain_numbers",
+        COMMON | {"neurogrid.model"},
+        frozenset({"torch"}),
+        COMMAND_LINE,
+    ),
     Room(
         "neurogrid.training.leading",
-        COMMON | {"neurogrid.p2p", "neurogrid.node", "neurogrid.fleet"},
+        COMMON | {"neurogrid.p2p", "neurogrid.node", "neurogrid.fleet", "neurogrid.model"},
         frozenset({"trio", "torch"}),
         COMMAND_LINE,
     ),
