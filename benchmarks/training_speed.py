@@ -32,14 +32,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from neurogrid.training.data.dealing import Dealer
 from neurogrid.training.data.preparing import prepare
 from neurogrid.training.data.slices import open_slice, read_manifest, slice_path
+from neurogrid.training.runs.run_file import InnerSection
 from neurogrid.training.testnet.plan import LEADER
 from neurogrid.training.testnet.processes import Processes, ProcessSettings
-from neurogrid.training.trainer import InnerSettings
 
 SOURCE = Path(__file__).parents[1] / "neurogrid"
 LENGTH = 256  # tokens of a sample
 BATCH, UNEVEN_BATCH = 8, 4  # samples of a batch
-INNER = InnerSettings(lr=1e-3, schedule="constant")
+INNER = InnerSection(lr=1e-3, schedule="constant")
 CONFIG = LlamaConfig(
     vocab_size=2048,
     hidden_size=256,

@@ -1,0 +1,129 @@
+"""Does a run in stages end with the same bits when its stages are killed, and how soon does it go on?
+
+    python benchmarks/chain_kills.py [--kills 20] [--adapter] [--stages 2] [--seed 0] [--no-file]
+
+Two runs of the same file: in one nobody is killed; in the other kill -9 hits a worker that is a stage, chosen by
+chance, again and again, while one more worker stands by and the killed one is started again. All are processes over
+127.0.0.1. Compared are the weights of the last checkpoint, and the loss of each step; measured is the time from a kill
+to the next step of the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from report import spread, table, write_report
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.e2e.training.run_processes import RUN_FILE, RunProcesses, open_run, used_samples
+from tests.ports import free_port
+
+CHAIN = """
+[stop]
+steps = {steps}
+[layout]
+stages = {stages}
+state_every = {state_every}
+[outer]
+grace = 5
+[eval]
+every = 0
+[checkpoints]
+every = 1000000
+"""
+ADAPTER = "[adapter]\nr = 4\n"
+# Between two kills, steps; and as long for the run that it outlives them all.
+MOST_STEPS_BETWEEN = 8
+STEPS_OF_A_KILL = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--adapter", action="store_true", help="learn an adapter, not all weights")
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-file", action="store_true")
+    options = parser.parse_args()
+    text = RUN_FILE + CHAIN.format(
+        steps=options.kills * STEPS_OF_A_KILL,
+        stages=options.stages,
+        state_every=1 if options.adapter else 10,
+    )
+    text += ADAPTER if options.adapter else ""
+    names = [f"worker-{number}" for number in range(options.stages)]
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, losses, _ = train(Path(folder) / "undisturbed", text, names)
+        got, others, seconds = train(
+            Path(folder) / "killed",
+            text,
+            [*names, "spare"],
+            num_kills=options.kills,
+            seed=options.seed,
+        )
+    assert wanted.keys() == got.keys()
+    tensors = sum(not torch.equal(got[name], wanted[name]) for name in wanted)
+    row = [
+        "an adapter" if options.adapter else "all weights",
+        str(options.stages),
+        str(len(seconds)),
+        spread(seconds).show(2),
+        f"{tensors} of {len(wanted)}",
+        f"{sum(a != b for a, b in zip(losses, others, strict=True))} of {len(losses)}",
+    ]
+    header = ["learned", "stages", "kills", "to the next step, s", "tensors that differ"]
+    body = table([*header, "losses that differ"], [row])
+    if options.no_file:
+        print(body)
+    else:
+        name = "chain-kills-adapter" if options.adapter else "chain-kills"
+        write_report(name, (__doc__ or "").partition("\n")[0], body)
+
+
+def train(
+    directory: Path, text: str, names: list[str], *, num_kills: int = 0, seed: int = 0
+) -> tuple[dict[str, Tensor], list[float], list[float]]:
+    """Lead a run to its end: what it has learned, the loss of each step, and seconds from each kill to the next."""
+    directory.mkdir()
+    with open_run(directory, free_port(), text) as run:
+        run.lead()
+        for name in names:
+            run.join(name)
+        seconds = kill_stages(run, num_kills, random.Random(seed))
+        checkpoint = run.end()
+        assert set(used_samples(run.run).values()) == {1}
+        (file,) = checkpoint.glob("*model.safetensors")
+        return load_file(file), [each["loss"] for each in run.figures()], seconds
+
+
+def kill_stages(run: RunProcesses, num_kills: int, rng: random.Random) -> list[float]:
+    """Kill stages by chance; seconds from each kill to the next step."""
+    seconds: list[float] = []
+    while len(seconds) < num_kills:
+        run.wait_round(run.rounds() + rng.randint(1, MOST_STEPS_BETWEEN))
+        time.sleep(0.1 * rng.random())
+        name = rng.choice(stages_of(run))
+        before = run.rounds()
+        run.kill(name)
+        began = time.monotonic()
+        run.join(name)
+        run.wait_round(before + 1)
+        seconds.append(time.monotonic() - began)
+    return seconds
+
+
+def stages_of(run: RunProcesses) -> list[str]:
+    """Who is a stage, by the leader's words."""
+    lines = [line for line in run.log.splitlines() if line.startswith("stages: ")]
+    told = lines[-1].removeprefix("stages: ").split(", ")
+    return [each.partition(" has layers")[0] for each in told]
+
+
+if __name__ == "__main__":
+    main()
