@@ -91,7 +91,9 @@ def test_a_run_is_seen_while_it_goes_on(tmp_path: Path) -> None:
         assert verdict["num_members"] == 3  # the leader, too
         figures = ask(url, "/v1/training/metrics")["metrics"]
         assert figures[0]["round"] == 1
-        assert figures[-1]["loss"] < figures[0]["loss"]
+        # A round that is decided before its members have told of it has no loss of its own: the next one's has it.
+        losses = [each["loss"] for each in figures if "loss" in each]
+        assert losses[-1] < losses[0]
         journal = ask(url, "/v1/training/journal?most=1000")["entries"]
         assert [entry["line"] for entry in journal] == list(range(1, len(journal) + 1))
         assert {"run", "joined", "began", "dealt", "round"} <= {entry["kind"] for entry in journal}
