@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 __all__ = [
+    "CONFIGS",
     "LATEST",
     "MEMBERS",
     "OUTER",
@@ -17,6 +18,9 @@ __all__ = [
     "name_of",
     "step_of",
 ]
+
+CONFIGS: Final = ("config.json", "adapter_config.json")
+"""One of these a checkpoint has: of a model, or of an adapter of PEFT."""
 
 LATEST: Final = "latest"
 TRAINING: Final = "training"

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from neurogrid.errors import CheckpointError
 from neurogrid.training.checkpoints.places import (
+    CONFIGS,
     LATEST,
     MEMBERS,
     OUTER,
@@ -86,7 +87,7 @@ def read_checkpoint(path: Path) -> RunCheckpoint:
     """
     path = path.resolve()
     step = step_of(path)
-    if step is None or not (path / "config.json").is_file():
+    if step is None or not any((path / name).is_file() for name in CONFIGS):
         raise CheckpointError(f"{path}: is no checkpoint of a run; one is called step-N")
     members = {}
     for file in (path / TRAINING / MEMBERS).glob("*.safetensors"):

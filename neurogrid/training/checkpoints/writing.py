@@ -15,7 +15,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import trio
@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from neurogrid.errors import CheckpointError, ConfigurationError
 from neurogrid.training.checkpoints.places import (
+    CONFIGS,
     LATEST,
     MEMBERS,
     OUTER,
@@ -36,9 +37,6 @@ from neurogrid.training.checkpoints.places import (
 from neurogrid.training.checkpoints.reading import checkpoints_of, latest_checkpoint
 
 __all__ = ["CheckpointDraft", "new_checkpoint", "prune"]
-
-# Of a model, and of an adapter of PEFT.
-_CONFIGS: Final = ("config.json", "adapter_config.json")
 
 
 class CheckpointDraft:
@@ -118,7 +116,7 @@ class CheckpointDraft:
         Raises:
             CheckpointError: it has no model, or it cannot be written. The ones before are whole.
         """
-        has_config = any((self.path / name).is_file() for name in _CONFIGS)
+        has_config = any((self.path / name).is_file() for name in CONFIGS)
         if not has_config or not any(self.path.glob("*.safetensors")):
             raise CheckpointError(f"{self._final}: no model was written to this checkpoint")
         with self._writing():

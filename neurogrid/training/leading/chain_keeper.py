@@ -17,7 +17,12 @@ from transformers import AutoModelForCausalLM
 from neurogrid.errors import CheckpointError, ConfigurationError, NeuroGridError
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.foreign import quiet_transformers
-from neurogrid.training.checkpoints import latest_checkpoint, new_checkpoint, prune
+from neurogrid.training.checkpoints import (
+    latest_checkpoint,
+    new_checkpoint,
+    prune,
+    read_checkpoint,
+)
 from neurogrid.training.leading.chain_state import ChainState
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress
@@ -127,15 +132,22 @@ class ChainKeeper:
             return
         self._journal.append(CheckpointEntry(step=step, round=step))
 
-    def finish(self) -> Path:
+    def has_checkpoint(self, step: int) -> bool:
+        """Whether the latest checkpoint is of this step."""
+        path = latest_checkpoint(self._directory.checkpoints)
+        return path is not None and int(read_checkpoint(path).state["round"]) == step
+
+    def finish(self, step: int) -> Path:
         """The last checkpoint.
 
         Raises:
             CheckpointError: it was not written.
         """
         path = latest_checkpoint(self._directory.checkpoints)
-        if path is None:
-            raise CheckpointError("the run has ended, and no checkpoint could be written")
+        if path is None or not self.has_checkpoint(step):
+            raise CheckpointError(
+                f"the run has ended, and the checkpoint after step {step} could not be written: --resume writes it"
+            )
         return path
 
     def _write_model(self, directory: Path, kept: ChainState) -> None:

@@ -240,6 +240,9 @@ class ChainLeader:
                 self._begin()
                 while not self._is_over:
                     await self._go_on()
+                # A leader that died after it had kept the last state has yet to make it a checkpoint.
+                if not self._keeper.has_checkpoint(self._state.step):
+                    await self._keeper.write_checkpoint(self._state, self._machine.state)
                 await self._members.dismiss_all(self._machine.state.reason or "the run is over")
                 nursery.cancel_scope.cancel()
 

@@ -168,7 +168,7 @@ async def lead_chain(settings: LeaderSettings, progress: LeaderProgress, board: 
                 nursery.start_soon(keep_local_workers, settings, exchange)
             await leader.run()
             nursery.cancel_scope.cancel()
-        return keeper.finish()
+        return keeper.finish(kept.step)
 
 
 def _begun_with(model: Path, config: dict[str, Any], run: RunFile, directory: RunDirectory) -> Path:

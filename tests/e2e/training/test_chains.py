@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -227,6 +228,23 @@ def test_the_leader_is_killed_and_comes_back(
         assert set(used_samples(run.run).values()) == {1}
 
 
+def test_a_last_checkpoint_that_is_missing_is_written_by_a_leader_that_comes_back(
+    tmp_path: Path, undisturbed: dict[str, Tensor]
+) -> None:
+    """It died after it had kept the last state. Nobody needs to join for that."""
+    with open_run(tmp_path, free_port(), CHAIN) as run:
+        run.lead()
+        run.join("one")
+        run.join("two")
+        last = run.end()
+        shutil.rmtree(last)
+        (last.parent / "latest").unlink()
+        (last.parent / "latest").symlink_to("step-10")
+        run.lead("--resume")
+        assert run.end() == last
+        assert_same_bits(weights_of(run.run), undisturbed)
+
+
 def test_fewer_stages_go_on_where_nobody_takes_the_place(
     tmp_path: Path, undisturbed: dict[str, Tensor]
 ) -> None:
@@ -344,5 +362,8 @@ def test_an_adapter_is_trained(tmp_path: Path, quantize: str) -> None:
                 )
             assert loss.item() == pytest.approx(figures[-1]["eval_loss"], abs=off)
         assert figures[-1]["eval_loss"] < figures[7]["eval_loss"]
+        # It has ended, and says so.
+        run.lead("--resume")
+        assert run.end().name == f"step-{NUM_STEPS}"
         told = json.loads((run.run / "checkpoints" / "latest" / "adapter_config.json").read_text())
         assert (told["r"], told["peft_type"]) == (4, "LORA")
