@@ -284,22 +284,22 @@ HOUSE = (
     ),
     training(".leading.model_numbers", frozenset({"torch", "transformers", "huggingface_hub"})),
     training(".leading.round_figures", frozenset()),
-    training(".leading.chain_state", frozenset({"trio"})),
+    training(".leading.chains.state", frozenset({"trio"})),
     # What stages begin with, and what becomes of what they have learned: models in files.
     Room(
-        "neurogrid.training.leading.chain_weights",
+        "neurogrid.training.leading.chains.weights",
         COMMON | {"neurogrid.p2p", "neurogrid.model"},
         frozenset({"torch", "safetensors"}),
         COMMAND_LINE,
     ),
     Room(
-        "neurogrid.training.leading.chain_keeper",
+        "neurogrid.training.leading.chains.keeper",
         COMMON | {"neurogrid.p2p", "neurogrid.node", "neurogrid.model"},
         frozenset({"trio", "torch", "safetensors", "transformers"}),
         COMMAND_LINE,
     ),
     Room(
-        "neurogrid.training.leading.chain_numbers",
+        "neurogrid.training.leading.chains.numbers",
         COMMON | {"neurogrid.model"},
         frozenset({"torch"}),
         COMMAND_LINE,

@@ -35,7 +35,7 @@ def chain_lines(
     Raises:
         ConfigurationError: the model does not fit into the members; says what would do.
     """
-    from neurogrid.training.leading.chain_numbers import chain_numbers
+    from neurogrid.training.leading.chains.numbers import chain_numbers
     from neurogrid.training.stages.chain_estimate import estimate_chain
 
     numbers = chain_numbers(model, run.adapter)

@@ -5,18 +5,12 @@ model_numbers    how large a model is, from its config alone
 facts            what all members of a run are told alike
 opening          what any leader opens: rules, journal, workers of this machine
 lead             opens all that a leader needs
-lead_chain       the same, where the model lies in a chain of stages
 data             the data, where the leader has them
 sources          nodes that have them, too
 data_node        one of those
 hiring           workers that are asked, started, and kept
 leader           members, orders, the group
-chain_leader     arrangements of members as stages, and steps
-chain_members    its workers: asked, started, listened to
-chain_weights    what stages begin with
-chain_numbers    how large they are, from a config alone
-chain_state      what is kept of them on the way
-chain_keeper     journal, figures, checkpoints, of a chain
+chains/          the same of a model that lies in a chain of stages
 group_watch      whether that can still decide
 digests          of weights: whether all members have the same
 waiting          for members: said, and not for ever

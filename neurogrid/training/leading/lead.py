@@ -22,10 +22,10 @@ from neurogrid.training.checkpoints import RunCheckpoint
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
+from neurogrid.training.leading.chains.lead import lead_chain
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.keeper import Keeper
-from neurogrid.training.leading.lead_chain import lead_chain
 from neurogrid.training.leading.leader import GroupLostError, Leader
 from neurogrid.training.leading.model_data import first_data
 from neurogrid.training.leading.model_numbers import read_config

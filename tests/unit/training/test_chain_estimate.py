@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from neurogrid.errors import ConfigurationError, UnsupportedModelError
-from neurogrid.training.leading.chain_numbers import chain_numbers
+from neurogrid.training.leading.chains.numbers import chain_numbers
 from neurogrid.training.runs.estimate import BASE_BYTES
 from neurogrid.training.runs.run_file import InnerSection, RunFile, parse_run_file
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection, LayoutSection

@@ -15,7 +15,7 @@ from neurogrid.p2p.memory import open_memory_network
 from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.data.blob_files import OfferedFiles, fetch_file
 from neurogrid.training.data.blobs import Providers
-from neurogrid.training.leading.chain_state import ChainState
+from neurogrid.training.leading.chains.state import ChainState
 
 TIMEOUT = 60.0
 # One has several chunks.

@@ -35,10 +35,10 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.p2p.trust import WORKER
 from neurogrid.p2p.wire import MessageType, TensorMessage
 from neurogrid.training.data.manifest import Manifest
-from neurogrid.training.leading.chain_keeper import ChainKeeper
-from neurogrid.training.leading.chain_members import ChainMembers, ChainWorker
-from neurogrid.training.leading.chain_state import ChainState
-from neurogrid.training.leading.chain_weights import ChainWeights
+from neurogrid.training.leading.chains.keeper import ChainKeeper
+from neurogrid.training.leading.chains.members import ChainMembers, ChainWorker
+from neurogrid.training.leading.chains.state import ChainState
+from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.data import LeaderSlices
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.hiring import HEARTBEAT

@@ -12,7 +12,7 @@ from neurogrid.model.files.checkpoint import Checkpoint
 from neurogrid.model.files.config import build_config
 from neurogrid.model.files.quantization import METHODS, CodesForm
 from neurogrid.model.stages.skeleton import build_on_meta, find_layers, num_decoder_layers
-from neurogrid.training.leading.chain_weights import codes_of
+from neurogrid.training.leading.chains.weights import codes_of
 from neurogrid.training.leading.model_numbers import read_config
 from neurogrid.training.runs.run_file.stage_sections import AdapterSection
 from neurogrid.training.stages.chain_estimate import ChainNumbers

@@ -23,7 +23,7 @@ from neurogrid.training.checkpoints import (
     prune,
     read_checkpoint,
 )
-from neurogrid.training.leading.chain_state import ChainState
+from neurogrid.training.leading.chains.state import ChainState
 from neurogrid.training.leading.round_figures import RoundFigures
 from neurogrid.training.leading.settings import LeaderProgress
 from neurogrid.training.runs.entries import CheckpointEntry, Entry

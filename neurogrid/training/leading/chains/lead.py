@@ -22,11 +22,11 @@ from neurogrid.p2p.transfer import Transfers
 from neurogrid.training.data.blob_files import PIECE_LIMITS, OfferedFiles
 from neurogrid.training.data.blobs import Providers, SliceStore
 from neurogrid.training.leading.board import RunBoard
-from neurogrid.training.leading.chain_keeper import ChainKeeper
-from neurogrid.training.leading.chain_leader import ChainLeader
-from neurogrid.training.leading.chain_numbers import chain_numbers
-from neurogrid.training.leading.chain_state import ChainState
-from neurogrid.training.leading.chain_weights import ChainWeights
+from neurogrid.training.leading.chains.keeper import ChainKeeper
+from neurogrid.training.leading.chains.leader import ChainLeader
+from neurogrid.training.leading.chains.numbers import chain_numbers
+from neurogrid.training.leading.chains.state import ChainState
+from neurogrid.training.leading.chains.weights import ChainWeights
 from neurogrid.training.leading.data import LeaderSlices, data_of
 from neurogrid.training.leading.facts import RunFacts
 from neurogrid.training.leading.model_data import first_data
